@@ -4,6 +4,7 @@ naive      all scores at once, in torch; the definition
 blockwise  tile by tile in torch, memory linear in the sequence
 native     torch's flash attention operators
 cudnn      cuDNN's attention, by torch's operators; a GPU
+flash      the flash-attn packages, versions 2, 3 and 4; a GPU
 triton     kernels that compute all tiles of a K/V block in one launch; a GPU, or Triton's interpreter
 """
 
@@ -15,6 +16,7 @@ from torch import Tensor
 
 from ringlab.blocks.blockwise import Blockwise
 from ringlab.blocks.cudnn import Cudnn
+from ringlab.blocks.flash import VERSIONS
 from ringlab.blocks.library import LibraryBlock
 from ringlab.blocks.naive import Naive
 from ringlab.blocks.native import Native
@@ -23,14 +25,13 @@ from ringlab.comm.protocol import Comm
 from ringlab.errors import BackendError
 
 _EVERYWHERE: tuple[Block, ...] = (Naive(), Blockwise(), Native())
-_ON_GPUS: tuple[Block, ...] = (Cudnn(),)
-_BLOCKS = {block.name: block for block in (*_EVERYWHERE, *_ON_GPUS)}
-_TRITON = "triton"
+_BLOCKS = {block.name: block for block in (*_EVERYWHERE, Cudnn())}
+_FLASH, _TRITON = "flash", "triton"
 
 AUTO = ("native", "blockwise")
 """The blocks that "auto" tries, in this order: the first that supports the tensors is taken.
 
-`cudnn` is not among them because nobody has measured it in a ring on a GPU yet. `triton` is not among them because
+`cudnn` and `flash` are not among them because nobody has measured them in a ring on a GPU yet. `triton` is not among them because
 it need not be the fastest.
 """
 
@@ -47,13 +48,13 @@ def available() -> tuple[str, ...]:
 def known() -> tuple[str, ...]:
     """Return the names of all block backends.
 
-    `triton` needs a GPU or Triton's interpreter, and does not support float64. `cudnn` needs a GPU, and
-    supports float16 and bfloat16.
+    `triton` needs a GPU or Triton's interpreter, and does not support float64. `cudnn` and `flash` need
+    a GPU, and support float16 and bfloat16.
 
     >>> known()
-    ('naive', 'blockwise', 'native', 'cudnn', 'triton')
+    ('naive', 'blockwise', 'native', 'cudnn', 'flash', 'triton')
     """
-    return (*_BLOCKS, _TRITON)
+    return (*_BLOCKS, _FLASH, _TRITON)
 
 
 def get_block(
@@ -75,8 +76,8 @@ def get_block(
     """
     both = (q,) if v is None else (q, v)
     if name == "auto":
-        name = next((each for each in AUTO if _fits(_named(each), both, requirements)), AUTO[-1])
-    block = _named(name) if isinstance(name, str) else name
+        name = next((each for each in AUTO if _fits(_named(each, both), both, requirements)), AUTO[-1])
+    block = _named(name, both) if isinstance(name, str) else name
     if not callable(getattr(block, "supports", None)):
         raise BackendError(f"a block among {', '.join(known())} or auto, or a block object", repr(block))
     if reason := _unsupported(block, both):
@@ -91,7 +92,7 @@ def get_block(
 
 
 def record_block(comm: Comm, asked: str | Block, chosen: Block, requirements: frozenset[str]) -> None:
-    """Record in the trace of `comm` which block computes, if it is not the block that the caller asked for.
+    """Record in the trace of `comm` which block computes, if its name is not the one that the caller asked for.
 
     asked: "auto", a name or a block object, as for `get_block`. chosen: the block that `get_block` returned.
 
@@ -105,12 +106,23 @@ def record_block(comm: Comm, asked: str | Block, chosen: Block, requirements: fr
     elif requirements and isinstance(chosen, LibraryBlock):
         needed = " and ".join(sorted(requirements))
         comm.record_choice(f"block='{chosen.name}' with {needed}", Blockwise.name)
+    elif isinstance(asked, str) and asked != chosen.name:
+        comm.record_choice(f"block='{asked}'", chosen.name)
 
 
-def _named(name: str) -> Block:
+def _named(name: str, tensors: tuple[Tensor, ...]) -> Block:
     if name not in known():
         raise BackendError(f"a block among {', '.join(known())} or auto", repr(name))
+    if name == _FLASH:
+        return _newest(tensors)
     return _triton() if name == _TRITON else _BLOCKS[name]
+
+
+def _newest(tensors: tuple[Tensor, ...]) -> Block:
+    """Return the newest version of flash-attn that supports these tensors, or else one that says why it does not."""
+    fitting = (block for block in VERSIONS if _unsupported(block, tensors) is None)
+    installed = (block for block in VERSIONS if block.missing() is None)
+    return next(fitting, None) or next(installed, None) or VERSIONS[-1]
 
 
 def _fits(block: Block, tensors: tuple[Tensor, ...], requirements: frozenset[str]) -> bool:
@@ -127,7 +139,7 @@ def _unsupported(block: Block, tensors: tuple[Tensor, ...]) -> str | None:
 def _remedy(tensors: tuple[Tensor, ...]) -> str:
     """Return the remedy for unsupported tensors: a block that supports them, or else a conversion."""
     for name in ("native", "blockwise"):
-        if _unsupported(_named(name), tensors) is None:
+        if _unsupported(_named(name, tensors), tensors) is None:
             return f"use block='{name}'"
     return f"no block computes {tensors[0].dtype}: convert q, k and v with .to(torch.bfloat16)"
 

@@ -5,18 +5,20 @@ a test of values passes. So each operator that a CUDA tensor would reach has rul
 predicate of the call; the spies check all rules of an operator before they pass the call on to a stand-in.
 
 Sources: PyTorch's aten/src/ATen/native/transformers/cuda/flash_attn/flash_api.cpp and attention_backward.cu, in which
-`softmax_lse.data_ptr()` is read as dense (B, H, L); sdp_utils.cpp beside them and aten/src/ATen/native/cudnn/MHA.cpp, in
-which cuDNN's lse is (B, H, L, 1), a single key is refused, and addresses are multiples of 16 bytes; and ProcessGroupNCCL.cpp, which only warns of a message that is not
-contiguous; the docstrings of ringlab/blocks/triton/kernels.py.
+`softmax_lse.data_ptr()` is read as dense (B, H, L); PyTorch's sdp_utils.cpp and cudnn/MHA.cpp, in which cuDNN's lse is
+(B, H, L, 1), a single key is refused, and addresses are multiples of 16 bytes; ProcessGroupNCCL.cpp, which only warns of a
+message that is not contiguous; the docstrings of ringlab/blocks/triton/kernels.py; csrc/flash_attn/flash_api.cpp,
+hopper/flash_api.cpp and flash_attn/cute/interface.py of github.com/Dao-AILab/flash-attention.
 """
 
 from __future__ import annotations
 
 import inspect
+import sys
 import textwrap
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -26,7 +28,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn import functional as F
 
-from ringlab.blocks import cudnn, library, native
+from ringlab.blocks import cudnn, flash, library, native
 from ringlab.blocks.triton.block import DTYPES
 
 Call = dict[str, Any]
@@ -228,10 +230,19 @@ _EXCHANGE: Rules = {
     "received where nothing else is read or written": _apart,
 }
 
+_FLASH_ATTN = _forward_rules(heads=2) | {
+    "dense gradients of the shapes and dtype of q, k and v": lambda c: all(
+        c[name].is_contiguous() and c[name].shape == c[name[1]].shape and c[name].dtype == c["q"].dtype
+        for name in ("dq", "dk", "dv")
+        if name in c
+    ),
+}
 _CUDNN = _forward_rules(own_value_dims=True, shortest=2)
 RULES: dict[str, Rules] = {
     "flash_forward": _forward_rules(),
     "flash_backward": _forward_rules() | _backward_rules(),
+    "flash_attn_forward": _FLASH_ATTN,
+    "flash_attn_backward": _FLASH_ATTN | _backward_rules(heads=2),
     "cudnn_forward": _CUDNN,
     "cudnn_backward": _CUDNN | _backward_rules(last=(1,)),
     "forward_step": _TRITON,
@@ -298,7 +309,7 @@ def _cpu_forward(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) ->
     wide = max(q.shape[-1], v.shape[-1])
     padded = (F.pad(x, (0, wide - x.shape[-1])) for x in (q, k, v))
     out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(*padded, 0.0, causal, scale=scale)
-    return out[..., : v.shape[-1]].contiguous(), lse.contiguous()
+    return library._cut(out, v).contiguous(), lse.contiguous()
 
 
 def _cpu_backward(call: Call, causal: bool, scale: float) -> tuple[Tensor, ...]:
@@ -309,7 +320,7 @@ def _cpu_backward(call: Call, causal: bool, scale: float) -> tuple[Tensor, ...]:
     found = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
         *padded, _as_cuda_reads(call["lse"]), 0.0, causal, scale=scale
     )
-    return tuple(x[..., : like.shape[-1]].contiguous() for x, like in zip(found, tensors[1:4], strict=True))
+    return tuple(library._cut(x, like).contiguous() for x, like in zip(found, tensors[1:4], strict=True))
 
 
 @contextmanager
@@ -343,6 +354,107 @@ def cudnn_operators(tell: Told = check) -> Iterator[None]:
     )
     with mock.patch.object(cudnn, "_aten", operators), as_on_a_gpu():
         yield
+
+
+class FlashAttn:
+    """Stand-ins for the functions of flash-attn 2, 3 and 4, with the arguments of each."""
+
+    def __init__(self, tell: Told) -> None:
+        self.tell = tell
+
+    def _forward(
+        self, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None
+    ) -> tuple[Tensor, Tensor]:
+        self.tell("flash_attn_forward", {"q": q, "k": k, "v": v, "causal": causal})
+        heads_first = (x.transpose(1, 2) for x in (q, k, v))
+        out, lse = _cpu_forward(*heads_first, causal, q.shape[-1] ** -0.5 if scale is None else scale)
+        return out.transpose(1, 2), lse
+
+    def _backward(self, causal: bool, scale: float | None, **call: Tensor) -> None:
+        self.tell("flash_attn_backward", call | {"causal": causal})
+        heads_first = {name: call[name].transpose(1, 2) for name in _ROWS} | {"lse": call["lse"]}
+        scale = call["q"].shape[-1] ** -0.5 if scale is None else scale
+        for name, found in zip(("dq", "dk", "dv"), _cpu_backward(heads_first, causal, scale), strict=True):
+            call[name].copy_(found.transpose(1, 2))
+
+    def forward_2(
+        self, q: Tensor, k: Tensor, v: Tensor, dropout_p: float, softmax_scale: float | None, causal: bool,
+        window_size_left: int, window_size_right: int, softcap: float, alibi_slopes: None, return_softmax: bool,
+    ) -> Any:  # fmt: skip
+        unused = dropout_p, window_size_left, window_size_right, softcap, alibi_slopes, return_softmax
+        assert unused == (0.0, -1, -1, 0.0, None, False)
+        return (
+            *self._forward(q, k, v, causal, softmax_scale),
+            q.new_empty(0),
+            torch.zeros(2, dtype=torch.int64),
+        )
+
+    def backward_2(
+        self, dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, softmax_lse: Tensor, dq: Tensor, dk: Tensor,
+        dv: Tensor, dropout_p: float, softmax_scale: float | None, causal: bool, window_size_left: int,
+        window_size_right: int, softcap: float, alibi_slopes: None, deterministic: bool, rng_state: None = None,
+    ) -> Any:  # fmt: skip
+        unused = dropout_p, window_size_left, window_size_right, softcap, alibi_slopes, deterministic
+        assert unused == (0.0, -1, -1, 0.0, None, False)
+        self._backward(
+            causal, softmax_scale, dout=dout, q=q, k=k, v=v, out=out, lse=softmax_lse, dq=dq, dk=dk, dv=dv
+        )
+
+    def forward_3(
+        self, q: Tensor, k: Tensor, v: Tensor, *, softmax_scale: float | None = None, causal: bool = False
+    ) -> Any:
+        return *self._forward(q, k, v, causal, softmax_scale), q.new_empty(0), q.new_empty(0)
+
+    def backward_3(
+        self, dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, softmax_lse: Tensor, *, dq: Tensor,
+        dk: Tensor, dv: Tensor, softmax_scale: float | None = None, is_causal: bool = False,
+    ) -> Any:  # fmt: skip
+        self._backward(
+            is_causal, softmax_scale, dout=dout, q=q, k=k, v=v, out=out, lse=softmax_lse, dq=dq, dk=dk, dv=dv
+        )
+
+    def forward_4(
+        self, q: Tensor, k: Tensor, v: Tensor, *, softmax_scale: float | None = None, causal: bool = False,
+        return_lse: bool = False,
+    ) -> Any:  # fmt: skip
+        out, lse = self._forward(q, k, v, causal, softmax_scale)
+        return out, lse if return_lse else None, None, None
+
+    def backward_4(
+        self, q: Tensor, k: Tensor, v: Tensor, out: Tensor, dout: Tensor, lse: Tensor, *, dq: Tensor, dk: Tensor,
+        dv: Tensor, softmax_scale: float | None = None, causal: bool = False,
+    ) -> Any:  # fmt: skip
+        self._backward(causal, softmax_scale, dout=dout, q=q, k=k, v=v, out=out, lse=lse, dq=dq, dk=dk, dv=dv)
+
+
+@contextmanager
+def flash_attn_packages(
+    *versions: int, tell: Told = check, capability: tuple[int, int] = (9, 0), of_2: str = "2.8.3"
+) -> Iterator[None]:
+    """Run the flash block on CPU tensors, with stand-ins for these versions of flash-attn and no other version.
+
+    of_2: the full version of flash-attn 2.
+    """
+    functions = FlashAttn(tell)
+    modules: dict[str, Any] = {block.module: None for block in flash.VERSIONS}
+    for version in versions:
+        names = ("fwd", "bwd") if version == 4 else ("forward", "backward")
+        found = (getattr(functions, f"{which}_{version}") for which in ("forward", "backward"))
+        module = ModuleType(f"flash-attn {version}")
+        module.__dict__.update(zip((f"_flash_attn_{name}" for name in names), found, strict=True))
+        modules[
+            {2: "flash_attn.flash_attn_interface", 3: "flash_attn_interface", 4: "flash_attn.cute.interface"}[
+                version
+            ]
+        ] = module
+    modules["flash_attn"] = ModuleType("flash_attn")
+    modules["flash_attn"].__version__ = of_2
+    flash._loaded.cache_clear()
+    try:
+        with mock.patch.dict(sys.modules, modules), as_on_a_gpu(capability):
+            yield
+    finally:
+        flash._loaded.cache_clear()
 
 
 @contextmanager

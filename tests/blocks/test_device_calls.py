@@ -25,6 +25,7 @@ from ringlab import VirtualCluster, ring_attention
 from ringlab.blocks import get_block, library
 from ringlab.blocks.blockwise import Blockwise
 from ringlab.blocks.cudnn import Cudnn
+from ringlab.blocks.flash import FlashAttention, FlashAttention2, FlashAttention3, FlashAttention4
 from ringlab.blocks.library import LibraryBlock
 from ringlab.blocks.protocol import BackwardRows
 from ringlab.blocks.triton import TritonBlock, visits
@@ -44,6 +45,7 @@ from tests.blocks.device_calls import (
     Told,
     check,
     cudnn_operators,
+    flash_attn_packages,
     flash_operators,
     messages,
     rewritten,
@@ -71,7 +73,10 @@ def attend(ring: Ring, case: Case, block: str, schedule: str, view: str, **score
     return out.detach(), lse, *torch.autograd.grad(out, leaves, dout)
 
 
-LIBRARIES: dict[str, Callable[..., AbstractContextManager[None]]] = {"cudnn": cudnn_operators}
+LIBRARIES: dict[str, Callable[..., AbstractContextManager[None]]] = {
+    "cudnn": cudnn_operators,
+    **{f"flash-{version}": partial(flash_attn_packages, version) for version in (2, 3, 4)},
+}
 """The stand-in for the functions of each block of a library."""
 JOBS = [
     (replace(case, dtype=("bfloat16", "float16")[number % 2]), schedule, view)
@@ -94,7 +99,8 @@ def test_every_case_on_torchs_cuda_operators() -> None:
 
 def wrong(block: str, case: Case, schedule: str = "ring", view: str = "dense") -> set[str]:
     """Return the names of the results that miss the oracle by more than the bounds allow."""
-    outcome = VirtualCluster(case.P, memory=False).run(attend, case, block, schedule, view)
+    name = block.partition("-")[0]  # the stand-in chooses the version
+    outcome = VirtualCluster(case.P, memory=False).run(attend, case, name, schedule, view)
     expected = problem(case)
     measured = errors(join(case, outcome.results), expected.true)
     return {name for name in NAMES if not measured[name] <= expected.bounds[name]}
@@ -105,7 +111,10 @@ def wrong_in_a_tile(name: str) -> set[str]:
     given = torch.randn(4, 2, 4, 24, 32, generator=torch.Generator().manual_seed(0)).to(torch.bfloat16)
     q, k, v, dout = given[0], given[1, :, :2], given[2, :, :2], given[3]
     found = []
-    for block, dtype in ((get_block(name, q), torch.bfloat16), (Blockwise(), torch.float64)):
+    for block, dtype in (
+        (get_block(name.partition("-")[0], q), torch.bfloat16),
+        (Blockwise(), torch.float64),
+    ):
         a, b, c, d = (x.to(dtype) for x in (q, k, v, dout))
         part = block.forward(a, b, c, causal=True, scale=0.3)
         rows = BackwardRows(d, a, part.out, part.lse, (d * part.out).sum(-1))
@@ -120,8 +129,9 @@ def wrong_in_a_tile(name: str) -> set[str]:
 @pytest.mark.parametrize("block", LIBRARIES)
 def test_every_case_on_a_librarys_functions(block: str) -> None:
     """Calls keep the rules of the library's functions, and results are within the bounds of the oracle."""
+    jobs = [job for job in JOBS if block != "flash-4" or max(job[0].D, job[0].Dv) <= 128]
     with LIBRARIES[block]():
-        assert {str(job): found for job in JOBS if (found := wrong(block, *job))} == {}
+        assert {str(job): found for job in jobs if (found := wrong(block, *job))} == {}
 
 
 @pytest.mark.needs_interpreter
@@ -159,7 +169,7 @@ def refusing_run(block: str, jobs: list[tuple[Case, str, str]], **scored: Any) -
     spy = SPIES[block]
     with spy():
         try:
-            sweep(block, jobs, **scored)
+            sweep(block.partition("-")[0], jobs, **scored)
         except RankFailedError as error:
             assert isinstance(error.__cause__, TakenForGranted), error
             return str(error.__cause__)
@@ -179,7 +189,25 @@ NATIVE_MUTANTS = [
 LIBRARY_MUTANTS = [  # these break a rule
     ("cudnn", LibraryBlock, "_too_short", "< self.shortest", "< 0", "enough rows and keys"),
     ("cudnn", Cudnn, "library_backward", "lse.unsqueeze(-1)", "lse", "lse of its shape"),
+    (
+        "flash-2",
+        FlashAttention,
+        "library_forward",
+        '.transpose(1, 2), "k"',
+        ', "k"',
+        "query heads divisible by key/value heads",
+    ),
+    ("flash-2", FlashAttention, "library_backward", "x.transpose(1, 2)", "x", "lse of its shape"),
+    (
+        "flash-2",
+        FlashAttention,
+        "library_backward",
+        "memory_format=torch.contiguous_format",
+        "dtype=torch.float32",
+        "dense gradients",
+    ),
 ]
+FLASH = {2: FlashAttention2, 3: FlashAttention3, 4: FlashAttention4}
 WRONG_MUTANTS = [  # these keep all rules, and give wrong results
     ("cudnn", Cudnn, "library_forward", "is_causal=causal", "is_causal=False", {*NAMES}),
     ("cudnn", Cudnn, "library_forward", ", scale=scale", "", {*NAMES}),
@@ -187,6 +215,19 @@ WRONG_MUTANTS = [  # these keep all rules, and give wrong results
     ("cudnn", Cudnn, "library_backward", "scale=scale", "scale=None", {"dq", "dk", "dv"}),
     ("cudnn", Cudnn, "library_backward", "        dout,\n", "        out,\n", {"dq", "dk", "dv"}),
     ("cudnn", Cudnn, "library_backward", "        out,\n", "        dout,\n", {"dq", "dk"}),
+    *(
+        (f"flash-{number}", version, "call_forward", *change, {*NAMES})
+        for number, version in FLASH.items()
+        for change in (("causal=causal", "causal=False"), ("softmax_scale=scale", "softmax_scale=None"))
+    ),
+    *(
+        (f"flash-{number}", version, "call_backward", *change, {"dq", "dk", "dv"})
+        for number, version in FLASH.items()
+        for change in (("causal=causal", "causal=False"), ("softmax_scale=scale", "softmax_scale=None"))
+    ),
+    ("flash-2", FlashAttention, "library_backward", '"dk": dk, "dv": dv', '"dk": dv, "dv": dk', {"dk", "dv"}),
+    ("flash-2", FlashAttention, "library_backward", '"out": out', '"out": dout', {"dq", "dk"}),
+    ("flash-2", FlashAttention, "library_backward", '"dout": dout', '"dout": out', {"dq", "dk", "dv"}),
 ]  # fmt: skip
 TRITON_MUTANTS = [  # the interpreter is right with these, or notices other broken rules
     (TritonBackward, "__init__", ".to(torch.float32).contiguous()", ".mT.contiguous().mT", "dense states and results"),
@@ -278,6 +319,36 @@ def on_second_device(monkeypatch: pytest.MonkeyPatch) -> set[str]:
 @pytest.mark.needs_interpreter
 def test_kernels_are_launched_on_the_device_of_their_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
     assert on_second_device(monkeypatch) == set(STATE)
+
+
+def flash_attn_on_second_device(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Return the current device in the forward and in the backward of flash-attn for tensors on device 1."""
+    devices, current = Devices(monkeypatch), []
+
+    def call(
+        self: FlashAttention, functions: Any, tensors: dict[str, Tensor], *others: Any
+    ) -> tuple[Tensor, Tensor]:
+        current.append(devices.current)
+        return tensors["q"], tensors["q"]
+
+    monkeypatch.setattr(FlashAttention4, "call_forward", call)
+    monkeypatch.setattr(FlashAttention4, "call_backward", call)
+    block, causal, scale = FlashAttention4(), True, 0.3
+    with FakeTensorMode(), flash_attn_packages(4):
+        x = torch.empty(1, 2, 48, 16, device="cuda:1", dtype=torch.float16)
+        block.library_forward(x, x, x, causal, scale)
+        block.library_backward(x, x, x, x, x, x, causal, scale)
+    assert devices.current == 0
+    return current
+
+
+def test_flash_attn_is_called_on_the_device_of_its_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
+    guard = "with torch.cuda.device_of(q):", "if True:"
+    assert flash_attn_on_second_device(monkeypatch) == [1, 1]
+    with rewritten(FlashAttention, "library_forward", *guard):
+        assert flash_attn_on_second_device(monkeypatch) == [0, 1]
+    with rewritten(FlashAttention, "library_backward", *guard):
+        assert flash_attn_on_second_device(monkeypatch) == [1, 0]
 
 
 @pytest.mark.needs_interpreter

@@ -6,10 +6,12 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from ringlab import VirtualCluster, contiguous, ring_attention
 from ringlab.blocks import get_block
 from ringlab.blocks.protocol import BackwardRows
+from ringlab.comm.ring import Ring
 from ringlab.errors import BackendError
-from tests.blocks.device_calls import as_on_a_gpu
+from tests.blocks.device_calls import as_on_a_gpu, flash_attn_packages
 
 
 def reason(name: str, capability: tuple[int, int], D: int, dtype: torch.dtype = torch.bfloat16) -> str:
@@ -47,7 +49,7 @@ def test_a_gpu_that_a_library_does_not_support_is_refused(
     assert text in reason(name, capability, 64)
 
 
-@pytest.mark.parametrize("name", ["cudnn"])
+@pytest.mark.parametrize("name", ["cudnn", "flash"])
 def test_a_block_for_gpus_refuses_the_cpu_and_names_another_block(name: str) -> None:
     with pytest.raises(BackendError, match="runs on cuda, not on cpu") as caught:
         get_block(name, torch.empty(1, 1, 4, 64, dtype=torch.bfloat16))
@@ -94,3 +96,72 @@ def test_cudnns_lse_has_the_shape_that_the_backward_passes() -> None:
         q = torch.empty(2, 4, 16, 64, device="cuda", dtype=torch.bfloat16)
         lse = torch.ops.aten._scaled_dot_product_cudnn_attention(q, q, q, None, True)[1]
         assert lse.shape == (2, 4, 16, 1) and lse.is_contiguous()
+
+
+@pytest.mark.parametrize(
+    ("installed", "capability", "D", "chosen"),
+    [
+        ((2, 3, 4), (9, 0), 64, "flash-4"),
+        ((2, 3, 4), (9, 0), 256, "flash-3"),
+        ((2, 3, 4), (8, 0), 64, "flash-2"),
+        ((2, 3, 4), (10, 3), 128, "flash-4"),
+        ((2, 3, 4), (12, 0), 64, "flash-2"),
+        ((2, 3), (9, 0), 64, "flash-3"),
+        ((2, 3), (10, 0), 64, "flash-2"),
+        ((2,), (9, 0), 256, "flash-2"),
+    ],
+)
+def test_flash_is_the_newest_installed_version_that_supports_the_tensors(
+    installed: tuple[int, ...], capability: tuple[int, int], D: int, chosen: str
+) -> None:
+    with flash_attn_packages(*installed, capability=capability):
+        assert get_block("flash", torch.empty(1, 1, 4, D, dtype=torch.bfloat16)).name == chosen
+
+
+@pytest.mark.parametrize(
+    ("installed", "capability", "D", "text"),
+    [
+        ((), (9, 0), 64, "pip install flash-attn --no-build-isolation"),
+        ((3,), (10, 0), 64, "'flash-3' supports: it does not run on GPUs of compute capability 10.0"),
+        (
+            (4,),
+            (9, 0),
+            256,
+            "'flash-4' supports: it on cuda needs a head dim that is a multiple of 8 up to 128",
+        ),
+        ((2,), (7, 5), 64, "capability 8.0 or more, got 7.5"),
+    ],
+)
+def test_flash_says_why_it_cannot_run(
+    installed: tuple[int, ...], capability: tuple[int, int], D: int, text: str
+) -> None:
+    q = torch.empty(1, 1, 4, D, dtype=torch.bfloat16)
+    with flash_attn_packages(*installed, capability=capability), pytest.raises(BackendError) as caught:
+        get_block("flash", q)
+    assert text in str(caught.value)
+
+
+def test_a_flash_attn_with_other_arguments_is_refused() -> None:
+    q = torch.empty(1, 1, 4, 64, dtype=torch.bfloat16)
+    with (
+        flash_attn_packages(2, of_2="2.6.3"),
+        pytest.raises(BackendError, match=r"2\.7 or later .*got 2\.6\.3"),
+    ):
+        get_block("flash", q)
+
+
+def test_the_trace_records_which_version_of_flash_attn_computes() -> None:
+    q = torch.randn(1, 2, 16, 16, dtype=torch.bfloat16)
+
+    def program(ring: Ring, softcap: float | None = None) -> None:
+        layout = contiguous(16, ring.world_size)
+        shard = layout.shard(q, ring.rank)
+        ring_attention(shard, shard, shard, ring=ring, layout=layout, block="flash", softcap=softcap)
+
+    with flash_attn_packages(2, 3):
+        plain = VirtualCluster(1).run(program)
+        capped = VirtualCluster(1).run(program, 2.0)
+    assert [(each.asked, each.chosen) for each in plain.trace.choices()] == [("block='flash'", "flash-3")]
+    assert ("block='flash-3' with softcap", "blockwise") in {
+        (each.asked, each.chosen) for each in capped.trace.choices()
+    }
