@@ -125,14 +125,15 @@ def ring_attention(
     sinks: (H,) logits, one for each query head, that take weight and give no value. lse includes the sinks.
     They are neither scaled nor capped. All ranks pass the same sinks, and the gradient on each rank is only
     that rank's part: sum it over the ranks.
-    block: "native", "blockwise", "naive", "triton", or "auto", whose choice is recorded in the trace; or a block
-    object such as TritonBlock(precision="tf32x3"). All blocks support softcap and dropout; "native" gives
-    such tiles to "blockwise", which the trace records too.
+    block: "native", "blockwise", "naive", "triton", "cudnn", "flash", or "auto", whose choice is recorded in the
+    trace; or a block object such as TritonBlock(precision="tf32x3"). All blocks support softcap and dropout;
+    "native", "cudnn" and "flash" give such tiles to "blockwise", which the trace records too. "flash" is the
+    newest installed version of flash-attn that supports the tensors.
     schedule: how rows and K/V blocks meet, one of `ringlab.schedules`: "ring", "allgather", "ulysses",
     "hybrid(ring=4, ulysses=2)", "double-ring(node=8)", "query-ring", "burst", "bidirectional",
     "multi-ring(rings=4)"; or a schedule object.
     return_lse: return (out, lse). lse is (B, H, L), a natural logarithm, and differentiable. After a loss on
-    lse, such as a z-loss, the backward of block="native" is computed by "blockwise".
+    lse, such as a z-loss, the backward of "native", "cudnn" and "flash" is computed by "blockwise".
     validate: whether the ranks first compare their calls, forward and backward, by messages of 512 bytes.
     Without validation, all ranks must run the backwards of several calls in the same order, as
     `loss.backward()` does. Otherwise gradients of equal shapes could reach the wrong call unnoticed.

@@ -20,7 +20,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ringlab.cli.output import Json, finish, people, print_json
-from ringlab.errors import MissingExtraError, require_package
+from ringlab.errors import BackendError, MissingExtraError, require_package
 
 INTERPRETER = "from ringlab.blocks.triton.interpreter import repair; assert repair(); import triton; print(triton.__version__)"
 ASSEMBLERS = (
@@ -79,7 +79,7 @@ def doctor(as_json: Json = False) -> None:
 
 def examine() -> Iterator[Diagnosis]:
     """Yield the findings one by one. If a probe crashes, the crash is a finding."""
-    for name, probe in {**PROBES, **_transports(), **_contributed()}.items():
+    for name, probe in {**PROBES, **_blocks(), **_transports(), **_contributed()}.items():
         try:
             yield probe(name)
         except MissingExtraError as error:
@@ -181,6 +181,28 @@ def _peers(name: str) -> Diagnosis:
     return Diagnosis(name, "ok", ", ".join(modules))
 
 
+def _blocks() -> dict[str, Callable[[str], Diagnosis]]:
+    """Return a probe for each block backend that needs a GPU; those of triton are more thorough."""
+    return {_BLOCK + name: _block for name in ("cudnn", "flash")}
+
+
+def _block(name: str) -> Diagnosis:
+    import torch
+
+    from ringlab.bench.device import no_cuda
+    from ringlab.blocks import get_block
+
+    remedy = "not needed: block='auto' runs everywhere"
+    if reason := no_cuda():
+        return Diagnosis(name, "missing", reason, remedy)
+    try:
+        q = torch.empty(1, 1, 2, 64, device="cuda", dtype=torch.bfloat16)
+        chosen = get_block(name.removeprefix(_BLOCK), q)
+    except BackendError as error:
+        return Diagnosis(name, "missing", error.needed, remedy)
+    return Diagnosis(name, "ok", f"{chosen.name} can run here")
+
+
 def _transports() -> dict[str, Callable[[str], Diagnosis]]:
     """Return a probe for each transport between processes except gloo, which has a more thorough probe."""
     try:
@@ -234,7 +256,7 @@ def _gloo(name: str) -> Diagnosis:
         return Diagnosis(name, "ok", "available, and 127.0.0.1 can be listened on")
 
 
-_TRANSPORT = "transport "
+_BLOCK, _TRANSPORT = "block ", "transport "
 PROBES: dict[str, Callable[[str], Diagnosis]] = {
     "Python": _python,
     "machine": _machine,

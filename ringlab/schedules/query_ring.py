@@ -8,7 +8,7 @@ some distance, queries skip those ranks.
 
 "burst" lets K/V travel in forward and queries in backward, which sends the fewest bytes if H = K. With
 grouped heads, sending K/V takes fewer bytes in both (`ringlab.cost.traffic`). out does not travel, because
-delta replaces it. So with block="native", which needs out, "blockwise" computes the backward.
+delta replaces it. So with "native", "cudnn" and "flash", which need out, "blockwise" computes the backward.
 Source: arXiv 2509.19836, section 3.1.
 """
 

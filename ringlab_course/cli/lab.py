@@ -40,7 +40,9 @@ Dtype = Annotated[str, typer.Option("--dtype", help="float32, bfloat16 or float1
 Rounds = Annotated[int, typer.Option("--rounds", min=1, help="Rounds that are counted.")]
 Seed = Annotated[int, typer.Option("--seed", help="Of the inputs.")]
 Tokens = Annotated[int, typer.Option("--tokens", min=16, help="S, the global sequence length.")]
-Block = Annotated[str, typer.Option("--block", help="What computes a block: auto, native, triton, …")]
+Block = Annotated[
+    str, typer.Option("--block", help="What computes a block: auto, native, cudnn, flash, triton, …")
+]
 
 
 @app.command()

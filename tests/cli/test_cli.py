@@ -13,14 +13,17 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from torch._subclasses.fake_tensor import FakeTensorMode
 from typer.testing import CliRunner
 
 import ringlab.cli.doctor as doctor_module
 from ringlab.bench.device import Cpu
+from ringlab.blocks import available, known
 from ringlab.cli import app, output
 from ringlab.conformance import verify as verify_module
 from ringlab.conformance.verify import Finding, jobs, summary
 from tests import needs
+from tests.blocks.device_calls import flash_attn_packages
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 
@@ -86,6 +89,21 @@ def test_doctor_tells_of_every_transport_why_it_cannot_be_used() -> None:
         check = checks["gloo" if name == "gloo" else f"transport {name}"]
         assert check["state"] == ("ok" if reason is None else "missing")
         assert reason is None or check["found"] == reason
+
+
+def test_doctor_tells_of_blocks_for_gpus_whether_they_can_run(monkeypatch) -> None:
+    """Without a GPU the reason is that of the GPUs. With a GPU it is the block's own reason, or the chosen version."""
+    names = {f"block {name}" for name in known() if name not in (*available(), "triton")}
+    assert set(doctor_module._blocks()) == names == {"block cudnn", "block flash"}
+    monkeypatch.setattr("ringlab.bench.device.no_cuda", lambda: "no GPU like that")
+    found = doctor_module._block("block flash")
+    assert (found.state, found.found) == ("missing", "no GPU like that")
+    monkeypatch.setattr("ringlab.bench.device.no_cuda", lambda: None)
+    with FakeTensorMode(), flash_attn_packages(3, capability=(9, 0)):
+        assert doctor_module._block("block flash").found == "flash-3 can run here"
+    with FakeTensorMode(), flash_attn_packages(3, capability=(10, 0)):
+        found = doctor_module._block("block flash")
+        assert found.state == "missing" and "capability 10.0" in found.found
 
 
 @pytest.mark.needs_triton

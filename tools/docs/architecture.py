@@ -62,8 +62,9 @@ Nothing imports `ringlab_course/lessons/`, the sources of the lessons' notebooks
 | `run_backward` gives each gradient its dtype, and `_RingAttention.backward` returns dk in the place of k | `attention.py` |
 
 `block="auto"`, the default, is `native` (torch's flash attention) on a CPU, and on a GPU for float16 and bfloat16. It is
-`blockwise` where `native` cannot compute a tensor, such as float32 on a GPU, and under a soft cap or dropout. `block="triton"` is
-never chosen by itself. It computes all tiles of a K/V block in one launch forward, two backward, and
+`blockwise` where `native` cannot compute a tensor, such as float32 on a GPU, and under a soft cap or dropout. `AUTO`
+(`blocks/__init__.py`) is the list from which it chooses. `native`, `cudnn` and `flash` are one class, `LibraryBlock` (`blocks/library.py`),
+with other limits and functions. `block="triton"` computes all tiles of a K/V block in one launch forward, two backward, and
 `TritonForward` and `TritonBackward` (`blocks/triton/steps.py`) take the place of the two tilewise classes.
 """
 NAMES = (
