@@ -39,7 +39,7 @@ class Cudnn(LibraryBlock):
             return 0
         return 256 if capability == (9, 0) and torch.backends.cudnn.version() >= 91000 else 128
 
-    def library_forward(
+    def _library_forward(
         self, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float
     ) -> tuple[Tensor, Tensor]:
         out, lse, *_ = _aten._scaled_dot_product_cudnn_attention(
@@ -47,7 +47,7 @@ class Cudnn(LibraryBlock):
         )
         return out, lse.reshape(q.shape[:-1])  # from (B, H, L, 1)
 
-    def library_backward(
+    def _library_backward(
         self,
         dout: Tensor,
         q: Tensor,

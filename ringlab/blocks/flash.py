@@ -33,26 +33,26 @@ class FlashAttention(LibraryBlock):
         return f"needs {self.package}: {loaded}" if isinstance(loaded, str) else None
 
     @abstractmethod
-    def call_forward(
+    def _call_forward(
         self, functions: Any, tensors: dict[str, Tensor], causal: bool, scale: float
     ) -> tuple[Tensor, ...]:
         """Return out, lse and possibly more. tensors: q, k and v, each (B, L, H, D)."""
 
     @abstractmethod
-    def call_backward(
+    def _call_backward(
         self, functions: Any, tensors: dict[str, Tensor], lse: Tensor, causal: bool, scale: float
     ) -> None:
         """Write the gradients. tensors: dout, q, k, v and out, and dq, dk and dv to write to, each (B, L, H, D)."""
 
-    def library_forward(
+    def _library_forward(
         self, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float
     ) -> tuple[Tensor, Tensor]:
         tensors = {"q": q.transpose(1, 2), "k": k.transpose(1, 2), "v": v.transpose(1, 2)}
         with torch.cuda.device_of(q):  # version 4 launches its kernels on the current device
-            out, lse, *_ = self.call_forward(_loaded(self.module), tensors, causal, scale)
+            out, lse, *_ = self._call_forward(_loaded(self.module), tensors, causal, scale)
         return out.transpose(1, 2), lse
 
-    def library_backward(
+    def _library_backward(
         self,
         dout: Tensor,
         q: Tensor,
@@ -70,7 +70,7 @@ class FlashAttention(LibraryBlock):
         )
         tensors |= {"dq": dq, "dk": dk, "dv": dv}
         with torch.cuda.device_of(q):
-            self.call_backward(_loaded(self.module), tensors, lse, causal, scale)
+            self._call_backward(_loaded(self.module), tensors, lse, causal, scale)
         return dq.transpose(1, 2), dk.transpose(1, 2), dv.transpose(1, 2)
 
 
@@ -91,14 +91,14 @@ class FlashAttention2(FlashAttention):
     def largest_head_dim(self, capability: Capability) -> int:
         return 256
 
-    def call_forward(
+    def _call_forward(
         self, functions: Any, tensors: dict[str, Tensor], causal: bool, scale: float
     ) -> tuple[Tensor, ...]:
         return functions._flash_attn_forward(
             **tensors, softmax_scale=scale, causal=causal, return_softmax=False, **_PLAIN
         )
 
-    def call_backward(
+    def _call_backward(
         self, functions: Any, tensors: dict[str, Tensor], lse: Tensor, causal: bool, scale: float
     ) -> None:
         functions._flash_attn_backward(
@@ -126,12 +126,12 @@ class FlashAttention3(FlashAttention):
     def largest_head_dim(self, capability: Capability) -> int:
         return 256 if capability == (9, 0) else 0
 
-    def call_forward(
+    def _call_forward(
         self, functions: Any, tensors: dict[str, Tensor], causal: bool, scale: float
     ) -> tuple[Tensor, ...]:
         return functions._flash_attn_forward(**tensors, softmax_scale=scale, causal=causal)
 
-    def call_backward(
+    def _call_backward(
         self, functions: Any, tensors: dict[str, Tensor], lse: Tensor, causal: bool, scale: float
     ) -> None:
         functions._flash_attn_backward(**tensors, softmax_lse=lse, softmax_scale=scale, is_causal=causal)
@@ -148,12 +148,12 @@ class FlashAttention4(FlashAttention):
     def largest_head_dim(self, capability: Capability) -> int:
         return 128 if (9, 0) <= capability < (12, 0) else 0
 
-    def call_forward(
+    def _call_forward(
         self, functions: Any, tensors: dict[str, Tensor], causal: bool, scale: float
     ) -> tuple[Tensor, ...]:
         return functions._flash_attn_fwd(**tensors, softmax_scale=scale, causal=causal, return_lse=True)
 
-    def call_backward(
+    def _call_backward(
         self, functions: Any, tensors: dict[str, Tensor], lse: Tensor, causal: bool, scale: float
     ) -> None:
         functions._flash_attn_bwd(**tensors, lse=lse, softmax_scale=scale, causal=causal)

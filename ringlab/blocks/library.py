@@ -11,6 +11,7 @@ from abc import abstractmethod
 from dataclasses import replace
 
 import torch
+from jaxtyping import Shaped
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -53,13 +54,13 @@ class LibraryBlock(Block):
         return None
 
     @abstractmethod
-    def library_forward(
+    def _library_forward(
         self, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float
     ) -> tuple[Tensor, Tensor]:
         """Return out and lse (B, H, L) of loadable tensors (B, H, L, D); a causal tile is square."""
 
     @abstractmethod
-    def library_backward(
+    def _library_backward(
         self,
         dout: Tensor,
         q: Tensor,
@@ -105,9 +106,9 @@ class LibraryBlock(Block):
         if self._too_short(q, k):
             return Blockwise().forward(q, k, v, causal=causal, scale=scale)
         if q.shape[-1] == v.shape[-1] or self.own_value_dims:
-            return self.tile_forward(q, k, v, causal, scale)
+            return self._tile_forward(q, k, v, causal, scale)
         wide_q, wide_k, wide_v = _of_one_width(q, k, v)
-        part = self.tile_forward(wide_q, wide_k, wide_v, causal, scale)
+        part = self._tile_forward(wide_q, wide_k, wide_v, causal, scale)
         return Partial(_cut(part.out, v), part.lse)
 
     def backward(
@@ -128,19 +129,19 @@ class LibraryBlock(Block):
         if self._too_short(rows.q, k):
             return Blockwise().backward(rows, k, v, causal=causal, scale=scale)
         if rows.q.shape[-1] == v.shape[-1] or self.own_value_dims:
-            return self.tile_backward(rows, k, v, causal, scale)
+            return self._tile_backward(rows, k, v, causal, scale)
         q, wide_k, wide_v, dout, out = _of_one_width(rows.q, k, v, rows.dout, rows.out)
-        found = self.tile_backward(replace(rows, q=q, dout=dout, out=out), wide_k, wide_v, causal, scale)
+        found = self._tile_backward(replace(rows, q=q, dout=dout, out=out), wide_k, wide_v, causal, scale)
         dq, dk, dv = (_cut(x, like) for x, like in zip(found, (rows.q, k, v), strict=True))
         return dq, dk, dv
 
-    def tile_forward(self, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> Partial:
+    def _tile_forward(self, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> Partial:
         """Return the partial of a tile that is within the limits of the library."""
         self._check_square(q, k, causal)
         q, k, v = map(_loadable, (q, k, v))
-        return Partial(*self.library_forward(q, k, v, causal, scale))
+        return Partial(*self._library_forward(q, k, v, causal, scale))
 
-    def tile_backward(
+    def _tile_backward(
         self, rows: BackwardRows, k: Tensor, v: Tensor, causal: bool, scale: float
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return (dq, dk, dv) of a tile that is within the limits of the library."""
@@ -148,7 +149,7 @@ class LibraryBlock(Block):
         self._check_square(rows.q, k, causal)
         dout, q, k, v, out = map(_loadable, (rows.dout, rows.q, k, v, rows.out))
         lse = rows.lse.contiguous()  # the kernels ignore the strides of lse, and the libraries make no copy
-        return self.library_backward(dout, q, k, v, out, lse, causal, scale)
+        return self._library_backward(dout, q, k, v, out, lse, causal, scale)
 
     def _too_short(self, q: Tensor, k: Tensor) -> bool:
         return min(q.shape[-2], k.shape[-2]) < self.shortest
@@ -170,7 +171,7 @@ def too_old(device: torch.device) -> str | None:
     return None if major >= 8 else f"needs a GPU of compute capability 8.0 or more, got {major}.{minor}"
 
 
-def on_cuda(x: Tensor) -> bool:
+def on_cuda(x: Shaped[Tensor, "..."]) -> bool:
     """Return whether `x` is on an NVIDIA GPU."""
     return x.device.type == "cuda"
 

@@ -40,9 +40,9 @@ class Native(LibraryBlock):
     def largest_head_dim(self, capability: Capability) -> int:
         return 256
 
-    def tile_forward(self, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> Partial:
+    def _tile_forward(self, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> Partial:
         if on_cuda(q):
-            return super().tile_forward(q, k, v, causal, scale)
+            return super()._tile_forward(q, k, v, causal, scale)
         q, k, v = map(_dense, (q, k, v))
         out, lse = _aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal, scale=scale)
         # The operator lets a non-finite value reach rows that do not see its key (0·NaN = NaN). It also returns
@@ -52,24 +52,24 @@ class Native(LibraryBlock):
             return Blockwise().forward(q, k, v, causal=causal, scale=scale)
         return Partial(out, lse)
 
-    def tile_backward(
+    def _tile_backward(
         self, rows: BackwardRows, k: Tensor, v: Tensor, causal: bool, scale: float
     ) -> tuple[Tensor, Tensor, Tensor]:
         if on_cuda(rows.q):
-            return super().tile_backward(rows, k, v, causal, scale)
+            return super()._tile_backward(rows, k, v, causal, scale)
         assert rows.out is not None
         dout, q, k, v, out = map(_dense, (rows.dout, rows.q, k, v, rows.out))
         return _aten._scaled_dot_product_flash_attention_for_cpu_backward(
             dout, q, k, v, out, rows.lse, 0.0, causal, scale=scale
         )
 
-    def library_forward(
+    def _library_forward(
         self, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float
     ) -> tuple[Tensor, Tensor]:
         out, lse, *_ = _aten._scaled_dot_product_flash_attention(q, k, v, 0.0, causal, scale=scale)
         return out, lse
 
-    def library_backward(
+    def _library_backward(
         self,
         dout: Tensor,
         q: Tensor,

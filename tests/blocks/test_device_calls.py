@@ -149,7 +149,7 @@ STRIDED = [
     Case("striped", 8, 256, 8, 64, "bfloat16", "causal"),
     replace(TWO_DOCUMENTS, dtype="bfloat16"),
 ]
-OLD = LibraryBlock, "tile_backward", "lse = rows.lse.contiguous()", "lse = rows.lse"
+OLD = LibraryBlock, "_tile_backward", "lse = rows.lse.contiguous()", "lse = rows.lse"
 
 
 @pytest.mark.parametrize("case", STRIDED, ids=str)
@@ -178,8 +178,8 @@ def refusing_run(block: str, jobs: list[tuple[Case, str, str]], **scored: Any) -
 
 NATIVE_MUTANTS = [
     (*OLD, "a dense lse"),
-    (LibraryBlock, "tile_forward", "map(_loadable, (q, k, v))", "(q, k, v)", "rows at multiples of 16 bytes"),
-    (LibraryBlock, "tile_backward", "map(_loadable, (rows.dout, rows.q, k, v, rows.out))",
+    (LibraryBlock, "_tile_forward", "map(_loadable, (q, k, v))", "(q, k, v)", "rows at multiples of 16 bytes"),
+    (LibraryBlock, "_tile_backward", "map(_loadable, (rows.dout, rows.q, k, v, rows.out))",
      "rows.dout, rows.q, k, v, rows.out", "rows at multiples of 16 bytes"),
     (library, "_loadable", "fits = x.stride(-1) == 1 and not any(place % _LOAD for place in rows)",
      "fits = x.stride(-1) == 1", "rows at multiples of 16 bytes"),
@@ -188,20 +188,20 @@ NATIVE_MUTANTS = [
 ]  # fmt: skip
 LIBRARY_MUTANTS = [  # these break a rule
     ("cudnn", LibraryBlock, "_too_short", "< self.shortest", "< 0", "enough rows and keys"),
-    ("cudnn", Cudnn, "library_backward", "lse.unsqueeze(-1)", "lse", "lse of its shape"),
+    ("cudnn", Cudnn, "_library_backward", "lse.unsqueeze(-1)", "lse", "lse of its shape"),
     (
         "flash-2",
         FlashAttention,
-        "library_forward",
+        "_library_forward",
         '.transpose(1, 2), "k"',
         ', "k"',
         "query heads divisible by key/value heads",
     ),
-    ("flash-2", FlashAttention, "library_backward", "x.transpose(1, 2)", "x", "lse of its shape"),
+    ("flash-2", FlashAttention, "_library_backward", "x.transpose(1, 2)", "x", "lse of its shape"),
     (
         "flash-2",
         FlashAttention,
-        "library_backward",
+        "_library_backward",
         "memory_format=torch.contiguous_format",
         "dtype=torch.float32",
         "dense gradients",
@@ -209,25 +209,25 @@ LIBRARY_MUTANTS = [  # these break a rule
 ]
 FLASH = {2: FlashAttention2, 3: FlashAttention3, 4: FlashAttention4}
 WRONG_MUTANTS = [  # these keep all rules, and give wrong results
-    ("cudnn", Cudnn, "library_forward", "is_causal=causal", "is_causal=False", {*NAMES}),
-    ("cudnn", Cudnn, "library_forward", ", scale=scale", "", {*NAMES}),
-    ("cudnn", Cudnn, "library_backward", "is_causal=causal", "is_causal=False", {"dq", "dk", "dv"}),
-    ("cudnn", Cudnn, "library_backward", "scale=scale", "scale=None", {"dq", "dk", "dv"}),
-    ("cudnn", Cudnn, "library_backward", "        dout,\n", "        out,\n", {"dq", "dk", "dv"}),
-    ("cudnn", Cudnn, "library_backward", "        out,\n", "        dout,\n", {"dq", "dk"}),
+    ("cudnn", Cudnn, "_library_forward", "is_causal=causal", "is_causal=False", {*NAMES}),
+    ("cudnn", Cudnn, "_library_forward", ", scale=scale", "", {*NAMES}),
+    ("cudnn", Cudnn, "_library_backward", "is_causal=causal", "is_causal=False", {"dq", "dk", "dv"}),
+    ("cudnn", Cudnn, "_library_backward", "scale=scale", "scale=None", {"dq", "dk", "dv"}),
+    ("cudnn", Cudnn, "_library_backward", "        dout,\n", "        out,\n", {"dq", "dk", "dv"}),
+    ("cudnn", Cudnn, "_library_backward", "        out,\n", "        dout,\n", {"dq", "dk"}),
     *(
-        (f"flash-{number}", version, "call_forward", *change, {*NAMES})
+        (f"flash-{number}", version, "_call_forward", *change, {*NAMES})
         for number, version in FLASH.items()
         for change in (("causal=causal", "causal=False"), ("softmax_scale=scale", "softmax_scale=None"))
     ),
     *(
-        (f"flash-{number}", version, "call_backward", *change, {"dq", "dk", "dv"})
+        (f"flash-{number}", version, "_call_backward", *change, {"dq", "dk", "dv"})
         for number, version in FLASH.items()
         for change in (("causal=causal", "causal=False"), ("softmax_scale=scale", "softmax_scale=None"))
     ),
-    ("flash-2", FlashAttention, "library_backward", '"dk": dk, "dv": dv', '"dk": dv, "dv": dk', {"dk", "dv"}),
-    ("flash-2", FlashAttention, "library_backward", '"out": out', '"out": dout', {"dq", "dk"}),
-    ("flash-2", FlashAttention, "library_backward", '"dout": dout', '"dout": out', {"dq", "dk", "dv"}),
+    ("flash-2", FlashAttention, "_library_backward", '"dk": dk, "dv": dv', '"dk": dv, "dv": dk', {"dk", "dv"}),
+    ("flash-2", FlashAttention, "_library_backward", '"out": out', '"out": dout', {"dq", "dk"}),
+    ("flash-2", FlashAttention, "_library_backward", '"dout": dout', '"dout": out', {"dq", "dk", "dv"}),
 ]  # fmt: skip
 TRITON_MUTANTS = [  # the interpreter is right with these, or notices other broken rules
     (TritonBackward, "__init__", ".to(torch.float32).contiguous()", ".mT.contiguous().mT", "dense states and results"),
@@ -331,13 +331,13 @@ def flash_attn_on_second_device(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         current.append(devices.current)
         return tensors["q"], tensors["q"]
 
-    monkeypatch.setattr(FlashAttention4, "call_forward", call)
-    monkeypatch.setattr(FlashAttention4, "call_backward", call)
+    monkeypatch.setattr(FlashAttention4, "_call_forward", call)
+    monkeypatch.setattr(FlashAttention4, "_call_backward", call)
     block, causal, scale = FlashAttention4(), True, 0.3
     with FakeTensorMode(), flash_attn_packages(4):
         x = torch.empty(1, 2, 48, 16, device="cuda:1", dtype=torch.float16)
-        block.library_forward(x, x, x, causal, scale)
-        block.library_backward(x, x, x, x, x, x, causal, scale)
+        block._library_forward(x, x, x, causal, scale)
+        block._library_backward(x, x, x, x, x, x, causal, scale)
     assert devices.current == 0
     return current
 
@@ -345,9 +345,9 @@ def flash_attn_on_second_device(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def test_flash_attn_is_called_on_the_device_of_its_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
     guard = "with torch.cuda.device_of(q):", "if True:"
     assert flash_attn_on_second_device(monkeypatch) == [1, 1]
-    with rewritten(FlashAttention, "library_forward", *guard):
+    with rewritten(FlashAttention, "_library_forward", *guard):
         assert flash_attn_on_second_device(monkeypatch) == [0, 1]
-    with rewritten(FlashAttention, "library_backward", *guard):
+    with rewritten(FlashAttention, "_library_backward", *guard):
         assert flash_attn_on_second_device(monkeypatch) == [1, 0]
 
 
