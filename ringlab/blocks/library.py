@@ -182,7 +182,8 @@ _LOAD = 16  # bytes that the CUDA kernels load at once; addresses must be multip
 def _loadable(x: Tensor) -> Tensor:
     """Return `x`, or a dense copy if the CUDA kernels cannot load the rows of `x`."""
     rows = [x.data_ptr(), *(step * x.element_size() for step in x.stride()[:-1])]
-    fits = x.stride(-1) == 1 and not any(place % _LOAD for place in rows)
+    broadcast = any(step == 0 and size > 1 for step, size in zip(x.stride(), x.shape, strict=True))
+    fits = x.stride(-1) == 1 and not any(place % _LOAD for place in rows) and not broadcast
     return x if fits else x.clone(memory_format=torch.contiguous_format)
 
 

@@ -92,6 +92,9 @@ def _forward_rules(heads: int = 1, own_value_dims: bool = False, shortest: int =
         "enough rows and keys": lambda c: min(c["q"].shape[tokens], c["k"].shape[tokens]) >= shortest,
         "dense head dims": lambda c: all(x.stride(-1) == 1 for x in _each(c)),
         "rows at multiples of 16 bytes": lambda c: all(map(_aligned, _each(c))),
+        "no broadcast axes": lambda c: all(
+            step or size == 1 for x in _each(c) for step, size in zip(x.stride(), x.shape, strict=True)
+        ),
     }
 
 

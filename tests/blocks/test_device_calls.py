@@ -109,7 +109,7 @@ def wrong(block: str, case: Case, schedule: str = "ring", view: str = "dense") -
 def wrong_in_a_tile(name: str) -> set[str]:
     """Return the names of the results of a causal tile that differ from those of blockwise, in float64, by 3 %."""
     given = torch.randn(4, 2, 4, 24, 32, generator=torch.Generator().manual_seed(0)).to(torch.bfloat16)
-    q, k, v, dout = given[0], given[1, :, :2], given[2, :, :2], given[3]
+    q, k, v, dout = given[0], given[1, :, :2], given[2, :, :2], given[3, :1].expand(2, 4, 24, 32)
     found = []
     for block, dtype in (
         (get_block(name.partition("-")[0], q), torch.bfloat16),
@@ -263,6 +263,13 @@ def test_a_mutant_of_a_librarys_block_gives_wrong_results(mutant: tuple[Any, ...
         assert wrong_in_a_tile(block) == set()
         with rewritten(*change):
             assert wrong_in_a_tile(block) == expected
+
+
+def test_a_broadcast_gradient_is_copied() -> None:
+    """A dout that is one tensor for all batches, as of out.sum(0), is copied, because libraries may refuse it."""
+    copied = library, "_loadable", " and not broadcast", ""
+    with cudnn_operators(), rewritten(*copied), pytest.raises(TakenForGranted, match="no broadcast axes"):
+        wrong_in_a_tile("cudnn")
 
 
 @pytest.mark.needs_interpreter
