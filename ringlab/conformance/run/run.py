@@ -287,7 +287,7 @@ def inputs(run: Run) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     rows, keys = (run.B, run.H, run.S), (run.B, run.K, run.keys or run.S)
     dims = (run.D, run.D, run.dv or run.D, run.dv or run.D)
     q, k, v, dout = (draw((*x, dim)) for x, dim in zip((rows, keys, keys, rows), dims, strict=True))
-    names = {"np": np, "q": q, "k": k, "D": run.D, "S": run.S}
+    names: dict[str, Any] = {"np": np, "q": q, "k": k, "D": run.D, "S": run.S}
     exec(VALUES[run.values], names)
     q, k = names["q"], names["k"]
     dout = {"normal": dout, "ones": np.ones_like(dout), "large": dout * LOSS_SCALE.get(run.dtype, 2.0**16)}[
