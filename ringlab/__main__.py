@@ -1,4 +1,4 @@
-"""`python -m ringlab …`, which does the same as the command `ringlab` and can be started by torchrun."""
+"""Makes `python -m ringlab …` do the same as the command `ringlab`, so that torchrun can start it."""
 
 from ringlab.cli import main
 

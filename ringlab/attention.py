@@ -8,8 +8,8 @@ plan       names the call and records its block backend in the trace          `r
 run        lets this rank's rows attend to each K/V block that arrives        `ringlab.schedules`
 save       saves what backward needs                                          `_RingAttention`
 
-Backward, in `_RingAttention.backward`, loads what forward saved, agrees, runs, and returns gradients that
-raise if they are differentiated again.
+`_RingAttention.backward` loads the tensors that forward saved, passes through `agree` and `run` again, and
+returns gradients that raise an error if they are differentiated again.
 
 `ringlab.plain_ring` is the same algorithm in one file: read it first.
 """
@@ -210,7 +210,8 @@ def agree_on(call: ScheduledCall, description: str) -> None:
 def plan_call(call: ScheduledCall, block: str | Block) -> ScheduledCall:
     """Return the call with a unique name, equal on all ranks, and record the block that "auto" chose."""
     record_block(call.ring.comm, block, call.block, call.rules.requirements)
-    return replace(call, name=call.ring.comm.name_call())  # always: all ranks count the same calls
+    # Name the call even if no trace needs the name, so that all ranks count the same calls.
+    return replace(call, name=call.ring.comm.name_call())
 
 
 def run(
@@ -242,7 +243,7 @@ class _RingAttention(torch.autograd.Function):
         with torch.no_grad():
             agree_on(call, f"backward through {call.name}")
         gradients = run_backward(call, saved, given, dlse)
-        # One for each argument of `apply`: call, anchor, then q, k, v and the weights.
+        # One gradient for each argument of `apply`: call, anchor, then q, k, v and the weights.
         return None, None, *differentiable_once(gradients, anchor, dout, dlse)
 
 
@@ -263,7 +264,8 @@ def _save(
     ctx.no_gradient = partial(torch.zeros, out.shape, dtype=out.dtype, device=out.device)
     if not call.wants_lse:
         ctx.mark_non_differentiable(lse)
-    # A block may return a view, such as one of split heads. Autograd would forbid to add a residual in place.
+    # A block may return a view, such as one of split heads. Autograd would not
+    # let the caller change such a view in place, for example to add a residual.
     out = out.clone() if out._is_view() else out
     return out, lse.clone() if call.wants_lse else lse  # backward needs the saved lse unchanged
 

@@ -1,1 +1,1 @@
-"""Paired timings: the ratio of the times of two ways to do the same work, measured in turn in one run."""
+"""Benchmarks: two ways to do the same work run alternately, and the ratio of their times is reported."""

@@ -1,11 +1,11 @@
-"""Measures this machine for the simulator, and the simulator against this machine.
+"""Measures this machine for the simulator, and compares the simulator's predictions with this machine.
 
-P gloo processes of one thread measure tiles of attention, exchanges between neighbours, and the ring
-itself at several lengths. They take turns, round after round, so that a slower minute slows all of them
-alike. `ringlab.cost.fit` makes a hardware file from the tiles and the exchanges. The ring is simulated
-with this file, and the prediction is compared with the measured ring. A ring of very few tokens, whose tiles
-take almost no time, shows the time that a step takes at any length. The model leaves out that gloo's copies
-slow down the computation.
+P gloo processes of one thread each measure tiles of attention, exchanges between neighbours, and the ring
+itself at several lengths. The three kinds of measurement alternate, round after round, so that a slow minute
+of the machine slows all of them alike. `ringlab.cost.fit` makes a hardware file from the times of the tiles
+and the exchanges. The ring is simulated with this file, and the prediction is compared with the measured
+ring. A ring of very few tokens, whose tiles take almost no time, shows the time that each step takes
+regardless of the length. The model leaves out that gloo's copies slow down the computation.
 """
 
 from __future__ import annotations
@@ -149,7 +149,8 @@ def as_hardware(measured: Measured, name: str) -> Hardware:
 
 def _with_steps(measured: Measured, found: Hardware, of: str, pass_: str) -> Hardware:
     """Return the hardware with the time per step of `pass_` that makes the short ring's prediction right."""
-    for _ in range(_ROUNDS):  # approaches from below: a step may hide behind a message
+    # The estimate grows towards its limit, because a step's own time may hide behind a message.
+    for _ in range(_ROUNDS):
         missing = max(0.0, measured.short[of] - _predicted(measured, found, of, FEW)) / measured.P
         blocks = (
             replace(block, per_step_s=block.per_step_s + missing * (block.pass_ == pass_))

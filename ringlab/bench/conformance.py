@@ -1,4 +1,4 @@
-"""Times `ringlab check` on right rings of both tiers, and on wrong rings up to the first fault."""
+"""Times `ringlab check`: both tiers on correct rings, and the time to the first fault on wrong rings."""
 
 from __future__ import annotations
 

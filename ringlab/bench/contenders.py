@@ -130,7 +130,8 @@ def sdpa(backend: SDPBackend) -> Attend:
 
     def attend(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Tensor, None]:
         with sdpa_kernel(backend), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # every excluded backend would warn; the error is enough
+            # Without a usable backend torch warns about each one and then raises, and the error is enough.
+            warnings.simplefilter("ignore")
             return F.scaled_dot_product_attention(q, k, v, is_causal=causal), None
 
     return attend

@@ -5,10 +5,11 @@ of tokens are compared with float64, as in `ringlab.bench.reference`: first the 
 then the results of every timed call, after its clock has stopped. Each call gets different inputs, so results
 cached from another call are wrong. An entrant that is wrong once is still timed, and reported as wrong.
 
-The inputs of a call are turned in such a way that its true results follow from the known results. Heads
-change places, and numbers change signs. In each head and column, q and k change sign together, and v and the
-gradient of out change sign together. In addition, all of a head's v can change sign. Scores and their softmax
-stay the same; out, dq, dk and dv change signs and places. Turning rounds nothing, so errors keep their size.
+The inputs of each call are a draw whose true results are known, turned in such a way that the true results of
+the call follow. A turn makes heads change places and numbers change signs. In each head and column, q
+and k change sign together, and v and the gradient of out change sign together. In addition, all of a head's v
+can change sign. Scores and their softmax stay the same; out, dq, dk and dv change signs and places. The
+turn rounds nothing, so errors keep their size.
 """
 
 from __future__ import annotations
@@ -306,7 +307,7 @@ class _Entrant:
         rows, finite = {}, True
         share = self.shares[returned.draw][0]
         for name, x in zip(PASSES["forward_backward"], returned.results, strict=False):
-            if type(x) is not Tensor:  # a lazy tensor would compute after its clock has stopped
+            if type(x) is not Tensor:  # a lazy tensor would be computed after the clock has stopped
                 raise LabError(f"{name} of {self.name} as a torch.Tensor that is computed", type(x).__name__)
             whole = as_axes(x.detach(), self.target.axes)
             if whole.shape != share.shape:

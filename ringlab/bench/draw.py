@@ -1,6 +1,6 @@
-"""Draws results: bars for each result and a roofline for kernels, each with a description.
+"""Draws results: a bar chart for each result and a roofline chart for kernels, each described in words.
 
-The roof comes from a table of GPU limits, indexed by the name that torch reports.
+The roof comes from a table of GPU limits, indexed by the name of the GPU that torch reports.
 """
 
 from __future__ import annotations
@@ -175,7 +175,8 @@ def ratio_bars(result: Result) -> Drawn:
     for place, (_, ratio, index) in enumerate(rows):
         colour, hatch = PALETTE[index % len(PALETTE)], HATCHES[index % len(HATCHES)]
         axes.barh(place, ratio, color=colour, hatch=hatch, edgecolor=INK, linewidth=0.6)
-        paper = {"facecolor": PAPER, "edgecolor": "none", "pad": 0.8}  # the text may overlap the line at 1
+        # The text has a background, because it may overlap the line at 1.
+        paper = {"facecolor": PAPER, "edgecolor": "none", "pad": 0.8}
         axes.annotate(
             f"{ratio:.2f}",
             (ratio, place),

@@ -115,7 +115,8 @@ def _tiles_alone(
         k, v = (keys_of[i].narrow(-2, tile.k_start, tile.k_stop - tile.k_start) for i in (1, 2))
         part = block.forward(q, k, v, causal=tile.causal, scale=scale)
         if gradients:
-            rows = BackwardRows(dout, q, part.out, part.lse, part.lse)  # the block computes delta itself
+            # delta is left out here, so the block computes it.
+            rows = BackwardRows(dout, q, part.out, part.lse, part.lse)
             block.backward(rows, k, v, causal=tile.causal, scale=scale)
 
 

@@ -78,7 +78,7 @@ def _memory(bench: Bench, block: str, P: int, of: str) -> dict[str, Any]:
         def run(ring: Ring = ring, shards: tuple[torch.Tensor, ...] = shards) -> Any:
             return rank_program(ring, shards, layout, block, problem.causal, of != "forward")
 
-        run()  # a first run, so that lasting tables and workspaces do not count
+        run()  # makes the tables and workspaces that later runs reuse, so that they are not counted
         peaks.append(bench.device.peak_bytes(run))
     one = problem.tensor_bytes // problem.S * -(-problem.S // P)
     return {

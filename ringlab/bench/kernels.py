@@ -1,4 +1,4 @@
-"""The speed of the kernels: one block on one GPU, compared with torch's cuDNN and flash attention in the same run."""
+"""The speed of ringlab's kernels: one block on one GPU, compared with cuDNN and flash attention of torch."""
 
 from __future__ import annotations
 

@@ -56,7 +56,8 @@ class Bench:
         """
         verdicts = {name: self.admit(contender, of) for name, contender in contenders.items()}
         turns = {n: contenders[n].turn(self.inputs, of) for n in contenders if not verdicts[n].refusal}
-        checked = Inputs(*(x.clone() for x in self.inputs))  # the inputs to which the true results belong
+        # Keep a copy of the inputs for which the true results are known.
+        checked = Inputs(*(x.clone() for x in self.inputs))
         times = interleaved(
             turns,
             self.device,

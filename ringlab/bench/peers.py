@@ -1,9 +1,9 @@
-"""Known packages of ring attention compared with ringlab's ring: the same causal work, in turn, in one process group.
+"""Compares ringlab's ring with published packages, which do the same causal work in the same process group.
 
-Each call's result is compared with float64 on a sample of tokens. A wrong package is timed too, and listed
-as wrong. Packages that need flash-attn's kernels get torch's flash operator for CPUs instead. ringlab's
-`native` block uses the same operator, so the packages then differ in messages, masks and sums, but not in the
-kernel.
+Each call's result is compared with float64 attention at a sample of tokens. A wrong package is timed too, and
+listed as wrong. Packages that need flash-attn's kernels get torch's flash operator for CPUs instead.
+ringlab's `native` block uses the same operator, so the packages then differ in messages, masks and sums, but
+not in the kernel.
 """
 
 from __future__ import annotations

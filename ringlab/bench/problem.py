@@ -1,4 +1,4 @@
-"""The problem that GPU benchmarks compute: its sizes, operations and bytes, and random inputs."""
+"""The problem that GPU benchmarks compute: sizes, numbers of operations and bytes, and random inputs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The cost of real processes: P gloo processes are compared with torch on P threads, in one process group."""
+"""The cost of real processes: a ring of P gloo processes is compared with torch's attention on P threads."""
 
 from __future__ import annotations
 

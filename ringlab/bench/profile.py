@@ -1,8 +1,9 @@
-"""Runs torch.profiler on every rank, and records lanes for readers who do not have several GPUs.
+"""Runs torch.profiler on every rank, and records the timelines for readers who do not have several GPUs.
 
-`python -m ringlab.bench.profile FILE` records the ring of lesson 13 in both orders, with a description of the
-machine. Each order runs several times, and the run of median duration is kept. If this machine has two or
-more GPUs, all of them are used over NCCL (nobody has tried this yet). Otherwise two gloo processes are used.
+`python -m ringlab.bench.profile FILE` records the ring of lesson 13 in both orders of computing and sending,
+with a description of the machine. Each order runs several times, and the run of median duration is kept. If
+this machine has two or more GPUs, all of them are used over NCCL (nobody has tried this yet). Otherwise two
+gloo processes are used.
 """
 
 from __future__ import annotations

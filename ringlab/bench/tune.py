@@ -2,8 +2,8 @@
 
 For each row of the table, every candidate is compiled. Candidates that exceed a budget of
 `blocks.triton.offline` are dropped, and the model of `blocks.triton.occupancy` selects the likely ones. Of
-these, candidates with wrong results are dropped. The others are timed in a short heat, and the fastest are
-timed again in a final.
+these, candidates with wrong results are dropped. The others are timed briefly, and the fastest of them are
+timed again for longer.
 """
 
 from __future__ import annotations

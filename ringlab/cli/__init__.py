@@ -53,7 +53,7 @@ def _leave(number: int, frame: object) -> None:
 
 def main() -> None:
     """Run the command line. The exit status is 1 if a result is not ok, and 2 for a wrong call."""
-    # Imports leave no garbage, and a garbage collection takes a tenth of the time of a short command.
+    # Imports leave no garbage, and garbage collections would take a tenth of the time of a short command.
     gc.set_threshold(50_000)
     if (
         "TORCHELASTIC_RUN_ID" not in os.environ

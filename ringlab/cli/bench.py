@@ -21,7 +21,7 @@ app = typer.Typer(
 @app.callback()
 def bench() -> None:
     """Prepare the environment of all benchmarks."""
-    # Measured processes write compiled bytecode, as a user's Python does.
+    # Processes that are measured may write .pyc files, as a user's Python does.
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 

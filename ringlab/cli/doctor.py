@@ -1,4 +1,4 @@
-"""`ringlab doctor`: what works on this machine, what does not, and the remedy.
+"""`ringlab doctor`: the parts of ringlab that work on this machine, and remedies for those that do not.
 
 Triton's interpreter and its offline compiler are each probed in a separate process.
 """

@@ -27,7 +27,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on std
 # and `style=` for styles.
 people = Console(width=None if sys.stdout.isatty() else 120, markup=False, emoji=False)
 stderr = Console(stderr=True, markup=False, emoji=False)
-_SILENT = 10.0  # seconds of silence after which a log gets a line also for a step without news
+_SILENT = 10.0  # a log gets a line for a step without news only after this many seconds without a line
 
 
 def print_json(data: dict[str, Any] | list[dict[str, Any]]) -> None:

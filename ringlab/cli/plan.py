@@ -300,7 +300,7 @@ SERVING_WORDS = (
 
 
 CHANGES_SHOWN = 3  # without --details
-LARGEST_SHOWN = 4  # items of the memory that are shown without --details
+LARGEST_SHOWN = 4  # the number of entries of the memory table that are shown without --details
 
 
 def show(plan: Plan, details: bool) -> None:

@@ -210,7 +210,8 @@ def simulate(
         mask = _mask(not full, window, documents, S)
         P = rank_count(ranks, nodes, machine)
         kernel, slowness = kernel_tile(tile), slow_ranks(slow or [])
-        check_amounts(S, P, kernel, sizes)  # too large a layout would take forever
+        # Check first: a layout that is too large would take too long to make.
+        check_amounts(S, P, kernel, sizes)
         lay = layout_of(layout, S, P, chunk, folded, mask)
         if serving is not None or runs_every_rank(lay, schedule, mask, backward, jitter):
             _announce(P, S if serving is None else 0, backward)
@@ -574,7 +575,8 @@ def strip(timeline: Timeline, rank: int, wide: int) -> str:
     cell = timeline.makespan_s / wide
     idle = cell - busy - waiting
     choice = np.argmax([busy, waiting, idle], axis=0)
-    # A cell with many short computations is not idle, although they may fill less than half of the cell.
+    # A cell of the timeline with many short computations is not drawn as idle, even if the
+    # computations fill less than half of the cell.
     choice[(choice > 0) & (busy > 0.05 * cell)] = 3
     return "".join((COMPUTES, WAITS, ENDED, SOME)[i] for i in choice)
 
@@ -638,7 +640,7 @@ class Files:
         usage = resource.getrusage(resource.RUSAGE_SELF)
         measured = {
             "process_cpu_s": time.process_time(),
-            "load_average": os.getloadavg()[0],  # other processes increase wall_s, and also cpu_s
+            "load_average": os.getloadavg()[0],  # recorded, because other processes increase wall_s and cpu_s
             "peak_rss_bytes": usage.ru_maxrss * 1024,
             "machine": machine(),
         }

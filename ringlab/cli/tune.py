@@ -1,6 +1,7 @@
-"""`ringlab tune`: measure launch configurations on a GPU and rewrite the table of its architecture.
+"""`ringlab tune` measures launch configurations on a GPU, and `ringlab calibrate` measures a machine.
 
-`ringlab calibrate`: measure this machine, write its hardware file, and compare simulated with measured times.
+`ringlab tune` rewrites the table of the GPU's architecture. `ringlab calibrate` writes a hardware file for
+this machine, and compares simulated times with measured times.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`ringlab verify`: the case table against the oracle."""
+"""`ringlab verify`: compares ringlab's attention with the oracle on every case of the case table."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Transports, by which ranks send tensors to each other: as threads, as processes, or in a recording."""
+"""Transports, by which ranks exchange tensors. Ranks are threads, processes, or recorded programs."""

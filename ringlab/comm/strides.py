@@ -1,4 +1,4 @@
-"""The strides of rings that visit all ranks."""
+"""The strides that make a ring visit all ranks."""
 
 from __future__ import annotations
 

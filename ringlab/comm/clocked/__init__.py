@@ -1,4 +1,4 @@
-"""Ranks whose messages are recorded and then timed on a network: cluster, recording and timeline."""
+"""Ranks whose messages are recorded, and whose times on a network are computed from the recording."""
 
 from __future__ import annotations
 

@@ -1,9 +1,10 @@
-"""A cluster that runs a program only for its timing, with shapes instead of data and logs instead of a clock.
+"""A cluster that runs a program only to compute its timing: tensors have shapes but no data.
 
-The ranks are threads, as on the virtual cluster, and each runs until it blocks. A message completes at once:
-the sender logs the send and continues, and a receiver continues if its message was sent already. So a rank
-blocks a few times in a whole ring instead of once per hop, and no data moves. The log contains the
-computations, posts and waits of each rank. `Recording.clock` computes their times afterwards, on any network.
+The ranks are threads, as on the virtual cluster, and each runs until it must wait for a message. A message
+completes at once: the sender logs the send and continues, and a receiver continues if its message was sent
+already. So a rank blocks a few times in a whole ring instead of once per hop, and no data moves. The log
+contains the computations, posts and waits of each rank. `Recording.clock` computes their times afterwards, on
+any network.
 
 Pass tensors on the device "meta" to the program. They have a shape and a dtype, but no memory.
 """
@@ -145,7 +146,7 @@ class _Run:
 
     def run(self) -> Recording:
         collecting = gc.isenabled()
-        gc.disable()  # a rank makes thousands of small objects, but no reference cycles
+        gc.disable()  # a rank makes thousands of small objects and no reference cycles to collect
         try:
             self.turns.run()
         finally:

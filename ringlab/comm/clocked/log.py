@@ -144,11 +144,13 @@ class Program:
         posts = np.cumsum([0, *(len(log.to) for log in logs)])
         computes = np.cumsum([0, *(len(log.labels) for log in logs)])
         kinds, refs = np.empty(starts[-1], np.int8), np.empty(starts[-1], np.int32)
-        for rank, log in enumerate(logs):  # rank by rank, to save memory: there are millions of operations
+        # One rank at a time, because all ranks together have millions of operations.
+        for rank, log in enumerate(logs):
             codes, own = np.array(log.codes), slice(starts[rank], starts[rank + 1])
             kinds[own] = codes & 3
             refs[own] = (codes >> 2) + np.where(kinds[own] == COMPUTE, computes[rank], posts[rank])
-        nbytes = np.append(forms.nbytes(), 0)  # index −1, no tensors, means 0 bytes
+        # The last entry, 0 bytes, is for index −1, which means no tensors.
+        nbytes = np.append(forms.nbytes(), 0)
         sent, received = joined("sent"), joined("received")
         return Program(
             starts=starts,

@@ -1,4 +1,4 @@
-"""Makes the recording of many ranks from that of a few, if they differ only in their neighbours."""
+"""Makes the recording of many ranks from the recording of a few, if ranks differ only in their neighbours."""
 
 from __future__ import annotations
 

@@ -5,12 +5,13 @@ link use the port one after the other, in the order of posting. A message occupi
 bytes/bandwidth, and arrives one latency later. An exchange is complete, also for its sender, when all its
 messages have arrived, as on the virtual cluster.
 
-Real networks differ in three ways. The port of the RECEIVER is never busy here, so if many ranks send to one
-rank at the same time, it receives all messages together. An all-gather of P − 1 sends by each rank uses one
-port, one send after another, whereas NCCL's ring all-gather uses all rails between nodes and can be several
-times faster. Exchanges of one rank over different kinds of link do not wait for each other here. Where no rank
-could continue otherwise, a message that is ready overtakes those posted before it. NCCL runs the exchanges of
-one communicator in the order of posting, so a backward whose hops are not hidden may be slower than here.
+This model differs from real networks in three ways. First, the port of the RECEIVER is never busy in the
+model, so if many ranks send to one rank at the same time, it receives all messages together. Second, an
+all-gather of P − 1 sends by each rank uses one port, one send after another, whereas NCCL's ring all-gather
+uses all rails between nodes and can be several times faster. Third, exchanges of one rank over different
+kinds of link do not wait for each other in the model, and where no rank could continue otherwise, a message
+that is ready overtakes messages posted before it. NCCL runs the exchanges of one communicator in the order of
+posting, so a real backward whose hops are not hidden may be slower than in the model.
 
 All ranks advance together, with one NumPy operation for all of them, so the cost grows with the length of the
 longest program times the number of ranks.
@@ -211,7 +212,7 @@ class _Clock:
         self.latency = np.broadcast_to(network.latency_s(sender, receiver), (count,))
         of_sender = network.port(sender, receiver)
         port = sender * (1 + of_sender.max(initial=0)) + of_sender
-        self.queue = np.argsort(port, kind="stable")  # sorted by port, then in order of posting
+        self.queue = np.argsort(port, kind="stable")  # messages of one port are adjacent, in order of posting
         self.head, self.tail = (
             np.searchsorted(port[self.queue], np.unique(port), side=side) for side in ("left", "right")
         )

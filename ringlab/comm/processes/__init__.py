@@ -1,1 +1,1 @@
-"""Ranks that are processes, started by `launch` or torchrun, over gloo, NCCL or symmetric memory."""
+"""Ranks that are processes, started by `launch` or torchrun, and transports: gloo, NCCL, symmetric memory."""

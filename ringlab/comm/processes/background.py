@@ -13,7 +13,7 @@ from ringlab.comm.processes.wire_format import Move
 from ringlab.comm.protocol import AnyTensor, Bytes, Tensors
 from ringlab.errors import MismatchError
 
-_PATIENCE = 2.0  # seconds for which `close` waits for a lane to end
+_PATIENCE = 2.0  # seconds for which `close` waits for a background thread to end
 
 
 class Lane:
@@ -34,10 +34,11 @@ class Lane:
         """Queue `function`, which reads and writes `tensors`, and return the move to wait for."""
         job = _Job()
         on_gpu = [t for t in tensors if t.is_cuda]
-        if on_gpu:  # on this, the program's thread, whose current stream is to be waited for
+        if on_gpu:  # the current stream is that of the program's thread, for which the move must wait
             device = on_gpu[0].device
             if self._stream is None:
-                self._stream = torch.cuda.Stream(device, priority=-1)  # its tiny kernels must not queue
+                # High priority, so that its short kernels do not wait behind queued computations.
+                self._stream = torch.cuda.Stream(device, priority=-1)
             job.ready = torch.cuda.current_stream(device).record_event()
             for tensor in on_gpu:
                 tensor.record_stream(self._stream)

@@ -82,7 +82,8 @@ class PointToPoint(Carrier):
         return [
             p2p(self.group, function, tensor, half.peer, half.signature.number(half.number, place))
             for place, tensor in enumerate(half.tensors)
-            if tensor.numel()  # gloo cannot send an empty tensor; the header has announced the empty tensor
+            # Empty tensors are left out: gloo cannot send them, and the header has announced them.
+            if tensor.numel()
         ]
 
     def _on_stream(self, ops: list[dist.P2POp]) -> _OnStream:
@@ -92,7 +93,7 @@ class PointToPoint(Carrier):
         self._stream.wait_stream(torch.cuda.current_stream(device))
         with torch.cuda.stream(self._stream):
             for work in dist.batch_isend_irecv(ops):
-                work.wait()  # makes this stream wait; the host does not wait
+                work.wait()  # makes the current stream wait, but not the host
         for op in ops:  # memory freed meanwhile must not be reused before this stream has finished with it
             op.tensor.record_stream(self._stream)
         return _OnStream(self._stream.record_event())

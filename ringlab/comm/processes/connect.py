@@ -1,7 +1,7 @@
 """`connect` makes a ring of the processes that torchrun started; `join` lets any process join a transport.
 
-`TRANSPORTS` names the transports between processes. `lack` finds a need of a transport that the machine does
-not meet.
+`TRANSPORTS` names the transports between processes. `lack` returns the need of a transport that this machine
+does not meet.
 """
 
 from __future__ import annotations
@@ -214,10 +214,11 @@ def join(
         dist.init_process_group(
             BACKENDS[transport], timeout=limit, store=store, rank=rank, world_size=world_size
         )
-        if transport == "nccl":  # all ranks must take part in the first NCCL operation of a group
+        # NCCL requires that all ranks take part in the first operation of a group.
+        if transport == "nccl":
             dist.all_reduce(torch.zeros(1, device="cuda"))
         carriers = _carriers(transport, rank, world_size, timeout)
-    except RuntimeError as error:  # gloo raises plain RuntimeErrors
+    except RuntimeError as error:  # gloo raises RuntimeError, with no class of its own
         raise _not_connected(error, startup) from error
     return DistributedComm(None, timeout, start=_shared_start(startup), carriers=carriers, **options)
 

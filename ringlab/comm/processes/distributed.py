@@ -1,4 +1,4 @@
-"""The transports over torch.distributed, all with the same headers, errors and order of messages.
+"""The transports over torch.distributed, which have the same headers, errors and order of messages.
 
 A carrier for each kind of device moves the tensors: by sends and receives of gloo or NCCL, by gloo's
 all-to-all for ranks that share a GPU, or by windows into each other's memory.

@@ -1,4 +1,4 @@
-"""A process that has imported torch and forks the ranks of this process's launches, like `multiprocessing`'s fork server.
+"""A process that has imported torch and forks the ranks of launches, like `multiprocessing`'s fork server.
 
 A new Python process needs more than a second to import torch, and eight processes on two cores need eight
 seconds. A fork takes some hundredths of a second. The first launch starts the server. When the launching
@@ -37,7 +37,8 @@ from ringlab.errors import CommError, TransportTimeout
 
 AVAILABLE = sys.platform == "linux"
 _LONGEST = 1 << 16  # largest number of bytes of a request or an answer
-_CHANGING = "PYTEST_CURRENT_TEST"  # pytest changes this value before each test, which needs no new server
+# pytest changes this variable before each test, and a change of it needs no new server.
+_CHANGING = "PYTEST_CURRENT_TEST"
 _NEEDED = "the process that forks the ranks to keep running"
 
 
@@ -235,7 +236,7 @@ def _import_all() -> None:
     import cloudpickle  # noqa: F401
     import numpy.random  # noqa: F401
     import torch
-    import torch.fx.experimental.symbolic_shapes  # takes half a second, else in the first backward
+    import torch.fx.experimental.symbolic_shapes  # otherwise the first backward would import it, in 0.5 s
 
     from ringlab.comm.memory import MemoryMeter
     from ringlab.comm.processes import connect  # noqa: F401
@@ -286,7 +287,7 @@ class _Server:
         message, descriptors, _, _ = socket.recv_fds(self.control, _LONGEST, 3)
         if not message:
             self._end_as_the_parent_did()
-        if len(descriptors) < 3:  # too many open files; the parent sees that the socket closes
+        if len(descriptors) < 3:  # too many files are open; the parent notices that the socket closes
             for descriptor in descriptors:
                 os.close(descriptor)
             return None

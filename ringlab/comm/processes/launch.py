@@ -27,7 +27,8 @@ from ringlab.comm.processes.rank_process import STARTUP, Job, Report, report_pat
 from ringlab.comm.trace import Outcome, Trace
 from ringlab.errors import BackendError, CommError, RankFailedError, WorldSizeError
 
-_MESSAGE_SHARE = 0.75  # of the timeout: a single wait should fail first, as its error says more
+# The fraction of the launch's timeout after which a single wait fails, because its error says more.
+_MESSAGE_SHARE = 0.75
 
 
 def launch(

@@ -135,7 +135,8 @@ def _run_job(job: Job, rank: int, board: Any, journal: Journal, report: Report, 
     torch.set_num_threads(job.threads)
     trace, meter = Trace(job.world_size, events), MemoryMeter(rank)
     if job.memory:
-        with meter.watch():  # before the clock starts, as torch imports some 900 modules at the first use
+        # Use the meter before the clock starts, because its first use makes torch import some 900 modules.
+        with meter.watch():
             torch.empty(0)
     startup, store = max(STARTUP, job.message_timeout), _store(job.port)
     comm = join(

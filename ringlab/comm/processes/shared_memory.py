@@ -1,7 +1,7 @@
 """Windows: memory of each rank that all ranks of the machine can read, and signals between the ranks.
 
 There are two kinds: shared memory between processes on the CPU, and torch's symmetric memory on GPUs. On GPUs
-the copy engine of the reader reads, so no multiprocessor is taken from the computation. For both kinds,
+the copy engine of the reader copies, so the computation keeps all multiprocessors. For both kinds, the module
 `symmetric` decides when to put, get and signal.
 """
 
@@ -27,8 +27,9 @@ from ringlab.errors import CommError
 FULL, FREE = 0, 2
 """Channels of signals, to which the number of the slot is added: the slot is full, or it has been read."""
 _CHANNELS = 4
-_SIGNALS = 1 << 16  # signals that gloo can distinguish on a channel; one is under way at a time
-_WINDOWS = 1 << 12  # gloo's numbers are signed 32-bit
+# The number of signals that gloo can distinguish on a channel. Only one is under way at a time.
+_SIGNALS = 1 << 16
+_WINDOWS = 1 << 12  # the number of windows that gloo can distinguish; its numbers are signed 32-bit
 
 
 class Window(ABC):
@@ -117,7 +118,8 @@ class SymmetricMemory(Window):
 
         super().__init__(nbytes, number, group, timeout)
         device = torch.device("cuda", torch.cuda.current_device())
-        name = group.group_name  # allocates a new block, not one of a pool, so that its signals start at zero
+        # Makes torch allocate a new block instead of a pooled one, so that its signals start at zero.
+        name = group.group_name
         self._memory = _SymmetricMemory.empty_strided_p2p((nbytes,), (1,), torch.uint8, device, name)
         self._handle = _SymmetricMemory.rendezvous(self._memory, name)
         self._timeout_ms = int(timeout * 1000)

@@ -119,7 +119,8 @@ class Windows(Carrier):
         wanted = list(pieces(expected.tensors, self.slot_bytes))
         try:
             expected.meet(self.timeout)
-        except MismatchError as error:  # first receive all pieces, so that the next message finds its slots
+        except MismatchError as error:
+            # Raise the error only after all pieces are received, so that the next message finds its slots.
             problem, wanted = error, [[]] * -(-announced_bytes(expected.header) // self.slot_bytes)
         for piece in wanted:
             slot, _ = self._slot("from", peer)

@@ -5,8 +5,8 @@ run gives the same events and the same bits every time. A deadlock is found at o
 and at least one rank has not finished. A message moves, and its send completes, when both its ends are
 posted, as on gloo. So a program that would hang on gloo also fails here.
 
-There is one exception to "one at a time": computations that are marked `thread_safe`, which touch only
-tensors of their own rank, run for several ranks at once (see `turns`).
+There is one exception to "one at a time": computations that are marked `thread_safe`, because they touch only
+tensors of their own rank, may run on several ranks at once (see `turns`).
 """
 
 from __future__ import annotations
@@ -154,7 +154,9 @@ class _Scheduler:
         try:
             self._raise_failures()
             results = [thread.result for thread in self.threads]
-        finally:  # threads and comms refer back to this scheduler: a cycle would keep all tensors of a run
+        finally:
+            # Breaks a reference cycle (threads and comms refer to this scheduler) that would keep all tensors
+            # of a run.
             self.threads.clear()
             self.comms.clear()
         return Outcome(results, self.trace, [meter.report() for meter in self.meters])

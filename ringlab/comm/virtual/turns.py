@@ -1,4 +1,4 @@
-"""The turn to run: one rank runs at a time, in an order that never depends on the clock.
+"""The turns of ranks: one rank runs at a time, in an order that never depends on the clock.
 
 A rank passes the turn directly to the next rank. Workers do the computations marked `thread_safe`, while
 other ranks run until they reach their computations. A rank continues when its turn comes, not when its
@@ -91,7 +91,7 @@ class Turns:
         if thread_safe and self._workers.count > 1:
             self._workers.submit(job)
             self.pass_on()
-        else:  # uses all of torch's threads, in one OpenMP team for all ranks
+        else:  # runs on the thread of `run`'s caller, whose OpenMP team all ranks share
             self._errand = job.run
             let_through(self._caller)
         thread.pause()

@@ -1,4 +1,4 @@
-"""The ends of messages that wait for their other ends on a virtual cluster, and the errors about them."""
+"""Sends and receives on a virtual cluster whose other end is not posted yet, and the errors about them."""
 
 from __future__ import annotations
 

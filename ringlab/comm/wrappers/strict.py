@@ -1,9 +1,9 @@
 """A transport that enforces the rules of `Comm.exchange`, for notebooks, the judge and conformance runs.
 
 Between the post and `wait`, receive buffers belong to the transport and sent tensors must not change. A program that
-breaks this rule can be right on one transport, or in one run, and wrong in another. Under this wrapper it
-fails every
-time: a buffer contains NaN until `wait` fills it, and a changed tensor raises an error.
+breaks this rule can give correct results on one transport, or in one run, and wrong results in another. Under
+this wrapper it fails every time: a buffer contains NaN until `wait` fills it, and a changed tensor raises an
+error.
 """
 
 from __future__ import annotations
