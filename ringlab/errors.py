@@ -27,7 +27,7 @@ class RinglabError(Exception):
             lines.append(f"remedy: {remedy}")
         super().__init__("\n".join(lines))
 
-    def __reduce__(self) -> tuple[object, ...]:  # the default one passes the joined message as `needed`
+    def __reduce__(self) -> tuple[object, ...]:  # the default method would pass the whole message as `needed`
         return type(self), (self.needed, self.got, self.remedy)
 
 
@@ -43,7 +43,7 @@ def in_one_line(error: BaseException) -> str:
 class MissingExtraError(RinglabError, ImportError):
     """A package that an extra of ringlab installs is missing; `remedy` is the command that installs it."""
 
-    def __str__(self) -> str:  # one line is enough for a missing package
+    def __str__(self) -> str:  # on one line, which is enough for a missing package
         return re.sub(r"\n\s*", "; ", super().__str__())
 
 

@@ -1,4 +1,4 @@
-"""Layouts: which rank owns which tokens. One family with two parameters, `chunk` and `folded`, and packed documents.
+"""Layouts: which rank owns which tokens. The parameters `chunk` and `folded` describe them.
 
 A layout deals pieces of `chunk` tokens to the ranks round-robin, or folded (0..P-1, P-1..0, …).
 
@@ -267,7 +267,7 @@ def _dealt(S: int, P: int, chunk: int, folded: bool, name: str) -> Layout:
     pieces, period = -(-S // chunk), 2 * P if folded else P
     by_piece = -(-pieces // period) * (2 if folded else 1)
     by_offset = min(chunk, S) * (2 if folded else 1)
-    # Choose the runs that make fewer tiles. With runs of pieces, a tile for each piece holds all earlier
+    # Choose the runs that need fewer tiles. With runs of pieces, the tile of each piece has all earlier
     # pieces of a rank as keys. With runs of offsets there is a tile for each pair of offsets.
     deal = _runs_of_pieces if by_piece <= by_offset**2 else _runs_of_offsets
     # A folded period has two rounds. A rank that is early in one is late in the other, so causal work evens
@@ -392,7 +392,8 @@ def _per_document(lengths: tuple[int, ...], P: int) -> Layout:
         for piece in range(2 * P if chunk else 0):
             owned[min(piece, 2 * P - 1 - piece)].append((start, chunk))
             start += chunk
-    loads = [(0, 0, rank) for rank in range(P)]  # (tokens, scores, rank) beyond the equal shares
+    # (tokens, scores, rank): what each rank has beyond an equal share.
+    loads = [(0, 0, rank) for rank in range(P)]
     for few, at in sorted(left, key=lambda one: (-one[0], one[1])):
         tokens, scores, rank = heapq.heappop(loads)
         owned[rank].append((at, few))

@@ -32,7 +32,7 @@ Out: TypeAlias = Float[Any, "B H Lq Dv"]
 Mask: TypeAlias = Bool[Any, "#B #H #Lq #Lk"]
 Factors: TypeAlias = Float[Any, "#B #H #Lq #Lk"]
 Sinks: TypeAlias = Float[Any, " H"]
-# Arrays of one head. Rows and columns are queries and keys, or keys and queries.
+# Arrays of one head. The rows of a matrix are queries and its columns are keys, or the reverse.
 Vectors: TypeAlias = Float64[np.ndarray, "columns D"]
 Matrix: TypeAlias = Float64[np.ndarray, "rows columns"]
 Visible: TypeAlias = Bool[np.ndarray, "rows columns"]

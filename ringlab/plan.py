@@ -135,7 +135,7 @@ class Plan:
             return [known.setdefault((n_rows, n), _full_tile(n_rows, n)) for n in layout.lengths]
         relations = self._relations(rank)
         found = [known.get(relation) for relation in relations]
-        own = _pair_tiles(layout, rank, rank, self.largest)  # a rank's own keys: one tile where possible
+        own = _pair_tiles(layout, rank, rank, self.largest)  # for a rank's own keys, one tile if possible
         found[rank] = known.setdefault(own, own)
         if None in found:
             for origin, relation in enumerate(relations):

@@ -53,14 +53,16 @@ def agree(
             raise error
         return
     statement = f"error {type(error).__name__}: {error}" if error else description
-    digest = hashlib.sha256(statement.encode()).digest()  # of the whole text, because a long text is cut
+    # The digest is of the whole text, because the message contains only the beginning of a long text.
+    digest = hashlib.sha256(statement.encode()).digest()
     message = digest + statement.encode()[: _BYTES - len(digest)].ljust(_BYTES - len(digest), b"\0")
-    # On the CPU for tensors on a GPU too: a rank that reads the answers there would wait for all that was launched.
+    # The message is on the CPU even if q, k and v are on a GPU. To read the answers from the GPU, a rank
+    # would have to wait for all kernels that were launched before.
     own = torch.frombuffer(bytearray(message), dtype=torch.uint8)
     try:
         messages = _gather(comm, own)
     except (DeadlockError, MismatchError, PeerDiedError, TransportTimeout) as missed:
-        if " raised " in missed.got:  # a rank that failed has stated why
+        if " raised " in missed.got:  # a rank whose arguments raised an error has sent that error
             raise
         raise type(missed)(missed.needed, missed.got, _EVERYWHERE) from missed
     if error is not None:

@@ -1,7 +1,7 @@
 """The modes of torch in which a program may call attention over a ring, and which of them are supported.
 
 autocast               q, k and v are cast as torch's own attention casts them; the ring itself computes without it
-create_graph=True      the gradients are right, and raise if they are differentiated
+create_graph=True      the gradients are correct, and raise an error if they are differentiated
 torch.func, forward    refused
 """
 

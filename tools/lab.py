@@ -1,6 +1,6 @@
 """Serve the notebooks in JupyterLab, on this machine only: `python tools/lab.py [jupyter lab's arguments]`.
 
-The server listens on 127.0.0.1 with a token that Jupyter makes and prints, and does not look for news or
+The server listens on 127.0.0.1, requires a token that Jupyter makes and prints, and does not fetch news or
 updates.
 """
 

@@ -1,4 +1,4 @@
-"""A Markdown page as slides: `python tools/slides.py docs/labs.md build/slides.html`.
+"""Makes slides from a Markdown page: `python tools/slides.py docs/labs.md build/slides.html`.
 
 Each section of the page becomes one or several slides, because content that does not fit continues on the
 next slide. A table, a list or a block of commands is never split, and stays with the line that announces it.

@@ -1,7 +1,7 @@
 """Checks for anybody's ring attention, and the error bounds that they use: `check(function)`, `Target`.
 
-`suite.py` has `check`, and reads as the list of its stages. The packages around it follow; each imports only
-from those below it in this list:
+`suite.py` has `check`, which is short enough to be read as a list of its stages. Each line of this list
+imports only from the lines below it:
 
     kinds      other kinds of functions that are checked: a merge, a decode, a training step; linear attention
     suite.py   all checks of a ring, from its claims to its report

@@ -29,7 +29,8 @@ from ringlab.mask import Mask
 
 LAYOUTS: dict[str, Callable[[int, int], Layout]] = {
     **layouts.LAYOUTS,
-    # Not registered. Whoever registers it keeps this name, by which tests and lessons 08 and 12 call it.
+    # ringlab does not register this layout. Code that registers it should use this name, which tests and
+    # lessons 08 and 12 use.
     "token-fold": lambda S, P: dealt(S, P, chunk=1, folded=True),
     "chunk-3": lambda S, P: dealt(S, P, chunk=3),
     "chunk-5-folded": lambda S, P: dealt(S, P, chunk=5, folded=True),

@@ -203,7 +203,7 @@ class _Suite:
     def _make_and_judge(self) -> None:
         """Make each run once, and judge each check as soon as its verdict is certain."""
         runs = dict.fromkeys(run for planned in self.planned.values() for run in planned)
-        hung: list[Ran] = []  # hung runs in a row, without a fault that other ranks could wait for
+        hung: list[Ran] = []  # runs in a row that hung although no rank was made to die or stall
         for ran in self.source.made(sorted(runs, key=lambda run: (run.ends, run.P))):
             self.done[ran.run] = ran
             if ran.trouble is not None and ran.trouble.uncallable and _is_plain(ran.run):
@@ -308,7 +308,8 @@ class _Suite:
     def _guessing(self, opened: Opened) -> AbstractContextManager[Guessing]:
         if self._stops() and self.result.transport == VIRTUAL and isinstance(self.source, Guessing):
             return nullcontext(self.source)
-        return opened()  # a launch of processes would first make its other runs, whether skipped or not
+        # Open a new source, because a launch of processes would first make all runs planned for it.
+        return opened()
 
     def _stops(self) -> bool:
         return self.fail_fast and not all(found.ok for found in self.findings.values())

@@ -33,7 +33,7 @@ def tile_scores(tile: Tile, kernel: tuple[int, int] | None) -> int:
     side = tile.q_stop - tile.q_start  # causal tiles are square
     total = 0
     for first in range(0, side, tile_m):
-        last = min(first + tile_m, side)  # row last - 1 sees keys 0 … last - 1 of the tile
+        last = min(first + tile_m, side)  # the last row of these, row last - 1, sees keys 0 … last - 1
         total += (last - first) * min(-(-last // tile_n) * tile_n, side)
     return total
 

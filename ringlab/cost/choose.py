@@ -118,7 +118,7 @@ def ways(sizes: Attention, P: int) -> list[Way]:
     for schedule, ulysses in candidates(P):
         try:
             found.append(way(sizes, P, schedule, ulysses))
-        except CostError:  # heads that so many ranks cannot share
+        except CostError:  # the heads cannot be divided among so many ranks
             continue
     return found
 
@@ -220,7 +220,7 @@ def weigh_rings(
     if not all(x > 0 for x in (tokens, links, *rates[:2])) or not 0 <= rates[2] < math.inf:
         raise CostError("tokens, links and rates above zero, latency >= 0", f"{tokens}, {links}, {rates}")
     found = []
-    # A latent has no heads to deal: `latent_attention` refuses many rings.
+    # A latent has no heads that could be distributed among rings, so `latent_attention` refuses "multi-ring".
     for schedule in (name for name in RINGS if not (latent and name == "multi-ring")):
         sent, exposed = 0, 0.0
         for backward in (False, True)[: 1 + training]:

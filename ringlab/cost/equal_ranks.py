@@ -1,6 +1,7 @@
-"""Groups of ranks with the same program: a few ranks run it, and the simulator repeats their operations for others.
+"""Groups of ranks with the same program: the simulator runs one rank and repeats its operations for others.
 
-The times of tiles differ from rank to rank, and each rank is charged for its own tiles.
+The tiles differ from rank to rank, so the computing times are not repeated: each rank has those of its own
+tiles.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ def go_together(layout: Layout, schedule: str, mask: Mask, backward: bool) -> bo
         return False
     if not backward:
         return True
-    made = plan(layout, mask)  # whether gradients travel depends on the tiles
+    made = plan(layout, mask)  # the tiles decide whether gradients travel
     equal = len(set(kinds(layout).tolist())) == 1
     return equal and all(made.of(rank, origin) for rank, origin in ((1, 0), (0, 0), (0, 1)))
 

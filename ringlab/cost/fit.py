@@ -1,4 +1,4 @@
-"""The simulator's coefficients of tiles and messages, fitted to measured times."""
+"""Fits the simulator's coefficients for the times of tiles and messages to measured times."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ BACKWARD_PRODUCTS = 5
 """Of its backward: Q·Kᵀ once more, dO·Vᵀ, Pᵀ·dO, dS·K and dSᵀ·Q."""
 RECOMPUTATIONS = ("none", "selective", "full")
 """The parts that a layer computes again before its backward: none; its attention; all of it."""
-MOST_ENTRIES = 4_000_000  # pairs of runs handled at once: 32 MB an array
+MOST_ENTRIES = 4_000_000  # the number of pairs of runs that are handled at once, in arrays of 32 MB
 
 
 def attention_flops(sizes: Attention, score_elements: int, backward: bool = False) -> int:

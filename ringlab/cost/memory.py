@@ -89,7 +89,7 @@ def attention_work(sizes: Attention, tokens: int, P: int, backward: bool = False
     if not backward:
         return AttentionWork(slots, 0, 4 * out + rows if P > 1 else 0)
     gradients = block * 4 * (3 if P > 1 else 1)
-    delta = (12 if size < 4 else 4) * out  # in float32 only the product is new
+    delta = (12 if size < 4 else 4) * out  # for float32, only dO·out is new memory
     if P > 1:
         largest = max(4 * query, (4 + size) * query - block * 4, delta - gradients)
     else:  # dq is written in its dtype at once, and dK and dV are copied

@@ -1,4 +1,4 @@
-"""Published figures, computed again: speed-ups of the Striped Attention paper, lengths of the Ring Attention paper.
+"""Published figures, recomputed: speed-ups of the Striped Attention paper, lengths of Ring Attention's paper.
 
 Sources: arXiv 2311.09431 (striped), arXiv 2310.01889 (ring). Each docstring states the assumptions that the
 papers leave open; no assumption is fitted to a row of a table.

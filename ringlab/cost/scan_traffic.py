@@ -1,4 +1,4 @@
-"""Linear attention over ranks: bytes, messages, rounds, memory and FLOPs of the scans of `ringlab.scan`, and of its halo.
+"""Bytes, messages, rounds, memory and FLOPs of the scans of `ringlab.scan`, and of its halo.
 
 A state has B·H·D·Dv numbers of the state dtype. A transition may travel with it: one number per head, or
 under the delta rule a matrix of D × D. Neither depends on the length of the sequence. A rank whose state

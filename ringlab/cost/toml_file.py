@@ -1,4 +1,4 @@
-"""TOML files written by users, which are read into dataclasses with bounds, or refused with file, line and key.
+"""Reads users' TOML files into dataclasses with bounds; an error names the file, the line and the key.
 
 A field of a dataclass is a key of its table. `key` gives the name and the unit in the file, if they differ:
 
@@ -32,8 +32,8 @@ from ringlab.errors import CostError
 MOST_BYTES = 256 * 1024
 LONGEST_TEXT = 2000
 LARGEST_COUNT = 10**9
-MOST_DOTS = 200  # on one line, since tomllib takes quadratic time for a key of many parts
-MOST_LINES = 50  # of a statement whose line is found, as reading line by line takes quadratic time
+MOST_DOTS = 200  # the most dots on a line, because tomllib takes quadratic time for a key of many parts
+MOST_LINES = 50  # the most lines of a statement, because finding its line takes quadratic time
 Place = tuple[str | int, ...]
 _Entry = TypeVar("_Entry")
 

@@ -1,4 +1,4 @@
-"""Reading and writing quantities with units: "450 GB/s", "5 us", "989.4 TFLOP/s", "1M" tokens.
+"""Reads and writes quantities with units, such as "450 GB/s", "5 us", "989.4 TFLOP/s", or "1M" for tokens.
 
 Decimal prefixes are powers of 1000 (k, M, G, T, P, E), binary ones powers of 1024 (Ki, Mi, Gi, Ti,
 Pi); b is a bit, B a byte. Reading is exact: decimal digits are rounded to the nearest float only once.

@@ -1,4 +1,4 @@
-"""The state of `ringlab.hf.context` for the thread that entered it, and errors that must reach every rank."""
+"""The state of `ringlab.hf.context` for the thread that entered it, and the way errors reach every rank."""
 
 from __future__ import annotations
 

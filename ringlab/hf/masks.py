@@ -1,4 +1,4 @@
-"""Reads the mask that a layer of transformers needs, part by part. An unknown part is an error.
+"""Reads the mask that a layer of transformers needs, part by part. An unknown part raises an error.
 
 transformers describes a mask by a function of (batch, head, query, key), which is composed of a few known
 functions. Evaluating this function would need the matrix that context parallelism avoids. So the function is
@@ -201,7 +201,7 @@ def _parts(function: Callable[..., Any]) -> Iterator[tuple[str, Any]]:
     elif code is _WINDOW:
         yield "window", int(inside["sliding_window"])
     elif code is _PACKED:
-        yield "packed", True  # these ids are compared with the position ids later
+        yield "packed", True  # the caller compares these document ids with the position ids
     elif code is _AND:
         for part in inside["mask_functions"]:
             yield from _parts(part)

@@ -101,7 +101,7 @@ def _after(module: nn.Module, _: Any, output: Any) -> None:
 @torch.compiler.disable
 def _begin(model: PreTrainedModel) -> None:
     around = held_or_none()
-    if around is None or around.running is not None:  # a part of the running model
+    if around is None or around.running is not None:  # this module is a part of the running model
         return
     around.running, around.shared = model, False
     if (error := _refusal(model)) is not None:

@@ -86,7 +86,8 @@ class OverRing(Trainer):
             factor = ring.world_size
             if num_items_in_batch is not None:
                 batch["num_items_in_batch"] = num_items_in_batch
-                if self.args.average_tokens_across_devices and world > 1:  # was summed over all processes
+                # transformers has summed this number over all processes.
+                if self.args.average_tokens_across_devices and world > 1:
                     batch["num_items_in_batch"], factor = num_items_in_batch / ring.world_size, world
             outputs = model(**batch)
         loss = factor * outputs["loss"]

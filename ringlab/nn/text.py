@@ -1,7 +1,7 @@
 """Training text as bytes: a file, or modules of the Python standard library, which every machine has.
 
-The library's text differs between Python versions, so results that are computed from it name the version:
-`Text.name`.
+The library's text differs between Python versions, so `Text.name` contains the version, and results record
+this name.
 """
 
 from __future__ import annotations

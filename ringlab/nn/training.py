@@ -93,7 +93,7 @@ def update(
     labels = next_tokens(tokens, mask)  # before sharding the sequence
     if context is not None:
         tokens, labels = context.shard(tokens), context.shard(labels)
-    count = valid_tokens(labels, ring, replicas)  # on all ranks and in all micro-batches
+    count = valid_tokens(labels, ring, replicas)  # the number of labels on all ranks and in all micro-batches
     rows = -(-len(tokens) // micro_batches)
     loss = torch.zeros((), dtype=torch.float64, device=tokens.device)
     for mine, theirs in zip(tokens.split(rows), labels.split(rows), strict=True):
@@ -271,7 +271,8 @@ def _checked(
 def _check_same(progress: Progress, recipe: Recipe, text: Text) -> None:
     """Raise TrainingError if a checkpoint was made with another recipe or text."""
     before, now = flat(Recipe.of(progress.recipe).lasting()), flat(recipe.lasting())
-    both = [name for name in now if name in before]  # `steps` is in only one of them if the decay differs
+    # Compare the names that are in both. `steps` is in only one of them if the decay differs.
+    both = [name for name in now if name in before]
     other = [f"{name}={before[name]!r}, now {now[name]!r}" for name in both if before[name] != now[name]]
     if progress.step > recipe.steps:
         other.append(f"{progress.step} steps done already, now steps={recipe.steps}")

@@ -1,4 +1,4 @@
-"""Linear attention over ranks by a scan of states. Read `plain` first.
+"""Linear attention over ranks by a scan of states. Read the module `plain` first.
 
 plain       the recurrence, the chunk form, and a relay over ranks, on one page
 oracle      the recurrence in float64 NumPy, with gradients by hand

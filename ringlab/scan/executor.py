@@ -1,4 +1,4 @@
-"""Passes states along a chain of elements that are on different ranks, by any scan.
+"""Passes states along a chain of elements (stretches of tokens) that are on different ranks, by any scan.
 
 A stretch of tokens changes a state by an affine map: it leaves transition · state + contribution. Two
 stretches in a row are again such a map with other numbers, so ranks can compose stretches before any state

@@ -152,7 +152,7 @@ def plan_scan(scan: str, elements: tuple[Element, ...], backward: bool = False) 
     if not isinstance(scan, str) or scan not in SCANS:
         raise BackendError(f"scan= one of {', '.join(SCANS)}", repr(scan))
     count = len(elements)
-    # No state passes from the previous element to a fresh element, and no gradient passes back.
+    # A fresh element gets no state from the element before it, and sends no gradient back to it.
     known = [True, *(element.fresh for element in elements[1:])]
     if backward:
         elements, known = elements[::-1], [True, *known[:0:-1]]

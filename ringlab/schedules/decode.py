@@ -1,8 +1,9 @@
 """Decode: a few new tokens attend to a K/V cache that is spread over the ranks.
 
 Every rank has the new queries and attends to its own part of the cache. Then the partials (out, lse) are
-merged: they are gathered and merged in rank order, or merged along a tree of log2 P exchanges. A message has
-B·H·n·(Dv + 1) numbers of the state dtype, whatever the length of the sequence; Dv is the head dim of v.
+merged: either all ranks gather them and merge them in rank order, or a tree of log2 P exchanges merges them.
+A message has B·H·n·(Dv + 1) numbers of the state dtype, whatever the length of the sequence; Dv is the head
+dim of v.
 Source of the tree: arXiv 2408.04093.
 """
 

@@ -1,7 +1,7 @@
 """The interface of a schedule: the communication of attention, forward and backward.
 
 `ring_attention` calls `check` before any data moves, then `forward`, and `backward` when the loss is differentiated.
-The default schedule, `RingSchedule`, inherits both from `BlockSchedule`.
+The default schedule, `RingSchedule`, inherits `forward` and `backward` from `BlockSchedule`.
 """
 
 from __future__ import annotations

@@ -89,12 +89,12 @@ class Couriers:
             )
             if step == 0:
                 self.sent = None  # the tensors may belong to a block backend, so their memory is not reused
-        elif offsets[step] % ring.world_size:  # otherwise their owner has them already
+        elif offsets[step] % ring.world_size:  # if not, this rank is the owner and keeps them
             self.work = self._send_home(tensors, release_after_send=step > 0)
 
     def own(self) -> Tensors:
         """Return the complete courier of this rank's own block, once it has returned."""
-        # `sent` if the courier never left, because no other rank sees the block
+        # the sums are still in `sent` if no other rank sees the block, so that they were never sent
         tensors = self.arrived() or self.sent
         assert tensors is not None
         return tensors

@@ -119,7 +119,8 @@ class RunningPartial:
 
         This happens before the next part is computed; otherwise there would be three outs in memory.
         """
-        if self.first is not None:  # with the same strides, on which some bits of the result depend
+        # The copy must have the same strides, on which some bits of the result depend.
+        if self.first is not None:
             out = torch.empty_like(self.first.out, dtype=state_dtype(self.q.dtype)).copy_(self.first.out)
             self.partial = Partial(out, torch.empty_like(self.first.lse).copy_(self.first.lse))
             self.first, self.touched = None, self.q.shape[-2]

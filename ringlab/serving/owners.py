@@ -54,7 +54,8 @@ def shares(lse: Float[Tensor, "P B H N"]) -> Float[Tensor, "P B H N"]:
     sum.
     """
     nobody = lse.amax(dim=0) == -torch.inf
-    # The shares are not computed from LSE: a large LSE is rounded, and the shares would not add up to 1.
+    # Softmax computes the shares without LSE, because a large LSE is rounded, so that the
+    # shares would not add up to 1.
     return torch.softmax(lse.masked_fill(nobody, 0.0), dim=0)
 
 

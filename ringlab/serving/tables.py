@@ -139,7 +139,7 @@ class BlockTables:
             needed += self._pages_of(self.lengths[sequence] + tokens) - len(self.pages[sequence])
             if tokens and self._writes_to_shared(sequence):
                 writers[self.pages[sequence][-1]] += 1
-        # The last one of the sequences that share a page need not copy it.
+        # If several sequences share a page, the last of them to write may write into the page without a copy.
         needed += sum(min(count, self.references[page] - 1) for page, count in writers.items())
         if needed > self.free_pages:
             raise CacheError(

@@ -1,4 +1,4 @@
-"""Widgets that are shown if a person can use them, and their static form that is shown otherwise."""
+"""Shows a widget if a person can use it, and otherwise a static form of the widget."""
 
 from __future__ import annotations
 

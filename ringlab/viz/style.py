@@ -1,4 +1,4 @@
-"""The style of the course's figures, and their display with a text for readers who cannot see them.
+"""The style of the course's figures, and their display together with a text for readers who cannot see them.
 
 Inside a widget, a figure is an <img> element; its text is the alternative text, and is also shown below it.
 """

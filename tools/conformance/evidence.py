@@ -1,10 +1,9 @@
 """The strength of the suite in figures: which check finds which wrong ring, and how often right rings pass.
 
-`python -m tools.conformance.evidence matrix FILE` writes the kill matrix. `… seeds FILE` writes the sweep
-over seeds of ringlab's own ring and the plain ring, and `… styles FILE` that of the right rings in other
-styles.
-With names after the file (`… matrix FILE no_scale no_mask`), only those rows are computed again, and the
-other rows in FILE are kept.
+`python -m tools.conformance.evidence matrix FILE` writes the kill matrix. `… seeds FILE` checks ringlab's own
+ring and the plain ring with many seeds and writes the results. `… styles FILE` does the same for correct
+rings in other styles. With names after the file (`… matrix FILE no_scale no_mask`), only the rows of these
+names are computed again, and the other rows in FILE are kept.
 """
 
 from __future__ import annotations

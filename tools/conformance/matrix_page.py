@@ -1,4 +1,4 @@
-"""Writing the kill matrix as a page, and reading it back from the page."""
+"""Writes the kill matrix as a page, and reads the matrix back from the page."""
 
 from __future__ import annotations
 

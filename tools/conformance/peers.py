@@ -1,8 +1,8 @@
 """The quick tier's findings about every peer, as one file with versions, and a page that summarises it.
 
 `python -m tools.conformance.peers benchmarks/results/conformance/peers.json docs/peers.md` runs the installed
-packages and writes both files. If names of studies follow, only these studies run, and the others keep their
-results in the file.
+packages and writes both files. If names of studies follow the files, only these studies run, and the file
+keeps its results of the other studies.
 """
 
 from __future__ import annotations

@@ -105,7 +105,7 @@ def floors(root: Path) -> list[tuple[str, list[str]]]:
         [f"{package}.{name}" for name in layer.split(" : ")]
         for contract in settings["contracts"]
         for package in contract.get("containers", ())
-        if "." not in package  # a package's docstring describes the floors inside the package
+        if "." not in package  # not for a package inside a package, whose docstring describes the floors
         for layer in reversed(contract["layers"])
     ]
     return list(zip(NAMES, rooms, strict=True))

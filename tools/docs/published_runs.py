@@ -1,4 +1,4 @@
-"""Published figures of runs that a plan can predict, beside the figures of the plan.
+"""Compares published figures of training and serving runs with the figures that a plan predicts for them.
 
 Each row has its source and a sentence on what the plan's assumptions leave out. Nothing is fitted to a row.
 """

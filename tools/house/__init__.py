@@ -1,4 +1,4 @@
-"""What the project's tree contains; `python -m tools.house` or `make house` prints it.
+"""The sizes of the project's parts, and gaps in its docstrings: `python -m tools.house` or `make house`.
 
 The output has the sizes of the parts, and the names whose docstrings or annotations are incomplete.
 

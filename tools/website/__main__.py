@@ -1,6 +1,6 @@
 """Build the pages: `python -m tools.website [FOLDER]`, into build/site unless a folder is named.
 
-A hidden folder beside it keeps results of Sphinx, so that the next build is faster.
+A hidden folder next to FOLDER keeps intermediate results of Sphinx, so that the next build is faster.
 """
 
 from __future__ import annotations

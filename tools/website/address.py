@@ -1,4 +1,4 @@
-"""Files that need the pages' address on the web: a sitemap, and whole addresses in each page's head."""
+"""Writes the pages' address on the web into the sitemap and into the head of each page."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Check the links of built pages, and that no page loads anything from another host.
+"""Check that the links of built pages work, and that no page loads anything from another host.
 
 Escape text for Markdown.
 Links are read from the HTML and CSS. Requests that scripts make can be seen only in a browser (tests/site).

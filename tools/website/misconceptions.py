@@ -1,6 +1,7 @@
 """Every mistake that the checks know by name: its message, the checks that find it, and a helpful question.
 
-For each check that finds no wrong answer alone, this file also contains the reason for the check.
+For each check that is never the only one to find a wrong answer, this file also contains the reason for the
+check.
 """
 
 from __future__ import annotations

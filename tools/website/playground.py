@@ -1,4 +1,4 @@
-"""The playground, on its own page and in brief on the first page: its controls, machines and models.
+"""The controls, machines and models of the playground, on its own page and in brief on the first page.
 
 Machines and models are those of ringlab's tables.
 """

@@ -1,4 +1,4 @@
-"""Data that the search needs beside Sphinx's index: how often each page contains a word, and error texts.
+"""Data that the search needs besides Sphinx's index: how often each page contains a word, and error texts.
 
 search_scorer.js uses these data.
 """

@@ -1,8 +1,8 @@
 """Checks of arguments: an accepted argument must change the result as in the oracle, or be refused.
 
 Each check makes a plain run, and the same run with the argument. Three outcomes are wrong: a result that is
-not the oracle's; the plain result again, which means that the argument is accepted and ignored; and a refusal
-of only some values.
+not the oracle's; a result equal to the plain run's, which means that the argument is accepted and ignored;
+and a refusal of only some of the argument's values.
 """
 
 from __future__ import annotations

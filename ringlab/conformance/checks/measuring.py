@@ -77,7 +77,7 @@ def truth_of(
     dlse = cotangent_of_lse(plain).double().numpy() if plain.dlse else None
     true = truth(*exact, v, dout, dlse=dlse, **scoring)
     limits = bounds(q, k, v, dout, dlse=dlse, true=true, **scoring)
-    tens = plain.moved or plain.alibi  # the scores have magnitudes of some tens
+    tens = plain.moved or plain.alibi  # whether the scores are in the tens, not near 1
     if plain.values != "normal" or tens or plain.one_hot:
         more = score_rounding(q, k, v, dout, dlse=dlse, true=true, **scoring)
         limits = {name: limits[name] + more[name] for name in NAMES}

@@ -1,4 +1,4 @@
-"""Checks of dependence: causality, equal results for equal inputs, and separate memory."""
+"""Checks of dependence: causality, the same results for the same inputs, and memory that is not shared."""
 
 from __future__ import annotations
 

@@ -175,13 +175,14 @@ def _memory(plan: Plan, rans: Sequence[Ran]) -> Verdict:
     growth from 8 to 16 counts.
     """
     numbers, made = plan.ranks(4, 8), {ran.run: ran for ran in rans}
-    if len(numbers) < 2:  # three hops are enough for a block in use, one arriving, and one still being sent
+    if len(numbers) < 2:  # below 4 ranks, one block in use, one arriving and one being sent may be all blocks
         return Verdict(True, "does not apply: two numbers of ranks of at least 4 are needed")
     pairs = [(ran, made[_doubled(ran.run)]) for ran in rans if ran.run.P == numbers[0]]
     share = _THIRD
     grown = [many.run for few, many in pairs if _growth(few, many, share)]
     if grown and not (2 * numbers[-1] in plan.claims.ranks and plan.claims.over == RING):
-        share = _HALF  # sixteen processes take too long to start
+        # Use the larger limit, because a run on 16 ranks cannot be added: 16 processes start too slowly.
+        share = _HALF
     elif grown:
         more = tuple(map(_doubled, grown))
         if not made.keys() >= {*more}:

@@ -1,8 +1,9 @@
 """Checks of values: every result against the float64 oracle, within bounds derived from the inputs.
 
-`precision` looks at digits instead. A float16 result that was rounded to bfloat16 on its way is within the
-bounds, because the plainest implementation in float16 has errors of the same size. Its last bits show the
-rounding: of numbers with 11 significant bits, one in eight has only 8 by chance, but not all of them.
+`precision` looks at digits instead. A float16 result that was rounded to bfloat16 in between is within the
+bounds, because the plainest implementation in float16 has errors of the same size. The last bits of the
+result show the rounding. A number with 11 significant bits needs only 8 of them by chance in one case of
+eight, so if all numbers of a result need only 8, they were rounded.
 """
 
 from __future__ import annotations

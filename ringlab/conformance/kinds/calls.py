@@ -46,8 +46,8 @@ from ringlab.errors import BackendError
 from ringlab.temporary import TemporaryFolder
 
 ResultOf: TypeAlias = Callable[..., Any]
-_IN_A_ROW = 3  # how many calls in a row may fail on one number of ranks; each failed call costs new processes
-_ENDED = 2  # how many of these calls may hang or end their process
+_IN_A_ROW = 3  # after so many failed calls in a row, no more calls are made on a number of ranks
+_ENDED = 2  # the limit for calls that hang or end their process, in a row or not
 
 
 class OnRanks(Protocol):

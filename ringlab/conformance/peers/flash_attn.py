@@ -1,4 +1,4 @@
-"""A stand-in for flash-attn's compiled kernels, so that packages that use them can be checked on a CPU.
+"""A stand-in for flash-attn's compiled kernels, with which packages that need them can be checked on a CPU.
 
 It keeps the documented contract of `_flash_attn_forward` and `_flash_attn_backward` of flash-attn 2.7 and
 later: tensors (B, L, H, D), any number of query heads per key/value head, a causal mask aligned to the bottom

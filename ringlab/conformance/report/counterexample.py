@@ -96,8 +96,8 @@ class Search:
         wrong = _wrong(ran, names)
         self.wrong = tuple(each.name for each in [each for each in wrong if _gross(each)] or wrong)
         self.smaller = smaller_runs(ran.run, claims)
-        # If ranks divide the heads, and a lean run has fewer heads, the number of ranks is that of the run
-        # itself.
+        # If ranks divide the heads, a smaller run with fewer heads may not allow other numbers of ranks, so
+        # the run's own number of ranks is kept.
         ranks = () if claims.split_heads else claims.ranks
         self.wide = wide_runs(ran.run, self.wrong, ranks, whole_heads=claims.split_heads)
         self.runs = {*self.smaller, *self.wide}
@@ -166,11 +166,12 @@ def wide_runs(
     """
     name = next((each for each in ("out", "dv", "dq", "dk") if each in wrong), "")
     hot = ONE_HOT.get(name, "")
-    if hot == "dout" and counter.dout != "normal":  # the run needs its own dout
+    # The run requires its particular dout, which a one-hot dout would replace.
+    if hot == "dout" and counter.dout != "normal":
         hot = ""
     P = next((P for P in (_WIDE, 3) if P in ranks and P >= counter.P), counter.P)
     if counter.pads or counter.joint or counter.keys or counter.dv or counter.dropout:
-        return []  # keys and queries form no square, or the weights are no softmax
+        return []  # the (query, key) matrix is not square, or the weights are not a softmax
     free = not _fixed(counter) and counter.S % (2 * counter.P) == 0
     sizes = [(P, 8 * P)] if free else []
     sizes += [(counter.P, counter.S)]

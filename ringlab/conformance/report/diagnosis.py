@@ -22,7 +22,7 @@ INVALID = ("BackendError", "CannotCall")
 """Errors which mean that the request or the target cannot be run."""
 IGNORED = "accepted and ignored"
 """The words by which evidence names an argument that changes no result."""
-_LONGEST = 200  # the most characters of a fault that the first sentence does not name
+_LONGEST = 200  # the most characters that are shown of a fault without a name
 _LISTED = 6  # the most tokens, or stretches of tokens, in a sentence
 _DOES = {
     "raised": "The target raises",
@@ -121,7 +121,7 @@ def _first(failed: Sequence[_Finding]) -> str:
         return _of_trouble(troubled)
     name, evidence = failed[0].name, failed[0].evidence
     kind, _, text = evidence.partition(": ")
-    if kind in _DOES:  # the call itself failed, before any comparison
+    if kind in _DOES:  # the call raised an error, hung or crashed, so there is nothing to compare
         return f"{_DOES[kind]}, in a call of the check {name!r}: {text}"
     return f"The check {name!r} fails: {evidence}"
 

@@ -21,7 +21,7 @@ def main(folder: Path, parent: int) -> int:
     from ringlab.comm.processes.rank_process import die_with
 
     die_with(parent)
-    # so that the processes that this one started end too
+    # also end the processes that this process has started
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     sys.path[:] = json.loads((folder / "path.json").read_text())
     import cloudpickle

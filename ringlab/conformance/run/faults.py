@@ -1,4 +1,4 @@
-"""The faults that a run may require: rank 1 dies, or is late."""
+"""The faults that a run may cause on purpose: rank 1 dies, or is late."""
 
 from __future__ import annotations
 

@@ -48,5 +48,6 @@ def joined(folder: Path, index: int, run: Run) -> Ran | None:
     if any(part is None or part.trouble is not None for part in parts):
         return None
     ran = join(run, parts)
-    ran.spared = run.fault.startswith("dies")  # a process that died would have written no result
+    # Rank 1 has survived the fault, because a process that died would not have written this result.
+    ran.spared = run.fault.startswith("dies")
     return ran

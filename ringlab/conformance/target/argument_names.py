@@ -1,4 +1,4 @@
-"""The parameter names that code uses for attention's arguments; a target gets them by its own names."""
+"""The parameter names that are in use for attention's arguments, so that a target may have any of them."""
 
 from __future__ import annotations
 

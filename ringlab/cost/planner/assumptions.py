@@ -1,4 +1,4 @@
-"""The assumptions behind a plan, in sentences. They are printed with it, since its figures depend on them."""
+"""The assumptions behind a plan, in sentences that are printed with the plan."""
 
 from __future__ import annotations
 

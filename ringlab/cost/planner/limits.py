@@ -27,7 +27,7 @@ SHARING_WORDS = {
     "dcp": "weights shared along cp, queries gathered (DCP)",
     "helix": "weights shared along cp (Helix)",
 }
-WORTH_NAMING = 0.03  # fraction of the step; a smaller loss is no limit
+WORTH_NAMING = 0.03  # the smallest fraction of a step's time whose loss is named as a limit
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,8 @@ def hidden(best: Candidate) -> list[Hidden]:
     for each in best.time.passes:
         backward = each.name == "backward"
         rate = attention_flops_per_s(request, sizes.D, backward)
-        block = sizes if is_balanced(best.layout) else _unmasked(sizes)  # if not, some rank sees whole blocks
+        # In a layout that is not balanced, some rank sees whole blocks.
+        block = sizes if is_balanced(best.layout) else _unmasked(sizes)
         least = least_tokens_hidden(
             rate, link.bytes_per_s, block, latency_s=link.latency_s, backward=backward
         )

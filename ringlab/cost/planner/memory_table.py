@@ -130,7 +130,7 @@ KEPT = {
     "selective": "all but attention's output",
     "full": "the input of each layer",
 }
-ON_THE_GPU = 2  # layers with offloaded activations on the GPU: one at work, one leaving or arriving
+ON_THE_GPU = 2  # layers whose offloaded activations are on the GPU: one computes, one is transferred
 
 
 def _training(request: Request, degrees: Degrees, recomputation: str, stage: Stage) -> list[Entry]:

@@ -17,7 +17,8 @@ from ringlab.cost.hardware import Hardware, Link
 from ringlab.cost.planner.request import Request
 from ringlab.errors import CostError
 
-MOST_IN_A_RING = 1024  # ranks; the table of work by (rank, step) has this many rows and columns
+# The most ranks in a ring, because the table of work has so many rows (ranks) and columns (steps).
+MOST_IN_A_RING = 1024
 
 
 @dataclass(frozen=True)

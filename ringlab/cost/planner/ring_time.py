@@ -26,7 +26,7 @@ from ringlab.cost.flops import layout_work
 from ringlab.cost.hardware import Hardware
 from ringlab.layout import LAYOUTS, Layout, contiguous, get_layout, striped, zigzag
 
-LARGEST_FOLLOWED = 64  # ranks; to follow more of them step by step takes too long for a planner
+LARGEST_FOLLOWED = 64  # the most ranks that are followed step by step; more would take too long for a planner
 
 
 def ring_forward_s(
@@ -128,8 +128,8 @@ FORMULAS: dict[Callable[[int, int], Layout], tuple[int, Callable[[int, int], tup
 }
 """Optional, by layout: how many pieces a rank owns, each of x tokens; and its work on its own block, on an earlier rank's
 and on a later rank's, given x and the work on a causal square of x. Work of layouts without an entry is counted."""
-MOST_COUNTED = 2**17  # tokens that can be counted in milliseconds
-LONGEST_COUNTED = 2**22  # tokens of a layout without a formula, counted in a second
+MOST_COUNTED = 2**17  # the most tokens whose tiles are counted, which takes milliseconds
+LONGEST_COUNTED = 2**22  # the same limit for a layout without a formula; counting takes a second
 
 
 @lru_cache(maxsize=512)

@@ -1,4 +1,4 @@
-"""A request for serving on a grid of tokens × heads, and the bytes that one of its GPUs reads for a token.
+"""A request for serving on a grid of tokens × heads, and the bytes that one of its GPUs reads per token.
 
 Three ways to share a model among `token_ranks` × `head_ranks` = N GPUs:
 

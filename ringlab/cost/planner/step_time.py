@@ -27,7 +27,8 @@ from ringlab.cost.traffic import gradient_bytes_per_token
 from ringlab.layout import get_layout
 from ringlab.plan import tiles
 
-ALL_PAIRS = 16  # ranks; in a larger ring one pair of ranks represents its kind
+# The most ranks for which all pairs are computed; in a larger ring one pair represents each kind.
+ALL_PAIRS = 16
 
 
 @dataclass(frozen=True)

@@ -228,7 +228,7 @@ def _other_hardware(request: Request) -> Iterator[Suggestion]:
             suggestion = Suggestion("hardware", why, _on_nodes(changed, nodes))
             if suggestion.fits:
                 found.append(suggestion)
-        except CostError:  # another dtype, or GPUs that cannot be divided
+        except CostError:  # this hardware lacks the dtype, or its GPUs cannot be divided
             continue
     yield from sorted(found, key=lambda it: it.best.step_s)[:OTHERS]
 

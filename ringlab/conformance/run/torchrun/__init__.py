@@ -6,8 +6,8 @@ own processes ends with an error, before anything is reported. Second, a process
 failed or hangs cannot be used again. With children, such a call costs only the children: all of them are
 ended, and new children in a new group make the next run.
 
-A run on fewer ranks than torchrun started has children of only the first ranks, which form its default group.
-So a target need not take a group to be tested on every number of ranks.
+A run on fewer ranks than torchrun started uses children of only the first ranks, which form the run's default
+process group. So a target can be tested on every number of ranks even if it has no parameter for a group.
 
 torchrun's processes belong to no process group. Runs and results are sent through torchrun's key-value store,
 so they cannot interfere with the target's own collectives, and every wait has a time limit.

@@ -21,7 +21,7 @@ LOST = "lost"
 _POLL = 0.02
 _PATIENCE = 60.0
 _FAREWELL = 10.0
-_LONGEST = 400  # the most characters of one rank's trouble beside the troubles of other ranks
+_LONGEST = 400  # the most characters of one rank's trouble if several ranks have one
 
 
 class Lead:
@@ -69,7 +69,7 @@ class Lead:
         if self._watchdog is not None:
             self._watchdog.close()
         limit = time.monotonic() + _FAREWELL
-        with suppress(RuntimeError):  # the store no longer exists, and neither does torchrun
+        with suppress(RuntimeError):  # torchrun has ended, and its store with it
             self.say(End(status))
             while self._rendezvous.count("ended") < self.world.size - 1 and time.monotonic() < limit:
                 time.sleep(_POLL)

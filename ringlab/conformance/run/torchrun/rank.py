@@ -70,7 +70,8 @@ def main(folder: Path, parent: int) -> int:
                 try:
                     made = on_this_rank(target, pickle.loads(asked.read_bytes()), Ring(comm), seat.device)
                 except BaseException as error:
-                    # before anything else, because this process is ended as soon as its trouble is read
+                    # before anything else, because torchrun's process ends this one as soon as it has read
+                    # the trouble
                     comm.fail(error)
                     _leave_trouble(folder, number, seat.rank, error)
                     raise

@@ -48,7 +48,8 @@ class Watchdog:
         place = 0
         if part.trouble is not None:
             place = self.rendezvous.count(f"over/{order.number}", 1)
-            if part.trouble.kind != HUNG:  # the other ranks may use as much time as this one did
+            # A hang is not announced: other ranks may use as much time as this one.
+            if part.trouble.kind != HUNG:
                 self.rendezvous.count(failed, 1)
         self.rendezvous.put(f"part/{order.number}/{rank}", (place, part))
         if part.trouble is not None:
