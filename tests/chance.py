@@ -18,14 +18,14 @@ _fresh = random.Random()
 
 
 def install(seed: int) -> None:
-    """Derive the draws of this process from `seed`, and the order of sets of strings in its children.
+    """Derive this process's random draws, and the order of sets of strings in its children, from `seed`.
 
     With the seed 0, Hypothesis derives its examples from the code of each test. Any other seed is also the
     seed of Hypothesis.
     """
     secrets.randbits = numpy.random.bit_generator.randbits = _fresh.getrandbits  # type: ignore[attr-defined]
     os.environ["PYTHONHASHSEED"] = str(seed % 2**32)
-    # Otherwise examples would contain constants of the modules that happen to be imported already.
+    # Otherwise Hypothesis would use constants of the modules that happen to be imported in its examples.
     providers._get_local_constants = providers.Constants
     hypothesis.settings.load_profile("searching" if seed else "same")
     core.global_force_seed = seed or None

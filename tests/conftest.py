@@ -24,8 +24,8 @@ from tests import chance, needs, shapes
 
 CHECKOUT = Path(__file__).resolve().parents[1]
 
-# Kernels run on a GPU where there is one, else in Triton's interpreter. Triton asks when it is imported, which
-# nothing has done yet.
+# Kernels run on a GPU if the machine has one, else in Triton's interpreter. Triton reads this variable when
+# it is first imported, and nothing has imported it yet.
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
@@ -34,8 +34,8 @@ if not torch.cuda.is_available():
 # virtual cluster's small ones five times slower.
 install_import_hook(shapes.modules(), "tests.shapes.checked")
 
-# Tests that call the reference thousands of times, as its users do. Here checking the shapes of every call
-# would double the time; the other tests check the reference's shapes.
+# These tests call the reference thousands of times, as its users do. Shapes are not checked in them, because
+# that would double the time. Other tests check the reference's shapes.
 UNCHECKED = (
     "tests/conformance/test_evidence.py",
     "tests/conformance/test_mutants.py",
@@ -65,7 +65,7 @@ def pytest_configure(config: pytest.Config) -> None:
     torch.set_num_threads(1)
     _one_thread_for_numpy()
     if config.option.seed == "fresh":
-        config.option.seed = str(secrets.randbits(32))  # the workers of xdist get this number
+        config.option.seed = str(secrets.randbits(32))  # xdist passes this number to its workers
     chance.install(int(config.option.seed))
 
 
@@ -80,15 +80,15 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_call(item: pytest.Item) -> None:
-    """Seed all that a test draws from the seed of the run and the test's name, whoever made its fixtures."""
+    """Seed all random draws of a test from the run's seed and the test's name, independent of its fixtures."""
     chance.begin(item.config.option.seed, item.nodeid)
 
 
 def _one_thread_for_numpy() -> None:
-    """Keep NumPy's BLAS from starting a thread per core, since small products in Triton's interpreter wait for all.
+    """Limit NumPy's BLAS to one thread, because small products in Triton's interpreter wait for every thread.
 
-    BLAS reads OPENBLAS_NUM_THREADS when it is loaded. A plugin of pytest has loaded it by now, but the
-    processes that tests start read the variable in time.
+    BLAS reads OPENBLAS_NUM_THREADS when it is loaded. In this process, a plugin of pytest has loaded BLAS
+    already, but the processes that tests start read the variable in time.
     """
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     for library in Path(numpy.__file__).parent.with_name("numpy.libs").glob("*openblas*"):
@@ -98,7 +98,7 @@ def _one_thread_for_numpy() -> None:
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Exempt the objects that collecting tests has made from garbage collection; they live until the end."""
+    """Exempt objects made while tests were collected from garbage collection, because they live until the end."""
     gc.collect()
     gc.freeze()
 
@@ -107,7 +107,7 @@ _settled = 0
 
 
 def pytest_runtest_logfinish(nodeid: str, location: tuple[str, int | None, str]) -> None:
-    """Return freed memory to the system if a test grew by 100 MB, since glibc keeps pages of large tensors."""
+    """Return freed memory to the system after a test that used 100 MB more, because glibc keeps the pages."""
     global _settled
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None and _resident_bytes() > _settled + (100 << 20):
@@ -128,7 +128,7 @@ _ALL_THOROUGH = re.compile(r"^pytestmark = \[?pytest\.mark\.thorough", re.MULTIL
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Leave files unread that contain thorough tests only, where none of them is selected: some import large packages."""
+    """Skip files that contain only thorough tests if these are not selected, because some import large packages."""
     if config.option.markexpr != "not thorough" or not collection_path.name.startswith("test_"):
         return None
     return True if _ALL_THOROUGH.search(collection_path.read_text(encoding="utf-8")) else None
@@ -137,8 +137,9 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark the cases of a sweep that only `make test-all` runs, and skip tests that cannot run on this machine.
 
-    The name of a case decides whether it is one of them. Its place in the table does not: cases stand in a regular order,
-    so every n-th would be of one kind. RINGLAB_REQUIRE_ALL=1 forbids skips, except for hardware that no package can bring.
+    The name of a case decides whether the case is marked. Its place in the table could not decide, because
+    the table has a regular order, so every n-th case would be of one kind. RINGLAB_REQUIRE_ALL=1 forbids
+    skips, except for hardware that no package can bring.
     """
     for item in items:
         sweep = item.get_closest_marker("sweep")
@@ -149,7 +150,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]):  # type: ignore[no-untyped-def]
-    """Turn skips into failures if everything is required, and tell in a failure how to draw its inputs again."""
+    """Turn skips into failures if everything is required, and print with a failure how to draw its inputs again."""
     outcome = yield
     report = outcome.get_result()
     if report.failed:
@@ -168,7 +169,7 @@ def _said_by_absence(report: pytest.TestReport | pytest.CollectReport) -> str | 
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Print a conspicuous line for each missing thing whose tests did not run, and the peak of memory."""
+    """Print a line for each missing program, package or device whose tests did not run, and the peak of memory."""
     reasons = [_said_by_absence(report) for report in terminalreporter.stats.get("skipped", [])]
     for reason in sorted(set(filter(None, reasons))):
         count = reasons.count(reason)

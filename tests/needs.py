@@ -19,7 +19,7 @@ def all_required() -> bool:
 
 
 def chromium_path() -> str | None:
-    """Return the browser that tests drive, None where there is none."""
+    """Return the path of the browser that tests drive, or None if there is no browser."""
     return next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 
 
@@ -66,7 +66,7 @@ def missing_jax() -> str | None:
 @cache
 def missing_cuda() -> str | None:
     """Return why nothing can run on a GPU here, None if it can; `ringlab doctor` says it in the same words."""
-    from ringlab.bench.device import no_cuda  # imported here because shape checks have to be installed first
+    from ringlab.bench.device import no_cuda  # imported late, because shape checks must be installed before
 
     return no_cuda()
 

@@ -2,7 +2,7 @@
 
 Source: Salmon et al. 2011, doi 10.1145/2063384.2063405, section 3.3.
 
-It is not among the laws' strategies because tests on GPUs need it, and those run without hypothesis.
+This module does not import hypothesis, because tests on GPUs need it and run without hypothesis.
 """
 
 from __future__ import annotations

@@ -113,12 +113,14 @@ def test_documents_that_lie_whole_on_ranks_send_nothing() -> None:
 
 
 WINDOWS: list[tuple[Layout, Mask]] = [
-    (contiguous(60, 4), Mask(window=17)),  # two hops of four ranks: gradients go home past a rank
+    # Blocks make two of three hops, so gradients skip a rank on their way home.
+    (contiguous(60, 4), Mask(window=17)),
     (contiguous(61, 4), Mask(window=2)),
     (contiguous(60, 4), Mask(causal=False, window=9)),
     (contiguous(64, 4), Mask(documents=(20, 44), window=12)),
     (per_document((31, 9, 24), 4), Mask(documents=(31, 9, 24), prefix=(0, 4, 2))),
-    (zigzag(64, 4), Mask(window=5)),  # distances 1 and 3: a block jumps over a rank
+    # A block is seen at distances 1 and 3, so it skips the rank at distance 2.
+    (zigzag(64, 4), Mask(window=5)),
 ]
 
 

@@ -1,4 +1,4 @@
-"""The memory of a rank: its shard, a block in use, one on the way, and accumulators, never S/P × S elements."""
+"""A rank holds its shard, a block in use, a block that arrives, and accumulators, but never S/P × S elements."""
 
 from __future__ import annotations
 

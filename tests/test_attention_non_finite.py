@@ -17,7 +17,8 @@ from ringlab.conformance.cases import LAYOUTS
 from ringlab.layout import Layout
 from ringlab.mask import Mask
 
-S, P, H, K, D = 37, 4, 4, 2, 8  # more keys than a vector register holds: torch's SDPA drops NaN from fewer
+# More keys than a vector register holds, because torch's SDPA loses NaN among fewer keys.
+S, P, H, K, D = 37, 4, 4, 2, 8
 POISONS = (math.nan, math.inf, -math.inf)
 BLOCKS = ("naive", "blockwise", "native")
 SOME_LAYOUTS = ("contiguous", "zigzag", "token-fold", "chunk-3")

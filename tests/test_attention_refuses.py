@@ -41,7 +41,7 @@ Spoil = Callable[[Arguments], None]
 
 
 class Deaf(RingSchedule):
-    """A schedule that does not count sinks."""
+    """A schedule that ignores sinks."""
 
     takes_sinks = False
 

@@ -1,4 +1,4 @@
-"""Edits: `apply` undoes `diff`, files of entries are read as written, and anything else is an error."""
+"""Edits: `apply` turns a text into the other text of its `diff`, and files of entries are read as written."""
 
 from __future__ import annotations
 

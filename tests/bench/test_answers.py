@@ -1,4 +1,4 @@
-"""Waiting for commands: whole processes are timed, and an output that is no answer is rejected."""
+"""The time until a command answers: the whole process is timed, and an output that is no answer is rejected."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pictures of results: measured ones, and made-up ones for hardware that no machine here has."""
+"""Pictures of measured results, and of made-up results for hardware that this project's machines lack."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The one timer (order of runs, which runs count, statistics) and the two benches of the ring on a CPU."""
+"""The timer of all benchmarks (order of runs, counted runs, statistics) and two benchmarks of the ring on a CPU."""
 
 from __future__ import annotations
 

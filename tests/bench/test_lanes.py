@@ -140,7 +140,7 @@ def test_both_orders_compute_attention(order):
 
 
 def waits_between(ring):
-    """Wait for one message with no computation beside it, then for one beside a computation."""
+    """Wait for a message while nothing is computed, then for a message that overlaps a computation."""
     x = torch.zeros(1 << 16)
     work = ring.post(x)
     work.wait()

@@ -1,4 +1,4 @@
-"""The benches of kernels, run on the CPU: results on memory full of NaN must be right before the timing."""
+"""The benchmarks of kernels, run on the CPU: before the timing, memory is filled with NaN and results are checked."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ RIGHT = whole(one_block("naive"), causal=True)
 
 
 def changed(change: Change) -> Contender:
-    """Return the right contender with `change` applied to its results."""
+    """Return the correct contender with `change` applied to its results."""
 
     def turn(inputs: Any, of: str) -> Turn:
         right = RIGHT.turn(inputs, of)
@@ -128,7 +128,7 @@ class Skips(Naive):
 def test_rows_that_no_rank_writes_are_found_on_new_memory(P: int) -> None:
     """Unwritten rows are found on every thread and in any memory, without the device's poison."""
     contender = emulated_ring(Skips(), P, causal=True)
-    with new_memory_is_nan():  # so that the old contents of the memory cannot decide this test
+    with new_memory_is_nan():  # otherwise the old contents of the memory could decide this test
         assert torch.empty(3).isnan().all()
     assert bench(NoPoison()).admit(contender, "forward").refusal is not None
     assert not torch.are_deterministic_algorithms_enabled()
@@ -210,7 +210,7 @@ def test_inputs_are_fresh_in_every_round_and_follow_from_the_seed() -> None:
 
     found = Bench(SMALL, Cpu())
     found.measure("forward", {"spy": Contender(turn)}, {}, rounds=4)
-    timed = seen[3:]  # leaves out the three runs of the check
+    timed = seen[3:]  # without the three runs of the check before the timing
     assert len(set(timed)) == len(timed) == 4 + 3
     assert torch.equal(found.inputs.q, Bench(SMALL, Cpu(), seed=found.seed).inputs.q)
 
@@ -237,7 +237,8 @@ def test_a_report_of_kernels_has_what_readers_need() -> None:
     assert {"clock", "inputs", "cache", "check", "flops", "speed_ratio"} <= set(report["method"])
     for case in report["cases"]:
         assert set(case["speed_ratio"]) == {"native"}
-        assert {"cudnn", "nonesuch"} <= case["not_timed"].keys()  # neither was replaced by another backend
+        # Neither backend was replaced by another one.
+        assert {"cudnn", "nonesuch"} <= case["not_timed"].keys()
         found = case["contenders"]["native"]
         assert all(0 < ratio <= 1 for ratio in found["errors_over_bounds"].values())
         assert found["median_s"] > 0 and len(found["times_s"]) == 2

@@ -1,4 +1,4 @@
-"""Known packages beside ringlab's ring: which are right, which are timed, and what is said of the others."""
+"""Published packages compared with ringlab's ring: correct, wrong and untimed packages, and their lines in words."""
 
 from __future__ import annotations
 

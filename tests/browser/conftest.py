@@ -1,4 +1,4 @@
-"""A lab and a browser for the tests of this folder."""
+"""A JupyterLab server and a browser for the tests of this folder."""
 
 from __future__ import annotations
 

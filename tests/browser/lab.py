@@ -31,7 +31,7 @@ class Lab:
 
 
 def copy_course(folder: Path) -> Path:
-    """Return `folder` after copying into it what a learner's checkout needs to serve the notebooks."""
+    """Copy into `folder` the files that a checkout needs to serve the notebooks, and return `folder`."""
     for part in ("notebooks", "exercises"):
         (folder / part).mkdir(parents=True)
         for notebook in sorted((CHECKOUT / part).glob("*.ipynb")):
@@ -62,7 +62,7 @@ def serve(scratch: Path, arguments: Sequence[str] = ()) -> Iterator[Lab]:
 
 
 def _environment(scratch: Path) -> dict[str, str]:
-    """Return an environment in which nothing of this user's own Jupyter is read or written."""
+    """Return environment variables with which Jupyter neither reads nor writes this user's own settings."""
     own = {
         "RINGLAB_PROGRESS": scratch / "progress.json",
         "JUPYTERLAB_SETTINGS_DIR": scratch / "settings",

@@ -1,7 +1,8 @@
 """Look at a notebook as a learner would: `python -m tests.browser.look NOTEBOOK OUT.png`.
 
-The command runs the notebook top to bottom in JupyterLab, writes OUT-1.png, OUT-2.png, … down its length, and
-prints visible problems: errors, warnings, pictures without alternative text, output that is cut off.
+The command runs the notebook from top to bottom in JupyterLab, writes screenshots of its parts as OUT-1.png,
+OUT-2.png, …, and prints visible problems: errors, warnings, pictures without alternative text, output that is
+cut off.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ def findings(notebook: NotebookPage) -> list[str]:
 
 
 def photograph(page: Page, out: Path) -> list[Path]:
-    """Write screenshots down the length of the visible notebook, and return their paths."""
+    """Write screenshots of all parts of the notebook, from top to bottom, and return their paths."""
     page.evaluate(DRAW_ALL)
     paths: list[Path] = []
     top, step, whole = page.evaluate(SCROLL, 0)

@@ -28,7 +28,7 @@ def lesson_05(browser, lab) -> NotebookPage:
     notebook = open_notebook(browser.page, PATH)
     number, choice = notebook.find('predict("05.values"'), notebook.find('predict("05.slip"')
     notebook.run_above(number.index + 1)
-    notebook.keep_busy(3)  # keystrokes and a click must arrive in order while the kernel is busy
+    notebook.keep_busy(3)  # the following keystrokes and click must keep their order in a busy kernel
     type_number(notebook.select(number.index), "18", told="you predicted: 18 values")
     for index in range(number.index + 1, choice.index + 1):
         notebook.run(index)
@@ -37,7 +37,7 @@ def lesson_05(browser, lab) -> NotebookPage:
     return notebook
 
 
-# This test is the first one, since an answered question takes less room on the page.
+# This test runs before all others, because an answered question is less high on the page.
 @pytest.mark.parametrize("lesson_id", [each.id for each in LESSONS])
 def test_no_answer_is_seen_before_its_prediction(browser, lesson_id):
     browser.page.set_viewport_size({"width": 1400, "height": 900})
@@ -131,7 +131,7 @@ def test_every_picture_that_the_lesson_draws_has_its_words(lesson):
         assert len(picture.get_attribute("alt") or "") > 60
 
 
-# This test is the last one, so that it counts the addresses of all tests above.
+# This test runs last, so that it sees the addresses that all tests above have requested.
 def test_nothing_is_asked_of_another_machine(lesson, browser):
     assert any("/api/kernels" in url for url in browser.asked)
     assert browser.strangers() == []

@@ -1,4 +1,4 @@
-"""Commands imported only when needed: listed without their options, also beside those of other packages."""
+"""A command is imported only when it is used: the list of commands, also of other packages, needs no import."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Backport:
 
 @pytest.fixture(params=[EntryPoint, Backport])
 def added(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> list[int]:
-    """Add entry points of another package; return a list with one element per look-up of entry points."""
+    """Add entry points of another package; return a list that grows by one element at each look-up of them."""
     names = {name: f"{__name__}:{name}" for name in ("one", *apps)} | {"gone": "no_such_package:main"}
     theirs = [
         request.param(name, where, GROUP) for name, where in {**names, "plan": f"{__name__}:one"}.items()

@@ -62,7 +62,7 @@ def test_the_answer_comes_first_and_details_say_why() -> None:
     assert not any(part in out for part in tables) and "--details" in out.splitlines()[-2]
     _, detailed, _ = call(f"{FITS} --details")
     assert all(part in detailed for part in tables)
-    assert "arXiv" in detailed  # cites the source of the fractions of peak
+    assert "arXiv" in detailed  # the source of the assumed fractions of peak FLOP/s
     assert detailed.splitlines()[0] == out.splitlines()[0]
     assert detailed.count("ringlab plan") == len(told(FITS)["suggestions"]) > out.count("ringlab plan") == 3
 

@@ -96,7 +96,7 @@ def test_what_the_help_calls_the_default_is_it() -> None:
 def test_it_goes_on_on_other_ranks_with_the_checkpoints_recipe(tmp_path: Path) -> None:
     first = trained(*SMALL, "--ranks", 2, "--folder", tmp_path, "--until", 4)
     assert (first["steps"], first["of"], first["resumed_from"]) == (4, 8, None)
-    with (tmp_path / "log.jsonl").open("a") as file:  # a run that was killed after its last checkpoint
+    with (tmp_path / "log.jsonl").open("a") as file:  # as after a kill while line 6 was written
         file.write(json.dumps({"number": 5, "loss": 99.0}) + '\n{"number": 6, "lo')
     second = trained(
         "--resume", "--ranks", 3, "--layout", "contiguous", "--micro-batches", 2, "--folder", tmp_path
@@ -193,7 +193,7 @@ def test_a_folder_in_use_and_another_model_are_refused(tmp_path: Path) -> None:
     for arguments, said in (
         (SMALL, "--resume to go on, or another --folder"),
         (["--resume", "--width", 32], "model.width=16, now 32"),
-        (["--resume", "--steps", 4], "steps=2, now 4"),  # the number of steps shapes the cosine
+        (["--resume", "--steps", 4], "steps=2, now 4"),  # the cosine of the learning rate depends on it
         (["--resume", "--clip", 2.0], "clip=0.5, now 2.0"),
     ):
         status, _, err = call(*arguments, "--folder", tmp_path)

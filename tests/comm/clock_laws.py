@@ -1,4 +1,4 @@
-"""Laws of virtual time, as functions that tests call with the right clock and with broken ones."""
+"""Laws of virtual time, as functions that tests call with the real clock and with broken clocks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ringlab.comm.virtual.turns import Turns
 
 @dataclass(frozen=True)
 class Uniform:
-    """Links that are all alike, except those that leave a node of `per_node` ranks."""
+    """A network whose links are all alike, except those that leave a node of `per_node` ranks."""
 
     bytes_s: float = float("inf")
     latency: float = 0.0
@@ -37,7 +37,7 @@ class Uniform:
 
 
 class Given(Costs):
-    """A computation takes the seconds in its label, and a message takes bytes / rate + latency."""
+    """Costs in which a computation takes the seconds in its label, and a message bytes / rate + latency."""
 
     def __init__(self, bytes_s: float = float("inf"), latency: float = 0.0) -> None:
         self.bytes_s, self.latency = bytes_s, latency
@@ -58,7 +58,7 @@ def record(P: int, program: Any, *args: Any) -> Recording:
 
 
 def rounds(ring: Ring, plan: list[tuple[int, list[float], int]], held: int) -> float:
-    """Post to a rank at a distance, compute, and wait for old exchanges while more than `held` are open."""
+    """For each entry of `plan`, post, compute, and wait for the oldest exchanges until only `held` are open."""
     pending: list[Any] = []
     for number, (distance, seconds, nbytes) in enumerate(plan):
         to, source = (ring.rank + distance) % ring.world_size, (ring.rank - distance) % ring.world_size

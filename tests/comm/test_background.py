@@ -1,6 +1,6 @@
-"""Lanes, and how messages are cut into pieces.
+"""Background transfers, messages that are cut into pieces, and the way `launch` ends its ranks.
 
-How `launch` ends its ranks: each failure gives the ranks that have not yet noticed it a new time limit.
+Each failure gives the ranks that have not yet noticed the failure a new time limit.
 """
 
 from __future__ import annotations

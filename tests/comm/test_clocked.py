@@ -47,7 +47,7 @@ class StartsWithoutTheReceiver(timeline._Clock):
 
 
 class ChargesByTurn(clocked._ClockedComm):
-    """A computation takes longer if its thread had its turn later."""
+    """A wrong clock, by which a computation takes longer if its thread had its turn later."""
 
     def compute(self, label: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         self.run.turn = getattr(self.run, "turn", 0) + 1  # type: ignore[attr-defined]
@@ -71,7 +71,7 @@ def test_the_law_notices(
         LAWS[law]()
 
 
-# The contents of a recording, and the programs that a recording refuses.
+# Tests of the contents of a recording, and of programs that cannot be recorded.
 
 
 def test_a_slow_rank_computes_longer_and_no_other_does() -> None:
@@ -102,7 +102,8 @@ def test_jitter_neither_adds_nor_takes_time_on_the_average() -> None:
 
     sigma, n = 0.1, 20_000
     busy = record(2, program).clock(Uniform(), jitter=sigma).busy_s.sum() / n
-    # The factor's standard deviation is sqrt(exp(σ²) − 1); the tolerance is five standard errors of the mean.
+    # The random factor has a standard deviation of sqrt(exp(σ²) − 1); five standard errors of the mean are
+    # allowed.
     assert busy == pytest.approx(1.0, abs=5 * np.sqrt(np.expm1(sigma**2) / n))
 
 

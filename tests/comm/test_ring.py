@@ -1,10 +1,8 @@
-"""The neighbour view of a transport: the properties that all transports have in common.
+"""Rings, subgroups, the memory meter, and tensors in transfer: properties that all transports have in common.
 
-A subgroup is a transport like any other: rings, collectives, traces and errors.
-
-The memory meter: live bytes, peak and largest tensor, per rank.
-
-Tensors in transfer: what a learner's ring program may do with them. The judge's tests cover the rest.
+A subgroup is a transport like any other: its rings, collectives, traces and errors are tested. The memory
+meter counts live bytes, their peak and the largest tensor of each rank. The tests of tensors in transfer
+cover operations that a learner's program may do; the judge's tests cover others.
 """
 
 from __future__ import annotations
@@ -38,7 +36,7 @@ def test_posting_what_shift_returned_without_unpacking_it_says_so():
 
 
 def rows_and_columns(ring: Ring) -> tuple[Tensor, Tensor, list[Tensor], Tensor]:
-    """Return the previous ranks in row and column, all ranks of the row, and the sum of the column."""
+    """Return the previous rank in the row and in the column, all ranks of the row, and the sum over the column."""
     width = ring.world_size // 2
     row, place = divmod(ring.rank, width)
     of_row = Ring(SubGroup(ring.comm, range(row * width, (row + 1) * width)))

@@ -1,7 +1,7 @@
 """The stream of each launch, and the order in which launches wait for each other; no GPU is needed.
 
-A stand-in for torch.cuda records which launch waits for which, and nothing is computed. The tests cannot show
-that a GPU obeys, only that it gets the right commands in the right order.
+A stand-in for torch.cuda records which launch waits for which other launch, and nothing is computed. The
+tests show only that a GPU would get the right commands in the right order, not that the GPU obeys them.
 """
 
 from __future__ import annotations

@@ -106,7 +106,7 @@ def test_symmetric_memory_is_that_of_one_machine(monkeypatch: pytest.MonkeyPatch
 
 
 class OnTheGpu:
-    """A stall whose length is on the GPU, so that any reader of the length would wait for the GPU."""
+    """A stall whose duration is stored on the GPU, so that code that reads the duration waits for the GPU."""
 
     def __float__(self) -> float:
         raise AssertionError("read while the run goes on")

@@ -1,4 +1,4 @@
-"""The virtual cluster is deterministic, strict, and clear about errors; the clocked cluster is as strict."""
+"""The virtual cluster is deterministic, finds wrong programs and explains errors; the clocked cluster does too."""
 
 from __future__ import annotations
 
@@ -135,7 +135,8 @@ def test_a_rank_that_dies_is_named_and_its_peers_are_told(cluster: Any) -> None:
     with pytest.raises(RankFailedError, match="rank 2 raised KeyError") as caught:
         cluster(4).run(program)
     assert isinstance(caught.value.__cause__, KeyError)
-    # Rank 0 exchanged with living ranks only; on the clocked cluster a send does not wait.
+    # Rank 0 gets no error, because it exchanged with living ranks only. On the clocked cluster rank 1 gets
+    # none either, because a send does not wait for its receiver.
     assert set(told) == ({1, 3} if cluster is VirtualCluster else {3})
     assert all("rank 2" in text and "KeyError" in text for text in told.values())
 

@@ -1,14 +1,10 @@
-"""Targets that hang, crash, print without end, or return something other than attention.
+"""Bad targets: they hang, crash, print without end, or return something other than attention.
 
-Targets that do the wrong thing when a neighbour is gone, or that send nothing, and one that leaves a process
-behind.
+Some handle a lost neighbour wrongly, send nothing, or leave a process behind. Over torch.distributed, some
+fail on rank 1, continue without rank 1, or average gathered values and replace any error by zeros.
 
-Targets over torch.distributed that go wrong on rank 1, or go on without it.
-
-A wrong attention over torch.distributed, which gathers, averages, and takes zeros in place of any error.
-
-The plain ring whose hops are all-to-alls with split sizes: a rank sends its whole block to the next rank
-only.
+One target is correct: a plain ring whose hops are all-to-alls with split sizes, in which a rank sends its
+whole block to the next rank and nothing to the others.
 """
 
 from __future__ import annotations
@@ -127,7 +123,7 @@ def _contiguous(ring: Ring, q: Tensor) -> Any:
 
 
 def _guarded(instead: Callable[[Tensor], Any]) -> Target:
-    """Return the plain ring, which on an error returns `instead(q)`."""
+    """Return the plain ring, changed so that it returns `instead(q)` when an error is raised."""
 
     def attend(
         ring: Ring, q: Tensor, k: Tensor, v: Tensor, *, causal: bool, positions: list[Tensor]
@@ -257,7 +253,7 @@ def gather_and_average(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 class ByAllToAll(Neighbours):
-    """A neighbour exchange that makes its shift by a collective."""
+    """A neighbour exchange that shifts tensors by one rank with a collective, an all-to-all."""
 
     def post(self, *tensors: Tensor, length: int, tag: str) -> Transfer:
         """Send to the next rank and receive from the previous rank by an all-to-all."""

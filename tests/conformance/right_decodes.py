@@ -1,4 +1,4 @@
-"""Right decodes: of one rank's part of a cache, and over torch.distributed."""
+"""Correct decodes: the partial of one rank's part of a cache, and a decode over torch.distributed."""
 
 from __future__ import annotations
 

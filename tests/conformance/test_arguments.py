@@ -1,4 +1,4 @@
-"""Arguments that a target honours, refuses, or gets wrong; a wrong ring whose fault is repaired passes."""
+"""A target may honour or refuse an argument but not get it wrong; a wrong ring passes after its repair."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_an_argument_that_is_honoured_passes(name: str) -> None:
 
 
 def dropping(change: str = "", seeded: bool = True) -> Any:
-    """Return ringlab's ring with one fault in its dropout."""
+    """Return ringlab's ring with the given fault in its dropout."""
 
     def attend(q, k, v, *, ring, layout, causal, dropout=0.0, seed=0):
         seed = {"one seed": 5, "": seed}.get(change, seed)

@@ -1,4 +1,4 @@
-"""Ways of calling a ring, forms of its inputs, and failures that a target allows."""
+"""The checks of ways to call a ring, of forms of its inputs, and of failures that a target may announce."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def through_lse() -> Any:
     right = source.replace(".sum(-1) + dlse", ".sum(-1) - dlse")
     assert right != source
     space: dict[str, Any] = {"__name__": "ringlab_mutant_gradient_of_lse_added"}
-    MUTANTS["gradient_of_lse_added"].module()  # loads the module, in which the dataclass looks up its types
+    MUTANTS["gradient_of_lse_added"].module()  # imports the module, in which a dataclass looks up its types
     exec(compile(right, "<right>", "exec"), space)
     return space["attend"]
 

@@ -1,4 +1,4 @@
-"""Decode against a sharded cache: right ones of three styles pass, and named checks find the wrong ones."""
+"""Checks of decode with a sharded cache: correct decodes of three styles pass, and named checks find wrong ones."""
 
 from __future__ import annotations
 

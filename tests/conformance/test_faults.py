@@ -1,4 +1,4 @@
-"""Targets whose neighbour is gone (they return a result, wait for ever or report it), and silent rings."""
+"""Targets that return a result, wait for ever or report an error when a neighbour dies, and rings that send nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The report as a page: its texts are escaped, it loads nothing, and its pictures show the fault."""
+"""The report as an HTML page: texts are escaped, the page loads nothing, and its pictures show the fault."""
 
 from __future__ import annotations
 

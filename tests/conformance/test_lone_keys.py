@@ -1,4 +1,4 @@
-"""For queries that see one key, dq and dk are 0 up to rounding, and no right attention is refused."""
+"""If queries see one key only, dq and dk are 0 up to rounding, and the checks accept every correct attention."""
 
 from __future__ import annotations
 
@@ -94,8 +94,8 @@ RIGHT: dict[str, Attention] = {"by hand": by_hand} | {
 def law_is_within_bounds(attention: Attention, whole: Whole, mask: Mask) -> None:
     true = truth(*whole, mask=mask)
     allowed, measured = bounds(*whole, mask=mask, true=true), errors(attention(whole, mask), true)
-    # dv is left out: it is not zero, and a search would find inputs whose dv is exact by luck in the plainest
-    # implementation.
+    # dv is not compared, because dv is not zero, and a search would find inputs whose dv is exact by luck in
+    # the plainest implementation.
     beyond = {n: (measured[n], allowed[n]) for n in ("dq", "dk") if not measured[n] <= allowed[n]}
     assert not beyond, f"(error, allowed) {beyond}"
 

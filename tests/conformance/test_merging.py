@@ -1,4 +1,4 @@
-"""Merges of partials: right ones of several styles pass for many seeds, named checks find the wrong ones."""
+"""Checks of merges: correct merges of several styles pass for many seeds, and named checks find wrong merges."""
 
 from __future__ import annotations
 

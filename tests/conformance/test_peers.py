@@ -1,7 +1,7 @@
-"""Known packages as targets: the parts that need no such package.
+"""Published packages as targets.
 
-Known packages as they are: the faults that the suite finds in them without a hint. Each of these tests needs
-its package.
+Some tests need no published package. The others need the package that they check, and show the faults that
+the suite finds in it without a hint.
 """
 
 from __future__ import annotations

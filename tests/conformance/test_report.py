@@ -1,4 +1,4 @@
-"""Reports: JSON, Markdown, JUnit, the exit status of the command, and tests by the plugin."""
+"""Reports as JSON, Markdown and JUnit XML, the exit status of `ringlab check`, and the pytest plugin."""
 
 from __future__ import annotations
 

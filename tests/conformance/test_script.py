@@ -1,4 +1,4 @@
-"""The counterexample as a script: the error of the report, with other rings, settings and ways of calling."""
+"""The counterexample's script shows the report's error, for many rings, settings and ways of calling."""
 
 from __future__ import annotations
 
@@ -194,7 +194,7 @@ def test_the_script_makes_the_same_run(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(script, "_lacks", lambda text: "")  # the test runs the script itself, below
+    monkeypatch.setattr(script, "_lacks", lambda text: "")  # keeps the report from trying the script
     run = Run(**{**asdict(PLAIN), **changes})
     report, where = made(f"{HERE}:{name}", run)
     assert report.no_script == "" and any(not each["ok"] for each in where["results"])

@@ -1,4 +1,4 @@
-"""Whole training steps: right ones of three styles pass, and named checks find the wrong ones."""
+"""Checks of training steps: correct steps of three styles pass, and named checks find wrong steps."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """The suite accepts right rings of ten styles, and finds a fault that is put into one of them.
 
-The checks that a style may fail do fail, so a style allows no more than necessary.
+A style lists checks that its ring may fail. The ring does fail them, so no style lists more than necessary.
 
-A style is read from its entry, and is named in an error if its edit does not apply.
+A style is read from its entry in styles.md. If the entry's edit does not apply, the error names the style.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The adapter: how a function is called, what it claims, how shards are cut and joined."""
+"""How the suite calls a function, reads its claims, and cuts and joins shards."""
 
 from __future__ import annotations
 
@@ -403,7 +403,7 @@ def test_padded_tiles_are_no_more_work_than_long_shards_need() -> None:
         q, k, v = (torch.nn.functional.pad(x, (0, 0, 0, pad)) for x in (q, k, v))
         S = sum(map(len, positions))
         far = [torch.cat([each, torch.arange(S, S + -len(each) % 128)]) for each in positions]
-        if not causal and pad:  # only the causal mask hides keys of padding
+        if not causal and pad:  # without a causal mask, rows would see the keys of padding
             raise ValueError("tiles are padded under a causal mask only")
         out, lse = plain_ring.attend(ring, q, k, v, causal=causal, positions=far)
         return out[:, :, :L], lse[:, :, :L]

@@ -65,8 +65,8 @@ def backward_uniform_s(P: int, block_s: float, dkv_hop_s: float) -> float:
 def allgather_s(P: int, block_s: float, transfer_s: float, latency_s: float = 0.0) -> float:
     """Return the makespan of the all-gather forward without a mask, which no computation hides.
 
-    First K comes from all other ranks, in P-1 messages of `transfer_s` through one port, then V. P blocks
-    follow.
+    First K arrives from all other ranks, in P-1 messages of `transfer_s` through one port, then V in the same
+    way. Then P blocks are computed.
     """
     gather = (P - 1) * transfer_s + latency_s if P > 1 else 0.0
     return 2 * gather + P * block_s
@@ -103,7 +103,7 @@ def test_a_ring_forward(
     hop = hop_s(sizes, L, speed, latency)
     first, later = (4 * sizes.D * sizes.B * sizes.H / flops * scores for scores in work(L))
     assert done.makespan_s == pytest.approx(ring_s(P, first, later, hop), rel=1e-9)
-    # On free links, only the computation remains.
+    # If messages take no time, only the computation remains.
     exposed = ring_s(P, first, later, hop) - ring_s(P, first, later, 0.0)
     assert done.exposed_s == pytest.approx(exposed, rel=1e-9, abs=1e-9 * done.makespan_s)
 

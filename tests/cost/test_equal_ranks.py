@@ -1,4 +1,4 @@
-"""Ranks that the simulator does not run get exactly the operations and times of ranks that run themselves.
+"""Ranks whose operations the simulator repeats get exactly the operations and times that they would have if run.
 
 Some ranks repeat the operations of another rank (`equal_ranks.models_of`). In `Lockstep`, rank 0 is the model
 of all ranks.
@@ -153,7 +153,7 @@ def requests(draw: st.DrawFn) -> dict[str, Any]:
 def simulated(
     monkeypatch: pytest.MonkeyPatch, fewest: int, layout: Any, sizes: Any, **how: Any
 ) -> Simulation:
-    """Return a simulation in which lockstep starts at `fewest` ranks and three ranks are shown."""
+    """Return a simulation that uses `Lockstep` for at least `fewest` ranks and shows three ranks."""
     with monkeypatch.context() as patched:
         patched.setattr(simulate, "FEWEST_IN_LOCKSTEP", fewest)
         patched.setattr(simulate, "shown_ranks", lambda P: [0, P // 2, P - 1])

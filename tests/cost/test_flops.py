@@ -161,7 +161,7 @@ def test_published_flops() -> None:
     step = attention_flops(Attention(H=32, K=32, D=128), 16384 * 16384)
     assert round(step / 312e12 * 1e3, 1) == 14.1
     assert attention_flops(Attention(H=1, K=1, D=4), 8 * 8) == 1024
-    # one device without a mask: 4·S²·d per head
+    # on one device without a mask, attention has 4·S²·d FLOPs per head
     assert attention_flops(Attention(H=1, K=1, D=128), 1000**2) == 4 * 1000**2 * 128
 
 

@@ -1,4 +1,4 @@
-"""Hardware tables: every value has its source; users' files are read, written back, or refused by line."""
+"""Hardware tables: values have sources; users' files are read, written back, or refused with the line."""
 
 from __future__ import annotations
 
@@ -294,7 +294,7 @@ def test_what_could_not_be_read_back_is_not_written_in_silence(tmp_path: Path) -
         for file in (tmp_path / "x.toml", precious):
             with pytest.raises(CostError):
                 write_hardware(file, replace(hardware("h100"), **change))  # type: ignore[arg-type]
-    assert [path.name for path in tmp_path.iterdir()] == ["precious.toml"]  # no other file is left beside it
+    assert [path.name for path in tmp_path.iterdir()] == ["precious.toml"]  # no temporary file is left
     assert hardware(precious) == hardware("a100")
 
 

@@ -1,6 +1,6 @@
-"""Bytes of the memory formulas, counted again tensor by tensor, and published bytes.
+"""The memory formulas agree with bytes counted tensor by tensor, and with published bytes.
 
-The planner's bytes of attention, compared with the bytes that the ring program itself uses.
+The planner's bytes of attention are compared with the bytes that the ring program uses.
 """
 
 from __future__ import annotations
@@ -202,7 +202,7 @@ def first_backward() -> None:
 def measured_bytes(
     H: int, K: int, P: int, backward: bool, tokens: int = 256, dtype: str = "bfloat16", Dv: int = 128
 ) -> int:
-    """Return the peak bytes of the rank that needs most, plus its own q, k and v."""
+    """Return the peak bytes of the rank that needs most memory, plus the bytes of its own q, k and v."""
     sizes = Attention(1, H, K, 128, dtype, Dv=Dv)
     peak = simulate(sizes, zigzag(tokens * P, P), hardware("h100"), backward=backward).peak_bytes
     return int(peak.max()) + own_bytes(sizes, tokens)
@@ -226,7 +226,7 @@ def counted_bytes(H: int, K: int, P: int, backward: bool, tokens: int = 256) -> 
 
 
 def misses(counted: Callable[[int, int, int, bool], int]) -> list[tuple[int, int, int, bool]]:
-    """Return the cases whose count is below the measured bytes or more than 1.3 times as large."""
+    """Return the cases whose counted bytes are below the measured bytes or above 1.3 times the measured bytes."""
     return [
         (H, K, P, backward)
         for H, K in HEADS
@@ -281,7 +281,7 @@ def test_a_backward_sums_dq_in_float32_between_steps(monkeypatch: pytest.MonkeyP
 
 
 def in_dtype_of_q(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make the mistake that dq is summed in the dtype of q."""
+    """Sum dq in the dtype of q, a planted mistake."""
     right = shape_block.ShapeBackward.differentiate
 
     def differentiate(self, *block):  # type: ignore[no-untyped-def]

@@ -11,7 +11,7 @@ from ringlab.cost import models
 from ringlab.cost.models import model, model_names, read_models
 from ringlab.errors import CostError
 
-PRINTED = 2e-3  # relative; the coarsest figure is 65.2 for 65.286
+PRINTED = 2e-3  # the allowed relative difference, because 65.286 is published as 65.2
 PUBLISHED = {  # billions of weights, and their source
     "llama2-7b": (6.738, "safetensors index of meta-llama/Llama-2-7b-hf"),
     "llama2-13b": (13.016, "safetensors index of meta-llama/Llama-2-13b-hf"),
@@ -47,7 +47,7 @@ def test_weights_to_the_last_one() -> None:
         "mistral-7b": 7_241_732_096,
     }
     assert {name: model(name).parameters for name in exact} == exact
-    # The count leaves out biases of Q, K and V, and norms of Q and K.
+    # ringlab's number of weights leaves out biases of Q, K and V, and norms of Q and K.
     assert 7_615_616_512 - model("qwen2.5-7b").parameters == 28 * (28 + 4 + 4) * 128
     assert 8_190_735_360 - model("qwen3-8b").parameters == 36 * 2 * 128
 

@@ -1,4 +1,4 @@
-"""All published figures that were found are computed, and wrong ways to compute them are detected."""
+"""The published figures are recomputed, and the tests notice wrong ways to compute them."""
 
 from __future__ import annotations
 
@@ -179,10 +179,10 @@ def test_minimum_block_and_sequence(machine: str) -> None:
 @pytest.mark.parametrize(
     "mutant",
     [
-        lambda F, B: ring_minimum(F, 2 * B),  # both directions of the link
-        lambda F, B: ring_minimum(2 * F, B),  # 2 FLOPs a pair instead of 4
+        lambda F, B: ring_minimum(F, 2 * B),  # wrong: counts both directions of the link
+        lambda F, B: ring_minimum(2 * F, B),  # wrong: 2 FLOPs a pair instead of 4
         lambda F, B: ring_minimum(F, B / 2),  # K and V counted twice
-        lambda F, B: (ring_minimum(F, B)[0], 5 * F / B),  # the output's block is left out
+        lambda F, B: (ring_minimum(F, B)[0], 5 * F / B),  # wrong: leaves out the output's block
         lambda F, B: ring_minimum(B, F),
     ],
 )
@@ -202,7 +202,7 @@ CONTEXTS = {  # arXiv 2310.01889, table 3, thousands of tokens by ARCHITECTURES;
         4,
         8,
         2048,
-    ),  # named by cores, two on a chip; memory as in table 2
+    ),  # TPU names have the number of cores, two on a chip; memory as in table 2
     ("TPUv3-512", "ring-13b", 256, 16e9): (1, 2, 8, 1024),
     ("TPUv4-1024", "ring-3b", 512, 32e9): (8, 16, 32, 16384),
     ("TPUv4-1024", "ring-7b", 512, 32e9): (4, 8, 16, 8192),
@@ -211,8 +211,8 @@ CONTEXTS = {  # arXiv 2310.01889, table 3, thousands of tokens by ARCHITECTURES;
     ("TPUv5e-256", "ring-3b", 256, 16e9): (4, 8, 32, 4096),
     ("TPUv5e-256", "ring-7b", 256, 16e9): (2, 8, 16, 2048),
 }
-# These contexts are longer on 32 GB of a TPU than on 80 GB of an A100. No single way of counting bytes gives
-# both.
+# These contexts are longer on a TPU with 32 GB than on an A100 with 80 GB. No single way of counting bytes
+# gives both.
 OFF_BY_FOUR = {
     ("TPUv4-1024", "ring-3b", "vanilla"),
     ("TPUv4-1024", "ring-13b", "vanilla"),

@@ -1,4 +1,4 @@
-"""Stages of a pipeline: formulas of bubble and memory against a schedule that is followed task by task."""
+"""Pipeline stages: the formulas of bubble and memory agree with a schedule that is followed task by task."""
 
 from __future__ import annotations
 

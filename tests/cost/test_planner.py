@@ -67,7 +67,7 @@ def test_a_ring_over_nodes_takes_the_slower_link() -> None:
     assert only_pass(plan(two_nodes)).ring_s == pytest.approx(7 * block / 25e9)
     assert plan(two_nodes).hidden[0].link == "between"
     inside = two_nodes.but(ring=4, ulysses=2)
-    assert plan(inside).hidden[0].link == "between"  # a ring of four, two ranks on each node
+    assert plan(inside).hidden[0].link == "between"  # the ring has four ranks, two on each node
     assert plan(two_nodes.but(nodes=1, ring=4)).hidden[0].link == "inside"
 
 
@@ -81,7 +81,7 @@ def test_the_memory_of_a_training_by_hand() -> None:
     assert it.of("activations") == 80 * (2**20 // 16) * 8192 * 2 // 4  # tp 4 also splits these tokens
     assert it.of("logits") == (2**20 // 16) * (128256 // 4) * (
         2 + 3 * 4
-    )  # with log-softmax and both gradients in float32
+    )  # logits, log-softmax and both gradients, in float32
     in_flight = 2 * 2 * 128 * (2**20 // 16)  # K and V, 8/4 heads of 128
     assert it.of("K/V in flight") == 2 * in_flight * 2  # one block in use, one block arriving
     assert it.of("dK and dV in float32") == 3 * in_flight * 4  # one pair held, one arriving, one added
@@ -100,7 +100,8 @@ def test_collectives_by_hand() -> None:
     tp, ulysses, fsdp = (group(name, split, machine) for name in ("tp", "ulysses", "fsdp"))
     assert not tp.across and tp.gather_s(1000) == pytest.approx(500 / 100)
     assert not ulysses.across and ulysses.exchange_s(1000) == pytest.approx(500 / 100)
-    assert fsdp.across and fsdp.on_a_node == 4  # four of its eight ranks on each node, with four links
+    # Four of the group's eight ranks are on each node, so four links leave it.
+    assert fsdp.across and fsdp.on_a_node == 4
     assert fsdp.gather_s(1000) == pytest.approx(875 / 40)
     assert fsdp.reduce_s(1000) == pytest.approx(2 * 875 / 40)
     wide = group("ulysses", Degrees(dp=1, tp=1, ring=1, ulysses=16, fsdp=1), machine)
@@ -116,7 +117,7 @@ def test_ranks_beyond_the_kv_heads_hold_copies() -> None:
     assert found.best.degrees.kv_copies(8) == 2 and found.as_dict()["kv_copies"] == 2
     eight = plan(request.but(ulysses=8))
     ratio = found.best.memory.of("K/V cache") / eight.best.memory.of("K/V cache")
-    assert ratio == 2  # each rank has one head for all tokens, not one head for half of them
+    assert ratio == 2  # each rank has one K/V head for all tokens instead of half of the tokens
 
 
 def test_an_update_reads_and_writes_every_weight_by_hand() -> None:
@@ -136,7 +137,7 @@ def test_merging_partial_outputs_of_a_token_by_hand() -> None:
     timed = replace(machine, inside=Link("inside", 300e9, 2e-6, "made up"))
     request = Request("llama3-70b", 2**20, timed, nodes=1, purpose="decode", tp=1, ring=8, dp=1, batch=3)
     partial = 3 * 64 * (128 + 1) * 4
-    a_layer = 3 * 2e-6 + 8 * partial * 7 / 8 / 300e9  # three doublings reach eight ranks
+    a_layer = 3 * 2e-6 + 8 * partial * 7 / 8 / 300e9  # 3 latencies, because three doublings reach eight ranks
     assert plan(request).best.time.merge_s == pytest.approx(80 * a_layer)  # type: ignore[union-attr]
 
 

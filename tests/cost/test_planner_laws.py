@@ -65,7 +65,8 @@ def least_memory(request: Request) -> Candidate:
 @given(requests(), st.integers(2, 5))
 @settings(max_examples=50)
 def test_more_nodes_never_make_the_memory_of_a_gpu_larger(request: Request, times: int) -> None:
-    assume(request.purpose != "serve" or times in (2, 4))  # ranks that share weights must divide the heads
+    # The number of ranks must divide the number of heads.
+    assume(request.purpose != "serve" or times in (2, 4))
     more = request.but(nodes=times * request.nodes)
     assume(possible(more))
     assert least_memory(more).memory.total_bytes <= least_memory(request).memory.total_bytes
@@ -225,7 +226,7 @@ def degrees_asked() -> Iterator[dict[str, int]]:
 
 
 def refusal(**asked: Any) -> CostError | None:
-    """Return the refusal of a request, which must have a remedy, or None if the request is planned."""
+    """Return the error of a refused request, which must name a remedy, or None if the request is planned."""
     try:
         search(Request(**asked))
     except CostError as error:

@@ -1,4 +1,4 @@
-"""Common mistakes in planners, each made on purpose; the checks below must notice every mistake."""
+"""Common mistakes of planners are made on purpose, and the checks of this file must notice every mistake."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def check_collectives() -> None:
     assert forward.ulysses_s == pytest.approx(tokens * heads * 128 * 2 / 2 / 300e9)
     weights = GQA.sized.layer_matrix_parameters * 2 / 2
     gather = weights * 7 / 8 / 100e9
-    between_copies = 2 * weights / 8 / 2 / 25e9  # one rank on each of two nodes
+    between_copies = 2 * weights / 8 / 2 / 25e9  # the group has one rank on each of two nodes
     assert forward.weights_s == pytest.approx(gather)
     assert backward.weights_s == pytest.approx(2 * gather + between_copies)
 

@@ -1,4 +1,4 @@
-"""Plans beside published runs: each figure is from its command and within one factor; mistakes are not."""
+"""Plans of published runs agree with the published figures within a fixed factor; plans with mistakes do not."""
 
 from __future__ import annotations
 

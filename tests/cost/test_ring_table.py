@@ -35,9 +35,6 @@ def check_all_heads() -> None:
 
     A rank has 16 of 32 heads and 8,192 tokens. Blocks make 7 hops and gradients 8. Burst's q, dout, lse,
     delta and dq are fewer bytes than the ring's K, V, dK and dV.
-
-    A rank has 16 of 32 heads and 8,192 tokens. There are 7 hops, and 8 for gradients. q, dout, lse, delta and
-    dq are fewer bytes than K, V, dK and dV.
     """
     travel, tokens, head = found(32), 8192 * 16, 128
     kv = 7 * 2 * head * 2
@@ -48,14 +45,14 @@ def check_all_heads() -> None:
 
 
 def check_grouped_heads() -> None:
-    """With 4 of 8 K/V heads on a rank the ring sends least; a prompt has no gradients."""
+    """With 4 of 8 K/V heads on each rank, the ring sends the fewest bytes; a prompt has no gradients."""
     travel = found(8, "prefill", recomputation=None)
     assert travel.least is travel.ring and travel.ring.sent_bytes == 7 * 8192 * 2 * 4 * 128 * 2
     assert travel.latent_below == 2 * 4 * 128
 
 
 def check_links() -> None:
-    """A torus sends to both neighbours at once; between nodes a hop takes the slower link."""
+    """On a torus a rank sends to both neighbours at once; a ring between nodes is as slow as its slower link."""
     slow = replace(ideal(between=1e9), name="slow")
     travel = found(8, "prefill", hardware=slow, recomputation=None)
     torus = replace(slow, name="tpu-made-up")

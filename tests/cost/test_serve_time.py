@@ -104,12 +104,12 @@ def test_the_figures_of_a_plan_by_hand() -> None:
     of_layer = 8192 * 128 * (64 // 8 + 2 * 1 + 64 // 16) + 3 * 8192 * 28672 // 16
     weights = (
         80 * of_layer + (2 * 128256 * 8192 + 161 * 8192) // 16
-    )  # with embeddings and norms, as in memory
+    )  # including embeddings and norms, as in the memory table
     assert BASE.weight_bytes == 2 * weights
     assert token.weights_s == pytest.approx(weights * 2 / 3.35e12)
     partials = 8 * 64 // 8 // 2 * 129 * 4
     assert token.merge_s == pytest.approx(80 * (partials / H100.inside.bytes_per_s + H100.inside.latency_s))
-    row = 8 * 8192 * 2  # of 16 ranks on two nodes: three doublings inside a node, and one between nodes
+    row = 8 * 8192 * 2  # 16 ranks on two nodes need three doublings inside a node and one between nodes
     gather = 3 * H100.inside.latency_s + H100.between.latency_s + row * 15 / 16 / (8 * 50e9)
     assert token.tensor_s == pytest.approx(80 * 2 * 2 * gather)
     assert plan.token_s == token.weights_s + token.cache_s + token.merge_s + token.tensor_s
@@ -193,7 +193,7 @@ def test_the_generated_tokens_are_no_prompt() -> None:
     plan = serve_time(replace(BASE, generated=1024, chunk=1024))
     assert len(plan.chunks_s) == 127 and plan.token == serve_time(BASE).token
     assert plan.answer_s == pytest.approx(plan.first_token_s + 1023 * plan.token_s)
-    # Eight sequences end in the time of 1,024 tokens, and one group feeds one prompt in first_token_s.
+    # Eight sequences end in the time of 1,024 tokens, and a prefill group feeds one prompt in first_token_s.
     assert plan.prefill_groups == pytest.approx(8 / (1024 * plan.token_s) * plan.first_token_s)
     assert serve_time(BASE).prefill_groups is None
 

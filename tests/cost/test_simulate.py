@@ -38,7 +38,7 @@ IDS = [f"{layout!r}" for layout in LAYOUTS]
 
 
 class OnCpu(ShapeBlock):
-    """The block of shapes, run on CPU memory; the numbers in that memory do not matter."""
+    """The shape block on CPU tensors, whose values do not matter."""
 
     def supports(self, q: Tensor) -> str | None:
         return None
@@ -60,7 +60,7 @@ def real(
     mask: Mask | None = None,
     **how: Any,
 ) -> Any:
-    """Return the outcome of the same call with data, on the virtual cluster."""
+    """Return the outcome of the simulated call when it runs with data on the virtual cluster."""
 
     def shard(rank: int, heads: int) -> Tensor:
         return torch.ones(sizes.B, heads, layout.length(rank), sizes.D)
@@ -144,7 +144,7 @@ def test_its_memory_is_that_of_a_run_with_data(layout: Layout, schedule: str, ba
 
 
 class ByBytes(Costs):
-    """Costs of K and V sent one after the other: each is charged for both, since they leave together."""
+    """Costs of messages that charge K and V for the bytes of both, because they leave together."""
 
     def __init__(self, layout: Layout, time: PeakTime, network: Network) -> None:
         self.layout, self.time, self.network = layout, time, network

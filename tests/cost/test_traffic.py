@@ -1,6 +1,7 @@
 """The formulas' bytes are the bytes that the real programs send, step by step and rank by rank.
 
-The number of tokens per rank from which a hop hides: published thresholds, and the definition itself.
+The number of tokens per rank from which on a hop is hidden agrees with published thresholds and the
+definition.
 """
 
 from __future__ import annotations

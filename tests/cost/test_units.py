@@ -1,4 +1,4 @@
-"""Quantities with units: read exactly, written so that they read back exactly, and refused by name."""
+"""Quantities with units are read exactly, written so that they are read back exactly, or refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rules of the house that a reader could check by eye, checked here by machine."""
+"""The project's own rules about its files, which are checked automatically."""
 
 from __future__ import annotations
 

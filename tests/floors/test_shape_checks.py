@@ -1,6 +1,6 @@
-"""While the tests run, shapes in annotations are checked; these tests prove it.
+"""While tests run, the shapes in annotations are checked, and an import of ringlab loads few modules.
 
-The modules that an import loads, found in a fresh interpreter, so that no clock is needed.
+The loaded modules are counted in a fresh interpreter, so that no time needs to be measured.
 """
 
 from __future__ import annotations

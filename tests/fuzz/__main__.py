@@ -1,7 +1,8 @@
 """`python -m tests.fuzz --inputs 1000000 --seed 1 --output benchmarks/results/fuzz/judge.json`.
 
-The command gives so many inputs to the parser of the judge's protocol and as many to the reader of notebooks,
-and writes the outcomes. It exits with 1 if there are findings. `--show TARGET NUMBER` runs one input again.
+The command gives this number of inputs to the parser of the judge's protocol and the same number to the
+reader of notebooks, and writes the outcomes. It exits with 1 if there are findings. `--show TARGET NUMBER`
+runs one input again.
 """
 
 from __future__ import annotations

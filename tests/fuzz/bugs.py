@@ -48,7 +48,7 @@ def _names_another_error(patch: Any) -> None:
 
 
 def _never_gets_on(patch: Any) -> None:
-    """Loop for ever while the payload has not come completely."""
+    """Loop for ever while the payload has not arrived completely, a planted bug."""
     plain = FrameReader._next
 
     def following(self: FrameReader) -> Any:
@@ -99,7 +99,7 @@ def _forgives(patch: Any) -> None:
 
 
 def _pieces_matter(patch: Any) -> None:
-    """Drop the first byte of a payload that begins in the same piece as its header."""
+    """Drop the first byte of a payload that begins in the same piece as its header, a planted bug."""
     plain = FrameReader._next
 
     def following(self: FrameReader) -> Any:

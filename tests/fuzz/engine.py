@@ -1,6 +1,6 @@
 """Runs of a target on the inputs of a seed; input N depends only on the seed and N, so findings repeat.
 
-The fuzzer in several processes side by side, each watched from outside.
+The fuzzer can run in several processes at once, and the parent notices a process that is stuck or dead.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ def _watched() -> Any:
 
 
 def _alarm(seconds: float) -> None:
-    """Have Hang raised after so many seconds of computing, or many more of waiting; 0 turns the alarm off."""
+    """Raise Hang after `seconds` of computing, or ASLEEP · `seconds` of waiting; 0 turns the alarm off."""
     signal.setitimer(signal.ITIMER_PROF, seconds)
     signal.setitimer(signal.ITIMER_REAL, ASLEEP * seconds)
 

@@ -1,6 +1,6 @@
 """Bytes that a worker may write to its socket, and properties of the frames that the judge reads from them.
 
-Wrong material: JSON of the wrong kind anywhere, odd texts and numbers, and damaged bytes.
+Wrong inputs have JSON values of a wrong type, odd texts and numbers, or damaged bytes.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def _places(node: Any) -> Iterator[tuple[Any, Any]]:
 
 
 def damage(rng: random.Random, data: bytearray, times: int) -> bytearray:
-    """Change `data` in place by `times` flips, cuts, repeats, splices and wrong lengths, and return it."""
+    """Damage `data` in place `times` times (a flip, cut, repeat, splice or wrong length), and return it."""
     for _ in range(times):
         at, draw = rng.randrange(len(data) + 1), rng.random()
         until = min(len(data), at + rng.choice((1, 1, 2, 4, 16, 200)))

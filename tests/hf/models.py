@@ -1,6 +1,6 @@
 """Small transformers models with random weights, and one training step on one process, in float64 or float32.
 
-One step of such a model over a ring. Processes of a launch import this module as well.
+The module also has the step of such a model over a ring. The processes of a launch import this module.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Options that cannot be honoured are refused by name, with a remedy, on every rank, and never dropped."""
+"""Options that ringlab cannot honour raise an error that names them and a remedy, on every rank."""
 
 from __future__ import annotations
 
@@ -203,7 +203,7 @@ def _built_as(ring: Ring, kind: type, **options: Any) -> RinglabError | None:
 
 
 def _called_as(ring: Ring, kind: str, labels: bool, shifted: bool = False) -> RinglabError | None:
-    """Return the error of a model of class Llama`kind`; with `labels` it gets its shard's own labels."""
+    """Return the error of a model of class "Llama" + `kind`; if `labels` is true it gets its shard's labels."""
     config = llama(attn_implementation="ringlab")
     model = getattr(transformers, f"Llama{kind}")(config)
     try:

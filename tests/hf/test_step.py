@@ -1,6 +1,6 @@
 """One training step of a transformers model over a ring has the loss and gradients of one process.
 
-The same step on two gloo processes, and the script of docs/huggingface.md under torchrun.
+The same step also runs on two gloo processes, and the script of docs/huggingface.md runs under torchrun.
 """
 
 from __future__ import annotations
@@ -164,7 +164,8 @@ def test_dropout_draws_alike_however_the_sequence_lies() -> None:
         for layout in (contiguous(S, 1), contiguous(S, 2), zigzag(S, 3))
     )
     true, allowed = truth(llama(), batch), bounds(llama(), batch, truth(llama(), batch))
-    scale = {name: 4 * bound for name, bound in allowed.items()}  # kept weights grow by up to 1 / (1 − 0.4)
+    # Dropout multiplies kept weights by up to 1 / (1 − 0.4).
+    scale = {name: 4 * bound for name, bound in allowed.items()}
     for other in (two, three):
         assert all(error <= scale[name] for name, error in errors(other, one).items())
     [another] = (over(config, contiguous(S, 2), batch, seed=12)[0],)

@@ -104,7 +104,7 @@ def test_unshard_undoes_shard_of_tuples(dealing: Dealing) -> None:
     law_unshard_undoes_shard(deal, (array, torch.from_numpy(array) * 2, array + 0.5), 1, *dealing)
 
 
-# Mutants: each is a layout with one fault, next to the law that must notice the fault.
+# Each mutant is a layout with one fault, listed with the law that must notice the fault.
 
 
 class Broken:

@@ -1,6 +1,7 @@
 """Tiles under any mask equal the mask's definition, and blocks make as few hops as that definition allows.
 
-Dropout draws Philox's numbers, pair by pair, wherever a pair is computed; soft caps and their slope.
+Dropout draws Philox's number of each pair, on whichever rank the pair is computed. Soft caps have the right
+slope.
 """
 
 from __future__ import annotations
@@ -81,7 +82,7 @@ def law_tiles_hold_no_blind_row(tiles: Planner, layout: Layout, mask: Mask, larg
 
 
 def law_work_counts_the_pairs(tiles: Planner, layout: Layout, mask: Mask, largest: int | None) -> None:
-    """The work equals the visible pairs, and a rank's own block in ascending order is one causal tile."""
+    """The plan's work is the number of visible pairs; a rank's own block in ascending order is one causal tile."""
     for rank in range(layout.P):
         for origin in range(layout.P):
             found = tiles(layout, rank, origin, mask, largest)

@@ -22,7 +22,7 @@ Merge = Callable[[Partial, Partial], Partial]
 EPSILON = torch.finfo(torch.float64).eps
 
 LSE = st.one_of(st.just(-math.inf), st.floats(-5, 5), st.floats(-800, 800))
-# Subnormal numbers are left out, because they round by an absolute amount, which no relative bound covers.
+# No subnormal numbers are drawn, because they round by an absolute amount, which no relative bound covers.
 NUMBERS = st.floats(-10, 10).map(lambda x: x if abs(x) > 1e-290 else 0.0)
 
 

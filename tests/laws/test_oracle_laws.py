@@ -82,7 +82,7 @@ def law_gradient_is_the_slope(
 ) -> None:
     """The gradient along a random direction is the central difference of the loss Σ dout·out + Σ dlse·lse.
 
-    With `more`, scores are capped and weights are dropped.
+    more: cap scores and drop weights.
     """
     inputs = problem(shape, seed)
     q, k, v, dout = inputs
@@ -164,7 +164,7 @@ def law_a_nan_reaches_who_sees_it(subject: Oracle, shape: Shape, seed: int, toke
 
 
 def law_survives_loud_logits(subject: Oracle, shape: Shape, seed: int, loudness: float) -> None:
-    """Scores of thousands neither overflow nor lose the row's weight."""
+    """Scores in the thousands do not overflow, and the weights of each row still sum to 1."""
     q, k, _, _ = problem(shape, seed)
     ones = np.ones(k.shape)
     out, lse = subject.attention(q * loudness, k, ones)

@@ -1,4 +1,4 @@
-"""Short trainings, and the distance of their curves from the exact curve of one process in float64."""
+"""Short trainings, and the distance of their loss curves from the exact curve of one process in float64."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ def bound(recipe: Recipe, name: str = "loss") -> float:
     """Return the largest allowed error: FACTOR times one process's in the same precision, plus roundings.
 
     The error of one process is the largest over a few seeds and over a few orders in which it adds up its
-    gradients (micro-batches), so that luck does not decide. In float64 one process is exact, so only
-    roundings remain: as many as in test_loss.py.
+    gradients (micro-batches), so that luck does not decide. In float64 one process is exact, so only the term
+    for roundings remains, which is that of test_loss.py.
     """
     plain = max(_plain_error(replace(recipe, seed=recipe.seed + other), name) for other in range(3))
     roundings = 2000 if recipe.precision == "float64" else 1

@@ -69,7 +69,7 @@ def law_equals_one_process(layout: Layout, tokens: Tensor, ignored: Tensor, **wr
 @given(layout=LAYOUTS, seed=SEEDS, data=st.data())
 def test_loss_and_gradients_are_those_of_one_process(layout: Layout, seed: int, data: st.DataObject) -> None:
     tokens = tokens_of(layout.S, seed)
-    keep = data.draw(st.integers(0, layout.S - 2))  # a label that counts, whatever other labels are ignored
+    keep = data.draw(st.integers(0, layout.S - 2))  # the index of a label that is never ignored
     ignored = torch.rand(tokens.shape, generator=torch.Generator().manual_seed(seed)) < 0.6
     ignored[0, keep] = False
     law_equals_one_process(layout, tokens, ignored)
@@ -188,7 +188,7 @@ def test_a_count_of_nothing_is_refused(count: Any) -> None:
     logits, labels = torch.zeros(1, 2, 3), torch.full((1, 2), IGNORE)
     with pytest.raises(TrainingError, match="above zero"):
         loss_share(logits, labels, count)
-    assert loss_share(logits, labels, 5).item() == 0.0  # a rank without labels, when other ranks have some
+    assert loss_share(logits, labels, 5).item() == 0.0  # this rank has no labels, but other ranks have 5
 
 
 @pytest.mark.parametrize("unused", [math.nan, math.inf, -math.inf])

@@ -1,4 +1,4 @@
-"""bfloat16 with float32 masters: gradients are a bfloat16 model's, updates are float32's."""
+"""With bfloat16 and float32 masters, gradients equal a bfloat16 model's, and updates a float32 optimizer's."""
 
 from __future__ import annotations
 

@@ -1,8 +1,6 @@
-"""The loss curve does not depend on the layout of the sequence.
+"""The loss curve does not depend on the layout, and is the same on one process, virtual ranks and processes.
 
-A batch is a function of its number, so the number is the position in the data.
-
-Training as in the guide: one process, virtual ranks and processes have the same losses.
+A batch depends only on its number, so a training is continued in the data by this number alone.
 """
 
 from __future__ import annotations

@@ -138,7 +138,7 @@ def step_on_a_mesh(ring: Ring, config: ModelConfig, degrees: Degrees, tokens: Te
 def four_on_meshes(
     ring: Ring, config: ModelConfig, tokens: Tensor, several: tuple[Degrees, ...], recipe: Recipe, folder: str
 ) -> tuple[list[dict[str, Any]], list[float], list[list[float]]]:
-    """Return all results that tests need of four processes: a step for each of `several`, then trainings."""
+    """Return all results that tests need from four processes: a step for each of `several`, and trainings."""
     steps = [step_on_a_mesh(ring, config, degrees, tokens) for degrees in several]
     ways = tuple((degrees, 2 * (number + 1)) for number, degrees in enumerate(several))
     in_bfloat16 = [train(ring, replace(recipe, precision="bfloat16"), None, degrees) for degrees in several]

@@ -1,4 +1,4 @@
-"""The wheel, built once from a copy, so that the checkout is not changed; nothing is downloaded."""
+"""The wheel, built once, without a download, from a copy of the checkout, which stays unchanged."""
 
 from __future__ import annotations
 

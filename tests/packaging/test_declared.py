@@ -1,4 +1,4 @@
-"""Every import of the code is declared in pyproject.toml: the reference's as dependency, others in extras."""
+"""Every imported package is in pyproject.toml: as a dependency if the reference needs it, else in an extra."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ OWNERS = importlib.metadata.packages_distributions()
 
 @cache
 def declared(*extras: str) -> frozenset[str]:
-    """Return the names of the distributions that an install with `extras` brings, by included extras too."""
+    """Return the names of the distributions that `extras`, and the extras that they include, install."""
     requirements = [Requirement(text) for text in PROJECT["dependencies"]]
     for extra in extras:
         requirements += [Requirement(text) for text in PROJECT["optional-dependencies"][extra]]

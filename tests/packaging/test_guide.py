@@ -1,4 +1,4 @@
-"""The programs of the guide print the output below them, its commands exist, its index has every page."""
+"""The guide's programs print the output that is shown, its commands exist, and its index lists every page."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The commands in the instructor's manual can be typed, and its numbers agree with the code."""
+"""The command line accepts the commands in the instructor's manual, whose numbers agree with the code."""
 
 from __future__ import annotations
 

@@ -110,7 +110,8 @@ class Environment:
         """Run a program of the environment far from the checkout, and return the finished process."""
         elsewhere = self.folder.parent / "elsewhere"
         elsewhere.mkdir(exist_ok=True)
-        ours = ("PYTHON", "RINGLAB", "TRITON")  # tests set these for themselves
+        # Prefixes of variables that the test run sets for its own processes.
+        ours = ("PYTHON", "RINGLAB", "TRITON")
         inherited = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
         command = [str(self.folder / "bin" / program), *arguments]
         return subprocess.run(

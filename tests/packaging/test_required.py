@@ -1,6 +1,6 @@
 """Tests that may be skipped on a learner's machine must run if everything is required.
 
-The set-up names its needs if Python is too old or cannot make environments, and a second run is quick.
+The set-up script prints what it needs if Python is too old or lacks venv, and is quick when run again.
 """
 
 from __future__ import annotations
@@ -163,7 +163,8 @@ def test_a_newer_python_is_found_where_python3_is_too_old(checkout: Path, tmp_pa
     )
     tools.joinpath("dirname").symlink_to(str(shutil.which("dirname")))
     done = setup(checkout, PATH=str(tools))
-    assert "Python 3.8" not in done.stderr  # the script took the newer Python, and stopped at the next need:
+    # The script chose the newer Python, and then stopped because of this:
+    assert "Python 3.8" not in done.stderr
     assert "needed: Python's venv and ensurepip modules" in done.stderr
     assert "apt-get install python3-venv" in done.stderr
     assert done.returncode == 1

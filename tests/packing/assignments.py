@@ -51,7 +51,8 @@ def best_seconds(lengths: list[int], P: int, capacity: int, costs: SequenceCosts
         if number == len(order):
             best = sum(float(each.max()) for each in busy)
             return
-        for batch in range(len(busy) + 1):  # the new one last; empty micro-batches are all alike
+        # Including one new micro-batch; more are not needed, because empty ones are alike.
+        for batch in range(len(busy) + 1):
             new = batch == len(busy)
             for first, d in groups:
                 if new and first:  # in an empty micro-batch, all groups of a degree are equivalent

@@ -21,7 +21,7 @@ LAYOUT_NAMES = ("contiguous", "striped", "zigzag", "per_document")
 class Given:
     """A data loader's batch: the packing, and for each token the document that it belongs to.
 
-    whose: for each element of the arrays, the number of its document, or −1 for padding.
+    whose: the number of the document of each element of the arrays, or −1 for padding.
     """
 
     packing: Packing

@@ -1,4 +1,4 @@
-"""Laws of assignment: each token once, within capacity, no slower than static; small ones near optimum."""
+"""Laws of assignment: each token is on one rank, within capacity; the time is at most static's, near the optimum."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Drawn = tuple[list[int], int, int]
 
 
 def law(make: Assign, drawn: Drawn) -> None:
-    """A step can run the assignment, which is no slower than static and no faster than the bound."""
+    """Assert that a step can run the assignment, and that its time is between the lower bound and static's time."""
     lengths, P, capacity = drawn
     made = make(lengths, P, capacity, COSTS)
     owned = np.zeros((len(lengths), P), int)

@@ -1,4 +1,4 @@
-"""Dynamic beside static assignment for lengths of real documents, as a function and as a command."""
+"""The comparison of dynamic with static assignment for lengths of real documents, as a function and a command."""
 
 from __future__ import annotations
 

@@ -186,7 +186,7 @@ def test_rows_of_a_batch_become_documents_of_one_sequence() -> None:
     assert torch.equal(packing.pack(ids), ids.reshape(1, 10))
     to_a_multiple = Packing.of_position_ids(
         [[0, 1, 2, 0, 0, 0]]
-    )  # trl pads a flattened row like this, with labels of −100
+    )  # trl pads a flattened row with position ids of 0 and labels of −100
     assert to_a_multiple.documents == (3, 1, 1, 1)
     same = Packing.of_document_ids([[1, 1], [1, 1]])
     assert same.documents == (2, 2), "one id in two rows is two documents"

@@ -1,4 +1,4 @@
-"""A step on a packed batch equals a step on its documents, each alone."""
+"""A step on a packed batch equals a step that computes each of its documents separately."""
 
 from __future__ import annotations
 

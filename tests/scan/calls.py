@@ -1,4 +1,4 @@
-"""A right call of every function that hybrid layers use, on one of two ranks; tests spoil parts of it."""
+"""A correct call of every function that hybrid layers use, on one of two ranks. Tests change parts of the call."""
 
 from __future__ import annotations
 

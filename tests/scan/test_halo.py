@@ -40,7 +40,7 @@ class Convolution:
     kernel: int = 4
     documents: tuple[int, ...] = ()
     dtype: torch.dtype = torch.float64
-    autocast: bool = False  # to the dtype, from float32
+    autocast: bool = False  # whether autocast makes the dtype from float32 inputs
 
     def tensors(self) -> tuple[Tensor, Tensor, Tensor]:
         """Return x, the weight, and the gradient of the output."""

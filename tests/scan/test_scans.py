@@ -1,4 +1,4 @@
-"""Scans as data: every element gets all earlier ones once; bytes, rounds, memory and FLOPs match formulas."""
+"""In every scan, each element gets all earlier elements once; bytes, rounds, memory and FLOPs match formulas."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from tests.scan.problems import Problem
 def law_every_element_hears_of_all_before_it(
     scan: Callable[[int], Hops], elements: tuple[Element, ...]
 ) -> None:
-    """Every element gets all earlier ones once; here a passage is a list of elements, joined in order."""
+    """Every element gets all earlier ones once: instead of a state, a list of element numbers is passed on."""
     scans, module.SCANS["mine"] = dict(module.SCANS), scan
     try:
         plan = plan_scan("mine", elements)

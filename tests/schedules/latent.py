@@ -43,7 +43,7 @@ class Problem:
     mask: Mask = field(default_factory=Mask)
     dtype: torch.dtype = torch.float64
     through_lse: bool = False
-    autocast: bool = False  # from float32 weights to bfloat16
+    autocast: bool = False  # whether autocast makes bfloat16 from float32 weights
     seed: int = 0
 
     @lru_cache(maxsize=64)  # noqa: B019 (problems are few)

@@ -1,6 +1,6 @@
-"""Attention problems, the program that computes one with any schedule, and the bounds of its results.
+"""Attention problems, the program that computes a problem with any schedule, and the bounds of its results.
 
-A block without soft caps and dropout, as a user's own block may be.
+The module also has a block without soft caps and dropout, as a user's own block may be.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tests.philox import factors
 
 @dataclass(frozen=True)
 class Problem:
-    """An attention problem on ranks. Dv: head dim of v, D if 0. sinks: the size of sinks, none if 0."""
+    """An attention problem on ranks. Dv: head dim of v, or 0 for D. sinks: the size of sinks, or 0 for no sinks."""
 
     layout: Layout
     H: int

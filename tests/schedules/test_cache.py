@@ -1,4 +1,4 @@
-"""The cache has every token once, in balance, and grows seldom; tokens beyond its room are refused."""
+"""The cache holds every token once, evenly spread, and rarely allocates; it refuses tokens that do not fit."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_every_rank_knows_where_each_token_is() -> None:
     results = VirtualCluster(3, memory=False).run(follow).results
     for rank, (everywhere, mine, following) in enumerate(results):
         assert everywhere == results[0][0] and everywhere[rank] == mine
-        assert set(following) - set(mine) <= {9, 10}  # tokens that all ranks know and one rank keeps
+        assert set(following) - set(mine) <= {9, 10}  # all ranks get these tokens, and one rank stores each
     assert (np.sort(np.concatenate(results[0][0])) == np.arange(16)).all()
 
 

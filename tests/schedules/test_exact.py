@@ -1,4 +1,4 @@
-"""Every schedule is attention, for any degrees, layout, heads, mask, score rules and sinks, by the oracle.
+"""Every schedule gives the oracle's attention for any degrees, layout, heads, mask, score rules and sinks.
 
 Schedules refuse impossible calls by name, on every rank, before any data moves.
 """
@@ -207,7 +207,7 @@ def test_an_lse_that_nobody_asked_for_has_no_gradient_and_sends_none() -> None:
     for asked in (True, False):
         trace = VirtualCluster(4).run(program, problem, "ulysses", asked).trace
         sent[asked] = sum(e.bytes_sent for e in trace.exchanges() if e.tag == "dlse to heads")
-    assert sent == {True: 4 * 3 * 4 * 8, False: 0}  # ranks, others, tokens of one head, bytes
+    assert sent == {True: 4 * 3 * 4 * 8, False: 0}  # each of 4 ranks sends 4 numbers of 8 bytes to 3 others
 
 
 def masks_in_local_positions(layout: Any, ulysses: int) -> Rows:

@@ -1,4 +1,4 @@
-"""Latent attention against its definition in float64, on virtual ranks and processes; traffic; refusals."""
+"""Latent attention equals its definition in float64, on virtual ranks and processes; its traffic and refusals."""
 
 from __future__ import annotations
 

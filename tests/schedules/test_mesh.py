@@ -1,11 +1,10 @@
 """Rows of ranks have each of their ranks' tokens once, at the place that the row's layout gives.
 
-On processes: the bits of the virtual cluster, and its errors word for word. There are few launches, because
-each takes time.
+On processes, schedules have the bits of the virtual cluster, and its errors word for word. There are few
+launches of processes, because each launch takes time.
 
-Every schedule gives a block that computes whole steps as many K/V blocks as announced, even if a mask skips
-some.
-some.
+If a block backend computes whole steps, every schedule gives it as many K/V blocks as announced, even if a
+mask skips some blocks.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """The schedules send the bytes that their formulas predict, in total and out of a node.
 
-Bytes of the schedules that cross nodes, or merge partial results: double ring and decode.
+For the double ring and decode, the formulas of the bytes that leave a node are in this file. Consecutive
+ranks form nodes of `node` ranks each. `backward` counts the backward pass alone.
 
-Consecutive ranks form nodes of `node` ranks each. `backward` counts the backward pass alone.
-
-The memory of each schedule beyond its shard, by the meter; the guide has these figures.
+The memory meter gives the memory of each schedule beyond its shard, and the guide contains these figures.
 """
 
 from __future__ import annotations

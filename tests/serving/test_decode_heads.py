@@ -64,7 +64,8 @@ def test_all_heads_as_one_ranks_own_are_refused(given: int | None, dtype: torch.
         cache = ShardedCache(ring, batch=1, kv_heads=2, head_dim=8, dtype=dtype)
         k, v, q = torch.randn(3, 1, 8, 5, 8, generator=torch.Generator().manual_seed(0)).to(dtype)
         cache.append(k[:, :2], v[:, :2])
-        q = q[:, :, :1] * (1 + 1e-3 * ring.rank)  # as if each rank had computed q, with other roundings
+        # Slightly different on each rank, as if each had computed q itself.
+        q = q[:, :, :1] * (1 + 1e-3 * ring.rank)
         assert decode_heads(q, cache, queries="all", heads=given).shape[1] == 4
         assert decode_heads(q.chunk(2, dim=1)[ring.rank], cache, heads=given).shape[1] == 4
         with pytest.raises(ShapeError, match="queries='all' for one of all heads"):

@@ -1,4 +1,4 @@
-"""A prompt in chunks of any lengths is one prefill; the choice of what travels changes only the bytes."""
+"""A prompt in chunks of any lengths equals one prefill, whether K/V or queries travel."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_a_prefix_is_computed_once(travels: str) -> None:
     for rank, (rows, of_rows, new_pages) in enumerate(results):
         here = slice((rank - 13) % 3, None, 3)  # token 13 + i is on rank (13 + i) mod 3
         out[:, :, here], lse[:, :, here] = rows, of_rows
-        assert new_pages == 2  # 22 tokens of 2 a page on 3 ranks take 4 pages, of which 2 are shared
+        assert new_pages == 2  # 22 tokens on 3 ranks take 4 pages of 2 tokens on each; 2 of these are shared
     assert_rows(out, lse, other, slice(13, 22), mask=Mask())
 
 

@@ -1,4 +1,4 @@
-"""Pages as axe-core sees them, in light and dark: one of each kind in every run, all others in parts."""
+"""axe-core finds no violation on a page, light or dark: every run tests one page of each kind and some others."""
 
 from __future__ import annotations
 

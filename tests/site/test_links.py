@@ -1,6 +1,6 @@
 """The link check finds planted errors, and nothing in sound pages.
 
-Texts that the builder never publishes, and inputs that it refuses.
+Other tests cover texts that the builder must not publish, and inputs that it refuses.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The playground's numbers are the simulator's: the same random settings, in Chromium and in Python."""
+"""For random settings, the playground's numbers in Chromium equal the simulator's numbers in Python."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_six_hundred_settings_give_the_numbers_of_the_simulator(page: Window) ->
         expected = right(setting)
         scale = expected["makespan"]
         for name, value in expected.items():
-            differences = name in ("exposed", "waited")  # differences of times up to the makespan
+            differences = name in ("exposed", "waited")  # these are small differences of large times
             near = pytest.approx(value, rel=RELATIVE, abs=RELATIVE * scale if differences else None)
             assert got[name] == near, (name, setting)
 

@@ -97,7 +97,7 @@ def test_a_notebook_can_be_downloaded_as_it_is_in_a_checkout(site: Path) -> None
         page = site / target.path.parent.name / f"{target.slug}.html"
         (link,) = [each for each in links.Page(page).links if each.endswith(".ipynb")]
         found = page.parent / link
-        assert found.name == target.path.name  # the judge identifies the exercise by this name
+        assert found.name == target.path.name  # because the judge identifies the exercise by the file's name
         skeleton = (
             nbformat.writes(prepare(target, CHECKOUT)) + "\n"
         )  # the unchanged skeleton, since a learner may have edited the file
@@ -256,7 +256,7 @@ def test_a_question_keeps_back_what_was_measured_until_it_is_answered(
             form.locator("input").first.check()
         form.get_by_role("button", name="Compare").click()
         assert "You predicted" in form.inner_text()
-        assert page.evaluate(measured) <= number + 1  # questions asked together are answered together
+        assert page.evaluate(measured) <= number + 1  # one button may answer several questions of a cell
     assert page.evaluate(measured) == page.locator(".tag_measured").count() > 0
     page.reload()
     assert page.locator(".kept-back").count() == 0
@@ -285,7 +285,8 @@ def test_a_phone_need_not_scroll_sideways(site: Path, browser: Window, name: str
     resize(browser, 390, 844)
     browser.page.goto((site / name).as_uri())
     assert browser.page.evaluate("document.documentElement.scrollWidth") <= 390
-    # An element that is wider than the page has a scroll bar of its own.
+    # An element that would be wider than the page has its own scroll bar, so that the page itself does not
+    # scroll.
     if name == "docs/kill-matrix.html":
         wide = "[...document.querySelectorAll('.table-wrapper')].filter(t => t.scrollWidth > t.clientWidth)"
         assert browser.page.evaluate(f"{wide}.every(t => getComputedStyle(t).overflowX === 'auto')")

@@ -64,7 +64,7 @@ def many_exchanges(ring: Ring, scale: Tensor) -> dict[str, Any]:
 
 
 def four_shifts(ring: Ring) -> Tensor:
-    """Return the tensor that rank + 4 hops back held; each hop changes it, so no two messages are equal."""
+    """Shift a tensor four times and return it; each hop changes the tensor, so no two messages are equal."""
     x = torch.arange(6.0).reshape(2, 3) + 10 * ring.rank
     for step in range(4):
         x = ring.shift(x) + step

@@ -1,7 +1,7 @@
 """One case table × transports × block backends × schedules × soft caps and dropout, against the oracle.
 
-Layouts, masks, schedules and ranks drop the same pairs as one process: those of the independent code in
-tests/philox.py.
+Under every layout, mask, schedule and number of ranks, dropout drops the pairs that the independent code in
+tests/philox.py drops.
 """
 
 from __future__ import annotations
@@ -192,7 +192,8 @@ def jobs_for(world_size: int) -> list[Job]:
 def test_processes(world_size: int) -> None:
     """On gloo the results are right, and with one thread each they have the virtual cluster's bits."""
     jobs = jobs_for(world_size)
-    from ringlab import launch  # imported late, as tests/gpu imports this file without cloudpickle
+    # Imported late, because tests/gpu imports this file on machines without cloudpickle.
+    from ringlab import launch
 
     outcome = launch(attend_all, world_size, jobs, threads=1)
     threads = torch.get_num_threads()
@@ -207,7 +208,7 @@ def test_processes(world_size: int) -> None:
         torch.set_num_threads(threads)
 
 
-# Mutants, each with its mistake in another place.
+# Mutants with mistakes in different places.
 
 
 class Local(ScoreRules):

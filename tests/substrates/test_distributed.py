@@ -133,7 +133,7 @@ def torchrun(folder: Path, fail: bool, transport: str = "gloo") -> subprocess.Co
 def test_torchrun(tmp_path: Path, transport: str) -> None:
     done = torchrun(tmp_path, fail=False, transport=transport)
     assert done.returncode == 0, done.stderr
-    said = re.findall(r"rank \d of 2: \d\.\d \d\.\d", done.stdout)  # the ranks' line ends may be mixed
+    said = re.findall(r"rank \d of 2: \d\.\d \d\.\d", done.stdout)  # lines of ranks may be joined
     assert sorted(said) == ["rank 0 of 2: 1.0 2.0", "rank 1 of 2: 0.0 2.0"]
 
 

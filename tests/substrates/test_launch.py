@@ -1,4 +1,4 @@
-"""`launch`: results equal to the virtual cluster's, errors that name ranks, nothing left behind."""
+"""`launch` gives the virtual cluster's results and errors that name ranks, and leaves nothing behind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""All transports, on CPU tensors: gloo's bits, traces, memory and errors, and the end of a rank that dies."""
+"""On CPU tensors, all transports have gloo's bits, traces, memory and errors, and report a rank that dies."""
 
 from __future__ import annotations
 
@@ -168,7 +168,8 @@ def test_exposed_communication_is_a_number(transport: str) -> None:
         for seconds, e in zip(outcome.results[rank]["late"], late, strict=True):
             assert seconds >= e.exposed == e.done - e.waited
         assert trace.exposed(rank) == sum(e.exposed for e in trace.exchanges(rank)) >= late[0].exposed
-    for first, second in zip(*lates, strict=True):  # one clock: rank 0 waits at least until rank 1 has posted
+    # Both ranks read one clock; rank 0 waits until rank 1 has posted.
+    for first, second in zip(*lates, strict=True):
         assert first.done >= second.posted
     # A busy machine may delay a rank once, but not three times.
     assert max(e.exposed for e in lates[0]) > LATE_S / 2 > min(e.exposed for e in lates[1])
@@ -256,7 +257,7 @@ def test_every_survivor_of_a_kill_names_the_dead_rank(transport: str, program: A
     for survivor in (0, 1):
         assert PeerDiedError.__name__ in caught.value.errors[survivor]
         assert "rank 2 failed first: killed by signal SIGKILL" in caught.value.errors[survivor]
-    assert time.monotonic() - began < 150  # most of this is the start, on a busy machine
+    assert time.monotonic() - began < 150  # starting the processes takes most of this limit on a busy machine
 
 
 @pytest.mark.parametrize("transport", ["gloo", *OTHERS])
@@ -277,7 +278,7 @@ def test_a_rank_that_ends_early_disturbs_nobody(transport: str) -> None:
 
 
 def what_is_no_shift(ring: Ring) -> list[str]:
-    """Run exchanges that are no shifts, which gloo allows: ranks 1 and 2 swap, and each only sends."""
+    """Run exchanges that are not shifts, which gloo allows: ranks 1 and 2 swap tensors, and each only sends."""
     mine, other, seen = torch.ones(2), 3 - ring.rank, []
     swap = {"send": (mine,), "to": other, "receive": (torch.empty(2),), "source": other}
     for exchange in ([swap] if ring.rank else []) + [{"send": (mine,), "to": ring.next}]:

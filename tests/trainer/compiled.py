@@ -1,4 +1,4 @@
-"""A step of a compiled model over a ring, run in processes, since shape checks here would break tracing."""
+"""A step of a compiled model over a ring. Processes run it, because shape checks in tests would break tracing."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def step(ring: Ring, compiler: Callable[[Any], Any], validate: bool = True) -> C
 
 def traced(program: Callable[..., Compiled]) -> Compiled:
     """Return the program's result under a compiler that only records graphs."""
-    from torch._dynamo.utils import counters  # late, since this loads the compiler
+    from torch._dynamo.utils import counters  # imported late, because it loads the compiler
 
     torch._dynamo.reset()
     counters.clear()

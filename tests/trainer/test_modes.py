@@ -101,7 +101,7 @@ def recorded(ring: Ring) -> tuple[Tensor, ...]:
 def recomputed(ring: Ring, reentrant: bool) -> tuple[Tensor, ...]:
     *qkv, dout = leaves_of(ring)
     out = checkpoint(lambda *x: attend(ring, *x), *qkv, use_reentrant=reentrant)
-    out.backward(dout)  # reentrant checkpoints do not support torch.autograd.grad
+    out.backward(dout)  # not torch.autograd.grad, which reentrant checkpoints do not support
     return out.detach(), *(x.grad for x in qkv)
 
 

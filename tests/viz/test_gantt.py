@@ -23,7 +23,7 @@ pytestmark = pytest.mark.thorough
 
 
 class ByWork(Costs):
-    """A computation takes a µs for each score element, and a message takes `message_s`."""
+    """Costs in which a computation takes a µs for each score element, and a message takes `message_s`."""
 
     def __init__(self, layout, message_s: float = 0.0) -> None:
         self.layout, self.message_s = layout, message_s

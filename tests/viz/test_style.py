@@ -1,4 +1,4 @@
-"""Figures look alike, have a text, and are the same bytes every time.
+"""Figures have one style and a text for readers who cannot see them, and are the same bytes in every run.
 
 Every word of a figure can be read: no text overlaps another text or is cut off.
 """
