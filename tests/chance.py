@@ -25,7 +25,7 @@ def install(seed: int) -> None:
     """
     secrets.randbits = numpy.random.bit_generator.randbits = _fresh.getrandbits  # type: ignore[attr-defined]
     os.environ["PYTHONHASHSEED"] = str(seed % 2**32)
-    # Otherwise Hypothesis would use constants of the modules that happen to be imported in its examples.
+    # Otherwise the examples that Hypothesis draws would depend on the modules that happen to be imported.
     providers._get_local_constants = providers.Constants
     hypothesis.settings.load_profile("searching" if seed else "same")
     core.global_force_seed = seed or None

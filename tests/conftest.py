@@ -29,9 +29,9 @@ CHECKOUT = Path(__file__).resolve().parents[1]
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
-# This runs before anything imports a module of ringlab, whose functions would otherwise escape the check.
-# Only modules that name an array type: the hook wraps every function of a module, which made the
-# virtual cluster's small ones five times slower.
+# Install the shape check before any module of ringlab is imported, because functions of modules that are
+# already imported escape the check. Check only modules that name an array type: the check wraps every
+# function of a module, which made the small functions of the virtual cluster five times slower.
 install_import_hook(shapes.modules(), "tests.shapes.checked")
 
 # These tests call the reference thousands of times, as its users do. Shapes are not checked in them, because
@@ -80,7 +80,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_call(item: pytest.Item) -> None:
-    """Seed all random draws of a test from the run's seed and the test's name, independent of its fixtures."""
+    """Seed all random draws of a test, also its fixtures', from the seed of the run and the test's name."""
     chance.begin(item.config.option.seed, item.nodeid)
 
 
@@ -98,7 +98,7 @@ def _one_thread_for_numpy() -> None:
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Exempt objects made while tests were collected from garbage collection, because they live until the end."""
+    """Exempt objects that collecting tests has made from garbage collection, because they are never freed."""
     gc.collect()
     gc.freeze()
 
@@ -128,7 +128,7 @@ _ALL_THOROUGH = re.compile(r"^pytestmark = \[?pytest\.mark\.thorough", re.MULTIL
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Skip files that contain only thorough tests if these are not selected, because some import large packages."""
+    """Skip files with thorough tests only if none is selected, because some files import large packages."""
     if config.option.markexpr != "not thorough" or not collection_path.name.startswith("test_"):
         return None
     return True if _ALL_THOROUGH.search(collection_path.read_text(encoding="utf-8")) else None
@@ -150,7 +150,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]):  # type: ignore[no-untyped-def]
-    """Turn skips into failures if everything is required, and print with a failure how to draw its inputs again."""
+    """Turn skips into failures if everything is required, and print with failures how to repeat their draws."""
     outcome = yield
     report = outcome.get_result()
     if report.failed:
@@ -169,7 +169,7 @@ def _said_by_absence(report: pytest.TestReport | pytest.CollectReport) -> str | 
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Print a line for each missing program, package or device whose tests did not run, and the peak of memory."""
+    """Print a line for each missing program, package or device whose tests did not run, and peak memory."""
     reasons = [_said_by_absence(report) for report in terminalreporter.stats.get("skipped", [])]
     for reason in sorted(set(filter(None, reasons))):
         count = reasons.count(reason)

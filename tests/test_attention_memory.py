@@ -1,4 +1,4 @@
-"""A rank holds its shard, a block in use, a block that arrives, and accumulators, but never S/P × S elements."""
+"""A rank holds its shard, a block in use, a block that arrives, and accumulators, never S/P × S elements."""
 
 from __future__ import annotations
 

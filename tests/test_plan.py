@@ -10,7 +10,7 @@ from ringlab.plan import Tile, tiles, work
 
 
 def slowest_steps(layout: Layout) -> int:
-    """Return the number of score elements on the critical path: the busiest rank's work, summed over ring steps."""
+    """Return the score elements on the critical path: the busiest rank's work in each ring step, summed."""
     steps = range(layout.P)
     return sum(
         max(work(layout, rank, (rank - step) % layout.P) for rank in range(layout.P)) for step in steps

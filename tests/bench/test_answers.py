@@ -1,4 +1,4 @@
-"""The time until a command answers: the whole process is timed, and an output that is no answer is rejected."""
+"""The time a command takes to answer: whole processes are timed, and an output without an answer is rejected."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The timer of all benchmarks (order of runs, counted runs, statistics) and two benchmarks of the ring on a CPU."""
+"""The timer of all benchmarks (order, counted runs, statistics), and two benchmarks of the ring on a CPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The benchmarks of kernels, run on the CPU: before the timing, memory is filled with NaN and results are checked."""
+"""The benchmarks of kernels, on the CPU: before timing, results on memory full of NaN must be correct."""
 
 from __future__ import annotations
 

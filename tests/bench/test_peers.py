@@ -1,4 +1,4 @@
-"""Published packages compared with ringlab's ring: correct, wrong and untimed packages, and their lines in words."""
+"""Published packages compared with ringlab's ring: their correctness, their times, and what is printed."""
 
 from __future__ import annotations
 

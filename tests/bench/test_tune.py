@@ -28,7 +28,7 @@ FAST, SPILLS, LARGE, WRONG = (
 
 
 def compiler(jobs: Sequence[Job], processes: int) -> list[Compiled]:
-    """Stand in for the compiler: report shared memory that grows with the stages, and two faulty configurations."""
+    """Compile nothing: report shared memory that grows with the stages, and two faulty configurations."""
     found = []
     for job in jobs:
         spill = 4 if job.config == SPILLS else 0

@@ -58,7 +58,7 @@ def record(P: int, program: Any, *args: Any) -> Recording:
 
 
 def rounds(ring: Ring, plan: list[tuple[int, list[float], int]], held: int) -> float:
-    """For each entry of `plan`, post, compute, and wait for the oldest exchanges until only `held` are open."""
+    """For each entry of `plan`, post, compute, and wait for old exchanges until only `held` are open."""
     pending: list[Any] = []
     for number, (distance, seconds, nbytes) in enumerate(plan):
         to, source = (ring.rank + distance) % ring.world_size, (ring.rank - distance) % ring.world_size

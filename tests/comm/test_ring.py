@@ -36,7 +36,7 @@ def test_posting_what_shift_returned_without_unpacking_it_says_so():
 
 
 def rows_and_columns(ring: Ring) -> tuple[Tensor, Tensor, list[Tensor], Tensor]:
-    """Return the previous rank in the row and in the column, all ranks of the row, and the sum over the column."""
+    """Return the previous rank in the row and in the column, the ranks of the row, and the column's sum."""
     width = ring.world_size // 2
     row, place = divmod(ring.rank, width)
     of_row = Ring(SubGroup(ring.comm, range(row * width, (row + 1) * width)))

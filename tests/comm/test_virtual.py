@@ -1,4 +1,4 @@
-"""The virtual cluster is deterministic, finds wrong programs and explains errors; the clocked cluster does too."""
+"""The virtual cluster is deterministic, strict, and explains errors; the clocked cluster is as strict."""
 
 from __future__ import annotations
 

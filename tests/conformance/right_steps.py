@@ -1,4 +1,4 @@
-"""Correct training steps over torch.distributed and of a transformers model, and steps that fail on processes."""
+"""Correct training steps (over torch.distributed, of transformers), and steps that fail on processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The counterexample: the places of wrong values, in words, and a run that is as small as the claims allow."""
+"""The counterexample: the places of wrong values, in words, and a run as small as the claims allow."""
 
 from __future__ import annotations
 

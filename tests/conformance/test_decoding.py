@@ -1,4 +1,4 @@
-"""Checks of decode with a sharded cache: correct decodes of three styles pass, and named checks find wrong ones."""
+"""Checks of decode with a sharded cache: correct decodes of three styles pass, and wrong ones are found."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Targets that return a result, wait for ever or report an error when a neighbour dies, and rings that send nothing."""
+"""Targets that return, hang or report an error when a neighbour dies, and rings that send nothing."""
 
 from __future__ import annotations
 

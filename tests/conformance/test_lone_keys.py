@@ -1,4 +1,4 @@
-"""If queries see one key only, dq and dk are 0 up to rounding, and the checks accept every correct attention."""
+"""If queries see one key only, dq and dk are 0 up to rounding, and every correct attention is accepted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checks of merges: correct merges of several styles pass for many seeds, and named checks find wrong merges."""
+"""Checks of merges: correct merges of several styles pass for many seeds, and wrong merges are found."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ranks whose operations the simulator repeats get exactly the operations and times that they would have if run.
+"""Ranks whose operations the simulator repeats get the operations and times that they would have if run.
 
 Some ranks repeat the operations of another rank (`equal_ranks.models_of`). In `Lockstep`, rank 0 is the model
 of all ranks.

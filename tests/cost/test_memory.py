@@ -226,7 +226,7 @@ def counted_bytes(H: int, K: int, P: int, backward: bool, tokens: int = 256) -> 
 
 
 def misses(counted: Callable[[int, int, int, bool], int]) -> list[tuple[int, int, int, bool]]:
-    """Return the cases whose counted bytes are below the measured bytes or above 1.3 times the measured bytes."""
+    """Return the cases whose counted bytes are below the measured bytes, or above 1.3 times those bytes."""
     return [
         (H, K, P, backward)
         for H, K in HEADS

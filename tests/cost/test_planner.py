@@ -81,7 +81,7 @@ def test_the_memory_of_a_training_by_hand() -> None:
     assert it.of("activations") == 80 * (2**20 // 16) * 8192 * 2 // 4  # tp 4 also splits these tokens
     assert it.of("logits") == (2**20 // 16) * (128256 // 4) * (
         2 + 3 * 4
-    )  # logits, log-softmax and both gradients, in float32
+    )  # 2 bytes for logits; log-softmax and both gradients are float32
     in_flight = 2 * 2 * 128 * (2**20 // 16)  # K and V, 8/4 heads of 128
     assert it.of("K/V in flight") == 2 * in_flight * 2  # one block in use, one block arriving
     assert it.of("dK and dV in float32") == 3 * in_flight * 4  # one pair held, one arriving, one added

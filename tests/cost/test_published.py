@@ -1,4 +1,4 @@
-"""Plans of published runs agree with the published figures within a fixed factor; plans with mistakes do not."""
+"""Plans agree with the figures of published runs within a fixed factor; plans with mistakes do not."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ def check_grouped_heads() -> None:
 
 
 def check_links() -> None:
-    """On a torus a rank sends to both neighbours at once; a ring between nodes is as slow as its slower link."""
+    """On a torus, a rank sends to both neighbours at once; between nodes, a hop takes the slower link."""
     slow = replace(ideal(between=1e9), name="slow")
     travel = found(8, "prefill", hardware=slow, recomputation=None)
     torus = replace(slow, name="tpu-made-up")

@@ -223,11 +223,11 @@ def _norm(self: Any, x: Tensor) -> Tensor:
     return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps) * weight
 
 
-# How large an error may be: at most twice the error of the plainest implementation, transformers' own eager
-# attention in float32 on one process. That error is the largest over a few runs, in which the tokens have
-# different orders and the weights are changed by a unit in the last place, so that every product is rounded
-# differently. Orders alone would not change the roundings of a single token. If those are small by luck, they
-# would be small in all orders.
+# The bound of errors: at most twice the error of the plainest implementation, which is transformers' own
+# eager attention in float32 on one process. The error of the plainest implementation is the largest over a
+# few runs, in which the tokens have different orders and the weights are changed by a unit in the last place,
+# so that every product is rounded differently. Other orders alone would not change the roundings inside a
+# single token, which may be small by luck.
 
 
 def permuted(config: PreTrainedConfig, batch: Batch, generator: torch.Generator) -> Step:

@@ -1,4 +1,4 @@
-"""Batches of transformers' own collators are packed and spread over ranks, and the step equals one process's."""
+"""Batches of transformers' own collators, packed and spread over ranks, give one process's training step."""
 
 from __future__ import annotations
 

@@ -133,7 +133,7 @@ def floats(x: Any) -> bool:
 
 
 def alone(kind: type[PreTrainedModel], labels: bool) -> tuple[tuple[str, ...], dict[str, Tensor]] | None:
-    """Return a small model's left-out options and its output on one process, or None if no model can be built."""
+    """Return (options left out, output on one process) of a small model, or None if none can be built."""
     for without in WITHOUT:
         try:
             with torch.device("meta"):
@@ -177,7 +177,7 @@ def trials(name: str) -> Iterator[tuple[str, type[PreTrainedModel], bool]]:
 
 
 def faults(name: str) -> tuple[dict[str, str], dict[str, str]]:
-    """Return each class's result and its fault: an error not of ringlab, one without remedy, or a wrong output."""
+    """Return the results of a family's classes, and the faults: a raw error, no remedy, or a wrong output."""
     seen: dict[str, str] = {}
     wrong: dict[str, str] = {}
     unbuilt: set[type[PreTrainedModel]] = set()

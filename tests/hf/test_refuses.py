@@ -203,7 +203,7 @@ def _built_as(ring: Ring, kind: type, **options: Any) -> RinglabError | None:
 
 
 def _called_as(ring: Ring, kind: str, labels: bool, shifted: bool = False) -> RinglabError | None:
-    """Return the error of a model of class "Llama" + `kind`; if `labels` is true it gets its shard's labels."""
+    """Return the error of a model of class "Llama" + `kind`. labels: give it the labels of its shard."""
     config = llama(attn_implementation="ringlab")
     model = getattr(transformers, f"Llama{kind}")(config)
     try:

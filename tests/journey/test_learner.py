@@ -74,7 +74,7 @@ def study(lesson: NotebookPage) -> None:
 
 
 def sees_what_is_not_written(exercise: NotebookPage) -> None:
-    """Run the unchanged skeleton: every check reports that the code is missing, and no cell raises an error."""
+    """Run the unchanged skeleton: every check reports that the code is missing, and no cell raises."""
     exercise.run_all()
     assert [error for cell in exercise.cells for error in cell.errors] == []
     for stage in STAGES:

@@ -82,7 +82,7 @@ def law_tiles_hold_no_blind_row(tiles: Planner, layout: Layout, mask: Mask, larg
 
 
 def law_work_counts_the_pairs(tiles: Planner, layout: Layout, mask: Mask, largest: int | None) -> None:
-    """The plan's work is the number of visible pairs; a rank's own block in ascending order is one causal tile."""
+    """The work is the number of visible pairs; a rank's own block in ascending order is one causal tile."""
     for rank in range(layout.P):
         for origin in range(layout.P):
             found = tiles(layout, rank, origin, mask, largest)

@@ -191,7 +191,7 @@ def test_position_ids_may_start_anew_with_each_document() -> None:
 def refused(
     ring: Ring, wrong_rank: int, kind: type[Exception], said: str, layout: Layout, **options: object
 ) -> bool:
-    """Check that the rank with wrong options raises an error about them, and other ranks one about the difference."""
+    """Check that the rank with wrong options reports the options, and other ranks report the difference."""
     wrong = ring.rank == wrong_rank or wrong_rank < 0
     with pytest.raises(kind if wrong else AgreementError, match=said if wrong else "same call"):
         Context.agreed(ring, layout, **(options if wrong else {}))

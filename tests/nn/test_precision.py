@@ -1,4 +1,4 @@
-"""With bfloat16 and float32 masters, gradients equal a bfloat16 model's, and updates a float32 optimizer's."""
+"""In bfloat16 with float32 masters, gradients equal a bfloat16 model's, and updates are those of float32."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The loss curve does not depend on the layout, and is the same on one process, virtual ranks and processes.
 
-A batch depends only on its number, so a training is continued in the data by this number alone.
+A batch depends only on its number, so a checkpoint needs no other position in the data.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Every imported package is in pyproject.toml: as a dependency if the reference needs it, else in an extra."""
+"""Every imported package is in pyproject.toml: the reference's as a dependency, all others in extras."""
 
 from __future__ import annotations
 

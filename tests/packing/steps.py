@@ -21,7 +21,7 @@ from tests.nn.ways import CONFIG, Gradients, gradients_of, model_of
 
 @dataclass(frozen=True)
 class Batch:
-    """A data loader's batch and the layout of its packed sequence. weights: a weight for each label, or None."""
+    """A data loader's batch and the layout of its packed sequence. weights: one for each label, or None."""
 
     packing: Packing
     layout: Layout

@@ -1,4 +1,4 @@
-"""Laws of assignment: each token is on one rank, within capacity; the time is at most static's, near the optimum."""
+"""Laws of assignment: each token is assigned once, within capacity, and no slower than by a static degree."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Drawn = tuple[list[int], int, int]
 
 
 def law(make: Assign, drawn: Drawn) -> None:
-    """Assert that a step can run the assignment, and that its time is between the lower bound and static's time."""
+    """Assert that a step can run the assignment, in a time between the lower bound and the static time."""
     lengths, P, capacity = drawn
     made = make(lengths, P, capacity, COSTS)
     owned = np.zeros((len(lengths), P), int)

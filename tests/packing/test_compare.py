@@ -1,4 +1,4 @@
-"""The comparison of dynamic with static assignment for lengths of real documents, as a function and a command."""
+"""The comparison of dynamic and static assignment for lengths of real documents: function and command."""
 
 from __future__ import annotations
 

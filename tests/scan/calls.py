@@ -1,4 +1,4 @@
-"""A correct call of every function that hybrid layers use, on one of two ranks. Tests change parts of the call."""
+"""A correct call, on one of two ranks, of every function that hybrid layers use. Tests change parts of it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Linear attention over ranks equals the recurrence for any layout, scan, kind and documents; mutants do not."""
+"""Linear attention over ranks equals the recurrence for any layout, scan, kind and documents."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""In every scan, each element gets all earlier elements once; bytes, rounds, memory and FLOPs match formulas."""
+"""In every scan, each element gets all earlier ones once; bytes, rounds, memory and FLOPs match formulas."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from tests.scan.problems import Problem
 def law_every_element_hears_of_all_before_it(
     scan: Callable[[int], Hops], elements: tuple[Element, ...]
 ) -> None:
-    """Every element gets all earlier ones once: instead of a state, a list of element numbers is passed on."""
+    """Every element gets all earlier ones once. A list of element numbers takes the place of a state."""
     scans, module.SCANS["mine"] = dict(module.SCANS), scan
     try:
         plan = plan_scan("mine", elements)

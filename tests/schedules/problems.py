@@ -25,7 +25,7 @@ from tests.philox import factors
 
 @dataclass(frozen=True)
 class Problem:
-    """An attention problem on ranks. Dv: head dim of v, or 0 for D. sinks: the size of sinks, or 0 for no sinks."""
+    """An attention problem on ranks. Dv: head dim of v, or 0 for D. sinks: their size, or 0 for no sinks."""
 
     layout: Layout
     H: int

@@ -1,4 +1,4 @@
-"""The cache holds every token once, evenly spread, and rarely allocates; it refuses tokens that do not fit."""
+"""The cache holds every token once, evenly spread, and grows rarely; it refuses tokens that do not fit."""
 
 from __future__ import annotations
 

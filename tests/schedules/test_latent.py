@@ -1,4 +1,4 @@
-"""Latent attention equals its definition in float64, on virtual ranks and processes; its traffic and refusals."""
+"""Latent attention equals its definition in float64, on virtual ranks and processes."""
 
 from __future__ import annotations
 

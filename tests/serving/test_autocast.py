@@ -1,4 +1,4 @@
-"""Under autocast, serving computes in its cache's dtype. Processes show this, because virtual ranks do not."""
+"""Under autocast, serving computes in its cache's dtype. Virtual ranks cannot show this; processes can."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def served(ring: Ring, context: AbstractContextManager[Any], block: str) -> list
 
 
 def compared(ring: Ring, forgets: bool) -> list[bool]:
-    """Return whether each tensor has the same bits under autocast. forgets: leave autocast on in attention."""
+    """Return whether each tensor has the same bits under autocast. forgets: keep autocast on in attention."""
     with pytest.MonkeyPatch.context() as patch:
         if forgets:
             for each in (module, heads, chunks):

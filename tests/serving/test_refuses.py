@@ -134,7 +134,7 @@ def asked(call: Callable[[], Any]) -> Exception | None:
 
 
 def wrong_calls(ring: Ring, names: tuple[str, ...]) -> list[Exception | None]:
-    """Make wrong calls on rank 1 and correct calls on the other ranks; return the errors of this rank's calls."""
+    """Make wrong calls on rank 1 and correct calls on other ranks; return the errors of this rank's calls."""
     found = []
     for name in names:
         wrong, _, _, right = CALLS[name]

@@ -1,4 +1,4 @@
-"""axe-core finds no violation on a page, light or dark: every run tests one page of each kind and some others."""
+"""axe-core finds no violation, light or dark: each run tests one page of each kind and a part of the rest."""
 
 from __future__ import annotations
 

@@ -278,7 +278,7 @@ def test_a_rank_that_ends_early_disturbs_nobody(transport: str) -> None:
 
 
 def what_is_no_shift(ring: Ring) -> list[str]:
-    """Run exchanges that are not shifts, which gloo allows: ranks 1 and 2 swap tensors, and each only sends."""
+    """Run exchanges that are not shifts, which gloo allows: ranks 1 and 2 swap; each rank only sends."""
     mine, other, seen = torch.ones(2), 3 - ring.rank, []
     swap = {"send": (mine,), "to": other, "receive": (torch.empty(2),), "source": other}
     for exchange in ([swap] if ring.rank else []) + [{"send": (mine,), "to": ring.next}]:

@@ -1,4 +1,4 @@
-"""A step of a compiled model over a ring. Processes run it, because shape checks in tests would break tracing."""
+"""A step of a compiled model over a ring, for processes, because the tests' shape checks break tracing."""
 
 from __future__ import annotations
 

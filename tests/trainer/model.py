@@ -33,7 +33,7 @@ class Layer(nn.Module):
 
 
 class Model(nn.Module):
-    """A small language model. recompute: reentrant checkpointing (True), non-reentrant (False), or none (None)."""
+    """A small language model. recompute: reentrant checkpointing if True, non-reentrant if False."""
 
     def __init__(self, recompute: bool | None = None) -> None:
         super().__init__()
