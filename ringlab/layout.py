@@ -1,4 +1,4 @@
-"""Layouts: which rank owns which tokens. The parameters `chunk` and `folded` describe them.
+"""Layouts: which rank owns which tokens of a sequence or of packed documents.
 
 A layout deals pieces of `chunk` tokens to the ranks round-robin, or folded (0..P-1, P-1..0, …).
 

@@ -150,7 +150,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]):  # type: ignore[no-untyped-def]
-    """Turn skips into failures if everything is required, and print with failures how to repeat their draws."""
+    """Turn skips into failures if everything is required, and print how to repeat a failed test's draws."""
     outcome = yield
     report = outcome.get_result()
     if report.failed:

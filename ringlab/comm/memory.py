@@ -38,8 +38,8 @@ class MemoryMeter:
     def __init__(self, rank: int = 0) -> None:
         self.rank = rank
         self.live_bytes = self.peak_bytes = self.largest_bytes = 0
-        # Worker threads and other ranks' hand-overs change these counts, and a weakref callback may run at
-        # any time.
+        # A lock is needed, because worker threads and other ranks that hand over tensors change these counts,
+        # and a weakref callback may run at any time.
         self._lock = threading.RLock()
         self._storages: dict[int, tuple[weakref.ref[Any] | None, int]] = {}
 

@@ -1,8 +1,8 @@
 """The plain ring over torch.distributed: an example of a target that does not use ringlab's Comm.
 
 `ringlab check ringlab.conformance.plain_distributed:attend` runs it in gloo processes. Under torchrun the
-same command runs it on torchrun's ranks. Tokens are distributed in stretches or in zig-zag, which `positions`
-tells the function.
+same command runs it on torchrun's ranks. The layout is contiguous or zig-zag; the function gets
+it as the argument `positions`.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """A simulation of the real ring program with shapes instead of data: when every rank computes, sends and waits.
 
-`ringlab.ring_attention` itself runs on P ranks (`ringlab.comm.clocked.cluster`), forward and backward, with
-a block that charges seconds instead of computing. Assumed: kernels take the seconds of their tiles
-wherever the data comes from; communication does not slow computation; the links of different ranks do
-not disturb each other. `MESSAGES_ASSUMED`, which accompanies every result, lists the effects that these
-assumptions leave out and the schedules that they favour. Links are fast inside a node and slower between
-nodes.
+`ringlab.ring_attention` itself runs on P ranks (`ringlab.comm.clocked.cluster`), forward and backward, with a
+block that charges seconds instead of computing. Three things are assumed: kernels take the seconds of their
+tiles, whichever rank the data comes from; communication does not slow computation; the links of different
+ranks do not disturb each other. `MESSAGES_ASSUMED`, which accompanies every result, lists the effects that
+these assumptions leave out and the schedules that they favour. Links are fast inside a node and slower
+between nodes.
 """
 
 from __future__ import annotations

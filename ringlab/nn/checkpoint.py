@@ -47,7 +47,7 @@ def save(folder: Path, model: nn.Module, optimizer: Optimizer, progress: Progres
     Rank 0 writes replicated parameters. Parameters that FSDP or DTensor shards are written by the ranks
     that hold them, into one folder to which all ranks must be able to write.
     """
-    import torch.distributed.checkpoint as dcp  # takes half a second, and only saving needs it
+    import torch.distributed.checkpoint as dcp  # imported late: takes half a second, and only saving needs it
 
     first, sharded = ring is None or ring.rank == 0, is_sharded(model)
     name = _free_name(folder, progress.step) if first else ""

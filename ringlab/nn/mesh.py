@@ -1,8 +1,8 @@
 """Data × context × tensor parallelism, which combines torch's own parallelism with the ring.
 
-The ranks form a grid (dp, cp, tp). tp is the innermost axis, because its ranks communicate most. Each
-sequence is spread over cp, by the ring; different sequences are on different ranks of dp; heads and
-feed-forward are split over tp, by DTensor. FSDP shards parameters, gradients and the optimizer's state over
+The ranks form a grid (dp, cp, tp). tp is the innermost axis, because its ranks communicate most. The ring
+spreads each sequence over cp; different sequences are on different ranks of dp; DTensor splits heads and
+feed-forward over tp. FSDP shards parameters, gradients and the optimizer's state over
 dp × cp together, because all these ranks use the same weights. (Pipeline stages are left to torch too. They
 do not concern the ring, because a stage is a few layers.)
 """

@@ -182,7 +182,7 @@ class Problem:
         found: dict[bytes, np.ndarray] = {}
         for target in np.geomspace(max(self.least_seconds / 4, 1e-30), max(slowest, 1e-30), TARGETS):
             chosen = np.full(len(self.lengths), self.degrees[-1])
-            for degree in reversed(self.degrees):  # if no degree is as fast as the target, the fastest degree
+            for degree in reversed(self.degrees):  # if no degree reaches the target, take the fastest one
                 chosen[self.seconds[degree] <= np.maximum(fastest, target)] = degree
             found[chosen.tobytes()] = chosen
         return list(found.values())

@@ -114,8 +114,8 @@ def _gradient_of(
 def _merged(part: Partial, arrived: tuple[Tensor, ...] | None) -> tuple[Tensor, Tensor]:
     """Return (out, lse) of rows over the keys so far, in the state dtype; the last axis of lse has size 1."""
     if arrived is None:
-        # A block backend may return other strides. The receive buffers would keep them, and results depend on
-        # strides.
+        # Copy tensors whose strides are not contiguous, as a block backend may return them. The receive
+        # buffers would have the same strides, and some bits of results depend on strides.
         return part.out.to(state_dtype(part.out.dtype)).contiguous(), part.lse[..., None].contiguous()
     out, lse = arrived
     merge_into(Partial(out, lse[..., 0]), slice(0, out.shape[-2]), part)

@@ -261,7 +261,8 @@ def _draw_rank(ax: Axes, one: Chart, rank: int, place: int, scale: float, end: f
                 top = LANE[0] + lane * height
             spans = [(bar.start / scale, (bar.end - bar.start) / scale) for bar in those]
             thin = [look["edgecolor"] if wide > end / scale / 250 else look["facecolor"] for _, wide in spans]
-            shown = look if kind == "wait" else look | {"edgecolor": thin}  # an edge would hide a thin bar
+            # Bars of waits have no edge, which would hide a thin bar.
+            shown = look if kind == "wait" else look | {"edgecolor": thin}
             ax.broken_barh(spans, (place + top, height), linewidth=0.5, gid=f"{kind} {rank}", **shown)
     for bar in own:
         _write(ax, bar, place, scale, end)

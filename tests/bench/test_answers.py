@@ -1,4 +1,4 @@
-"""The time a command takes to answer: whole processes are timed, and an output without an answer is rejected."""
+"""The time that a command takes: whole processes are timed, and an output without an answer is rejected."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ def lesson_05(browser, lab) -> NotebookPage:
     notebook = open_notebook(browser.page, PATH)
     number, choice = notebook.find('predict("05.values"'), notebook.find('predict("05.slip"')
     notebook.run_above(number.index + 1)
-    notebook.keep_busy(3)  # the following keystrokes and click must keep their order in a busy kernel
+    notebook.keep_busy(3)  # the kernel is busy, and must still get the next keystrokes and the click in order
     type_number(notebook.select(number.index), "18", told="you predicted: 18 values")
     for index in range(number.index + 1, choice.index + 1):
         notebook.run(index)
@@ -37,7 +37,7 @@ def lesson_05(browser, lab) -> NotebookPage:
     return notebook
 
 
-# This test runs before all others, because an answered question is less high on the page.
+# This test runs before all others, because a question takes less room on the page once it is answered.
 @pytest.mark.parametrize("lesson_id", [each.id for each in LESSONS])
 def test_no_answer_is_seen_before_its_prediction(browser, lesson_id):
     browser.page.set_viewport_size({"width": 1400, "height": 900})

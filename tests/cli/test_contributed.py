@@ -42,7 +42,7 @@ class Backport:
 
 @pytest.fixture(params=[EntryPoint, Backport])
 def added(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> list[int]:
-    """Add entry points of another package; return a list that grows by one when entry points are looked up."""
+    """Add another package's entry points; return a list that grows by one when entry points are looked up."""
     names = {name: f"{__name__}:{name}" for name in ("one", *apps)} | {"gone": "no_such_package:main"}
     theirs = [
         request.param(name, where, GROUP) for name, where in {**names, "plan": f"{__name__}:one"}.items()

@@ -31,7 +31,7 @@ HALF_OF_DK = "tests.conformance.wrong_values:half_of_dk"
 
 
 class Page(HTMLParser):
-    """The elements and the texts of a page, whose tags have to match."""
+    """A parser that collects a page's elements and texts, and fails if opening and closing tags differ."""
 
     def __init__(self, page: str) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The simulated serving programs send and read the formulas' bytes, and the plan is counted by hand."""
+"""The simulated serving programs send and read the formulas' bytes; plans have numbers worked out by hand."""
 
 from __future__ import annotations
 

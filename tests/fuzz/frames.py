@@ -76,7 +76,7 @@ def spoil(rng: random.Random, document: Any, times: int) -> Any:
 
 
 def _places(node: Any) -> Iterator[tuple[Any, Any]]:
-    """Yield every container with each of its keys, from the outside inwards."""
+    """Yield (container, key) for each key or index of each container in a document, outer ones first."""
     keys: Any = range(len(node)) if isinstance(node, list) else list(node)
     for key in keys:
         yield node, key

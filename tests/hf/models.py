@@ -107,7 +107,7 @@ FAMILIES: dict[str, Callable[..., PreTrainedConfig]] = {
 
 
 def build(config: PreTrainedConfig, attention: str, dtype: torch.dtype = torch.float32) -> nn.Module:
-    """Return a model whose fixed weights are so large that attention and positions matter."""
+    """Return a model with fixed weights that are large enough for attention and positions to matter."""
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config, attn_implementation=attention, dtype=torch.float32)
     generator = torch.Generator().manual_seed(1)
@@ -323,7 +323,7 @@ def _mask(batch: Batch) -> Mask | None:
     return None if batch.position_ids is None else hf.mask_of(batch.position_ids)
 
 
-# Batches with wrong positions, which are refused.
+# These batches have wrong positions, and ringlab refuses them.
 
 
 def counted_from_zero(context: Context, batch: Batch) -> dict[str, Any]:

@@ -170,7 +170,8 @@ def trials(name: str) -> Iterator[tuple[str, type[PreTrainedModel], bool]]:
         except ValueError:  # transformers names a class here that does not exist
             continue
         for kind in found if isinstance(found, tuple | list) else (found,):
-            if not issubclass(kind, PreTrainedModel):  # the class needs another package
+            # A placeholder, because the class needs a package that is not installed.
+            if not issubclass(kind, PreTrainedModel):
                 continue
             for labels in (False, True)[: 2 if "labels" in inspect.signature(kind.forward).parameters else 1]:
                 yield f"{kind.__name__}{', labels' * labels}", kind, labels

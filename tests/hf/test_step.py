@@ -116,7 +116,7 @@ def test_float64_equals_one_process(
 
 
 def law_equals_one_process(config, layout: Layout, batch: Batch, given: Batch | None = None) -> None:
-    """Check that the ring's step equals that of one process, which gets `given` if that is not None."""
+    """Check that the ring's step on `batch` equals one process's step on `given` (None: on `batch`)."""
     true = truth(config, given or batch)
     for step in run(partial(exact_step_over, config=config, layout=layout, batch=batch), layout.P):
         for name, error in errors(step, true).items():

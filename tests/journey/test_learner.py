@@ -135,7 +135,7 @@ def runs_on_real_processes(notebook: Path) -> None:
 
 
 def saved_function(notebook: Path, name: str) -> Callable[..., Any]:
-    """Return a function of the graded cells, which can use the notebook's imports but no other cells."""
+    """Return a function of the graded cells; it can use the notebook's imports, but no other cells."""
     cells = [cell for cell in nbformat.read(notebook, as_version=4).cells if cell.cell_type == "code"]
     namespace: dict[str, Any] = {"__name__": "learner"}
     for cell in (cells[0], *(cell for cell in cells if cell.metadata.get("grade"))):

@@ -78,7 +78,8 @@ LAYOUTS = st.builds(
 def refute(law: Callable[..., None], real: Any, mutant: Any, examples: Iterable[tuple[Any, ...]]) -> None:
     """Fail unless `law(mutant, *example)` fails for one of the examples, and `law(real, *example)` holds.
 
-    Only an AssertionError counts, because a mutant that crashes would be noticed without the law.
+    Only an AssertionError counts as a failure, because a mutant that crashes would be noticed without the
+    law.
     """
     for example in examples:
         law(real, *example)

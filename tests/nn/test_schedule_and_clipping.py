@@ -197,7 +197,7 @@ def test_a_step_sends_what_the_formula_says(changes: dict[str, Any]) -> None:
     for rank in range(P):
         there, back = (ring_traffic(sizes, layout, rank=rank, backward=way) for way in (False, True))
         reduced = [e.bytes_sent for e in trace.exchanges(rank) if e.tag == "all_reduce"]
-        scalars = 2 * 8  # the number of counted labels, and the loss
+        scalars = 2 * 8  # bytes of two float64 numbers: the number of counted labels, and the loss
         assert sum(reduced) == (P - 1) * (parameters * master + scalars)
         around = [e.bytes_sent for e in trace.exchanges(rank) if e.tag != "all_reduce"]
         assert sum(around) == recipe.micro_batches * (there.total_bytes + back.total_bytes)

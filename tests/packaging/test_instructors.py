@@ -57,7 +57,7 @@ def parsed(words: list[str]) -> None:
 
 @pytest.fixture
 def a_class(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Make the folders of the manual: Ada submits the solution, Bilal the skeleton, Chen a broken file."""
+    """Make the manual's folders: Ada submits the solution, Bilal the skeleton, and Chen a broken file."""
     slug = "01_naive_attention"
     for learner, kind in (("ada", "solutions"), ("bilal", "exercises"), ("chen", "exercises")):
         path = tmp_path / "submitted" / learner / slug / f"{slug}.ipynb"

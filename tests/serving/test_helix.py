@@ -1,4 +1,4 @@
-"""A layer with attention on a grid of tokens × heads, whose projections all ranks share, is one layer."""
+"""A layer with attention on a grid of tokens × heads, and projections over all ranks, equals one process."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ def numbered(tokens: list[float]) -> tuple[Tensor, Tensor]:
 
 
 def take(ring: Ring, steps: list[Step], page: int, interleave: int) -> None:
-    """Apply the steps to a cache and to its plain model, and compare the two after each step."""
+    """Apply the steps to a cache and to its plain `Model`, and compare cache and model after each step."""
     cache = PagedCache(ring, kv_heads=1, head_dim=2, pages=PAGES, page=page, interleave=interleave)
     model = Model()
     for what, which, n in [("add", 0, 0), *steps]:

@@ -31,7 +31,7 @@ class Writes:
         self.foreign: list[str] = []
 
     def watch(self, program: Callable[..., Any], ring: Ring, *args: Any) -> Any:
-        """Return the program's result; the program must make its tensors without operators of `ALLOCATE`."""
+        """Run the program and return its result. The program must not use operators of `ALLOCATE` itself."""
         with _Mode(self):
             return program(Ring(_Watched(ring.comm, self)), *args)
 

@@ -201,8 +201,8 @@ class _Clock:
         self.posted = np.full(len(program.to), UNKNOWN)
         self.messages = program.messages
         count = len(self.messages.sends)
-        # One more than the number of messages: an exchange without a message waits for one that arrived at
-        # −inf.
+        # One entry more than there are messages. It stands for a message that arrived at −inf, for which an
+        # exchange without a message waits.
         self.arrival = np.full(count + 1, UNKNOWN)
         self.arrival[-1] = -np.inf
         self.departure = np.full(count + 1, np.inf)

@@ -157,7 +157,8 @@ class AllToAll(Carrier):
         try:
             expected.meet(self.timeout)
             problem = None
-        except MismatchError as error:  # other ranks wait in the collective, so take part before raising
+        except MismatchError as error:
+            # Other ranks wait in the collective, so this rank takes part before it raises the error.
             problem = error
         like = message.tensors[0] if message.tensors else torch.empty(0)
         sent = torch.cat([as_bytes(t) for t in message.tensors]) if message.tensors else _no_bytes(like)

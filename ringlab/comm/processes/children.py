@@ -154,7 +154,8 @@ class Children:
             elif self.failed_at is None and now > deadline:
                 if self.board.first_failure() is None:
                     raise self._timed_out(timeout if connected else startup, connected)
-                self.failed_at = now  # a rank will soon end with a more informative error
+                # Not an error yet, because the failed rank will soon end with a better one.
+                self.failed_at = now
 
     def _reap(self) -> None:
         for child in list(self.running):

@@ -138,7 +138,7 @@ def read_journal(path: Path) -> str:
         return ""
 
 
-_PAUSE = 0.25  # seconds between two looks, because drawing needs the processor on which the ranks run
+_PAUSE = 0.25  # seconds between two reads of the events; drawing them more often would slow down the ranks
 
 
 def events_path(folder: Path, rank: int) -> Path:

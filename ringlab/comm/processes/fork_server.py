@@ -37,7 +37,7 @@ from ringlab.errors import CommError, TransportTimeout
 
 AVAILABLE = sys.platform == "linux"
 _LONGEST = 1 << 16  # largest number of bytes of a request or an answer
-# pytest changes this variable before each test, and a change of it needs no new server.
+# pytest changes this variable before each test. A server that started with another value can still be used.
 _CHANGING = "PYTEST_CURRENT_TEST"
 _NEEDED = "the process that forks the ranks to keep running"
 
@@ -309,7 +309,9 @@ class _Server:
         os.close(err)
         if pid > 0:
             with suppress(OSError):
-                os.setpgid(pid, pid)  # also here, so that the group exists before the parent is answered
+                # In the server as well as in the rank, so that the group exists before the parent is
+                # answered.
+                os.setpgid(pid, pid)
             self.running[pid] = status
             self.selector.register(status, selectors.EVENT_READ)
             _tell(status, f"started {pid}")
@@ -352,7 +354,7 @@ class _Server:
         os.dup2(err, 2)
         os.close(out)
         os.close(err)
-        os.setpgid(0, 0)  # so that a kill reaches every process that the rank starts
+        os.setpgid(0, 0)  # a process group, so that a kill also ends processes that the rank starts
         self.selector.close()
         for left in (status, self.control, self.deaths, self.wakes, *self.running.values()):
             left.close()

@@ -17,7 +17,7 @@ from typing import Any
 
 from ringlab.comm.processes.failure_board import STARTING, Journal
 
-STARTUP = 120.0  # seconds in which all ranks must import torch and connect, even on a slow machine
+STARTUP = 120.0  # seconds that all ranks have to import torch and connect, enough for a slow machine
 
 
 @dataclass(frozen=True)

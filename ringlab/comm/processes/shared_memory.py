@@ -29,7 +29,7 @@ FULL, FREE = 0, 2
 _CHANNELS = 4
 # The number of signals that gloo can distinguish on a channel. Only one is under way at a time.
 _SIGNALS = 1 << 16
-_WINDOWS = 1 << 12  # the number of windows that gloo can distinguish; its numbers are signed 32-bit
+_WINDOWS = 1 << 12  # the number of windows whose messages gloo can distinguish by its signed 32-bit numbers
 
 
 class Window(ABC):

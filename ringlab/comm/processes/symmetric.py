@@ -120,7 +120,7 @@ class Windows(Carrier):
         try:
             expected.meet(self.timeout)
         except MismatchError as error:
-            # Raise the error only after all pieces are received, so that the next message finds its slots.
+            # Keep the error until all pieces are received, so that the slots are free for the next message.
             problem, wanted = error, [[]] * -(-announced_bytes(expected.header) // self.slot_bytes)
         for piece in wanted:
             slot, _ = self._slot("from", peer)

@@ -76,8 +76,8 @@ class RankThread:
             let_through(self._turn)
             thread.join(timeout=0.1)
             if thread.is_alive() and not self._left and thread.ident is not None:
-                # The thread is not waiting for its turn, for example because of an endless loop when Ctrl-C
-                # was pressed.
+                # The thread is computing and not waiting for its turn, for example in an endless loop that
+                # was interrupted by Ctrl-C.
                 unwind = ctypes.py_object(_Abandoned)
                 ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident), unwind)
 

@@ -36,7 +36,7 @@ the factor ringlab's own ring failed in 2 of 50 (dv of seed 6 by 1.04 times its 
 benchmarks/results/conformance/seeds.json says how much of the widened bounds is ever used."""
 
 
-# enough for all plain runs of a quick tier, so that a kill matrix computes each of them once
+# The cache has room for all plain runs of a quick tier, so that a kill matrix computes each of them once.
 @lru_cache(maxsize=256)
 def expected(plain: Run) -> tuple[Results, dict[str, float]]:
     """Return the true results of `run.plain`, and the bounds of their errors, widened by CHANCE."""

@@ -1,7 +1,7 @@
 """Calls of a function on any number of ranks, one after another, on virtual ranks or on processes.
 
-The kinds of targets that use this module have results that are compared with each other, or with the
-oracle's, call by call.
+The kinds of targets that use this module return results that are compared with the results of other calls, or
+with the oracle's.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A report as one HTML page without scripts or requests, which can be mailed and kept by CI."""
+"""A report as one HTML page that has no scripts and loads nothing, so that it can be mailed or stored."""
 
 from __future__ import annotations
 

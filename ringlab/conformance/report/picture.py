@@ -18,7 +18,7 @@ from ringlab.conformance.report.diagnosis import beyond
 
 # sizes in units of a picture: a cell, the space for labels, and a row of the strip
 _CELL, _EDGE, _ROW = 10, 34, 26
-_ZOOM = 1.5  # the largest scale of a picture; a small picture would have huge letters at a larger scale
+_ZOOM = 1.5  # the largest scale of a picture, because a small picture at a larger scale has huge letters
 _TITLED = 48  # the most tokens for which each cell has its own title
 # the most columns of a strip; with more tokens, a column shows the largest error of several tokens
 _COLUMNS = 96

@@ -1,7 +1,7 @@
 """The ways in which training and serving code calls a ring, besides a forward followed by its backward.
 
-Each is a function of one rank's part of a run. It returns results by name, which are compared with the same
-oracle as those of a plain call, because a way of calling must not change a result.
+Each way is a function of one rank's part of a run, which returns results by name. These are compared with the
+same oracle as the results of a plain call, because a way of calling must not change a result.
 """
 
 from __future__ import annotations

@@ -84,7 +84,8 @@ class Isolated:
             try:
                 yield from child.results(left, axes)
             except GeneratorExit:
-                # No check needs the other runs, but a launch of real processes would make all of them.
+                # No check needs the remaining runs. A launch of real processes would still make them, so end
+                # it.
                 if child.on_processes(self.spec.transport):
                     child.kill()
                 raise
@@ -231,7 +232,7 @@ class _Child(ChildProcess):
                 ran: Ran | None = pickle.loads(ran_path(self.folder, index).read_bytes())
                 return ran
             if (ran := joined(self.folder, index, run)) is not None:
-                return ran  # the launch still runs, so later errors belong to other runs
+                return ran  # the launch continues with other runs, to which later errors belong
             self.output.pump(_POLL)
             if self._now() != now:
                 now, since = self._now(), self.clock.tick()

@@ -126,7 +126,8 @@ class _Operators(TorchDispatchMode):
             return
         if name == "alltoall_base_" and self._hop(args):
             return
-        # A collective sends this rank's tensors, or a share of them, once to each of the other ranks.
+        # A collective is counted as if this rank sent its tensors, or a share of them, to each other rank
+        # once.
         brought = _tensors(args[1] if len(args) > 1 and _tensors(args[1]) else args[0])
         if meter.tells_lengths(brought):
             return

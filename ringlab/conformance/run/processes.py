@@ -61,7 +61,7 @@ def _launched(folder: Path, spec: TargetSpec, transport: str, numbered: Numbered
             continue
         parts = ranks_left(folder, index, run.P)
         reported = first_trouble(failure, parts)
-        crash = None if run.ends else crash_in(failure)  # a rank that its fault ended is expected to end
+        crash = None if run.ends else crash_in(failure)  # no crash if the run's fault ends a rank on purpose
         trouble = crash or reported or described(failure or RuntimeError("a rank left no result"))
         returned = returned_in(run, parts)
         ran = Ran(run, trouble=trouble, returned=returned, stopped=stopped_in(failure, parts))

@@ -75,7 +75,7 @@ class RankPart:
 
     def result(self) -> RankResult:
         """Return the rank's results from its first call."""
-        # The grad mode belongs to the thread, and the thread makes other runs too.
+        # Restore the grad mode, because it belongs to the thread, which makes other runs too.
         with torch.set_grad_enabled(torch.is_grad_enabled()):
             return self._result()
 

@@ -1,7 +1,8 @@
 """The memory of one GPU, entry by entry.
 
-For a step, the table is that of the GPU whose rank owns most tokens, in the stage that needs most memory. For
-serving, there is a table of a GPU that decodes, and of a GPU that feeds prompts.
+For a training step or a prefill, the table is that of the GPU whose rank owns the most tokens, in the stage
+that needs the most memory. For serving, there are two tables: of a GPU that decodes, and of a GPU that feeds
+prompts.
 """
 
 from __future__ import annotations

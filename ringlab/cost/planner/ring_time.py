@@ -163,7 +163,7 @@ def _scaled(layout: str, S: int, P: int, causal: bool, tile: tuple[int, int]) ->
 def by_formula(layout: str, S: int, P: int, causal: bool, tile: tuple[int, int]) -> tuple[np.ndarray, int]:
     """Return the table of `ring_work`, computed by FORMULAS, for layouts that have one."""
     pieces, formula = FORMULAS[LAYOUTS[layout]]
-    if P == 1:  # one rank owns the whole sequence in one piece
+    if P == 1:  # on one rank, the whole sequence is one piece
         pairs = staircase(S, tile) if causal else S * S
         return np.full((1, 1), pairs, dtype=np.int64), S
     piece = -(-S // (pieces * P))

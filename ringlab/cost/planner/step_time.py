@@ -1,7 +1,7 @@
 """The time of a step: the computation, communication and hidden communication of each layer and pass.
 
-Attention takes the seconds measured for the hardware, as in the simulator, or else those computed from its
-peak.
+Attention takes the seconds that were measured on the hardware, as in the simulator, or without a measurement
+the seconds computed from the hardware's peak.
 """
 
 from __future__ import annotations

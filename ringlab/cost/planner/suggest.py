@@ -1,4 +1,4 @@
-"""Suggested changes of a plan, each a changed request that has been planned before it is suggested."""
+"""Suggested changes of a plan's request. Each changed request is planned before it is suggested."""
 
 from __future__ import annotations
 

@@ -16,7 +16,8 @@ from ringlab.conformance.run.loading import TargetSpec
 from ringlab.conformance.run.run import Run
 from ringlab.errors import TransportTimeout
 
-_PIECE = 4 << 20  # the number of bytes in a piece of a value; torch's store closes the connection at 8 MiB
+# The largest number of bytes sent at once, because torch's store closes the connection at 8 MiB.
+_PIECE = 4 << 20
 
 
 @dataclass(frozen=True)
