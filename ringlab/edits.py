@@ -112,7 +112,7 @@ def diff(base: str, wrong: str) -> str:
     old, new = base.split("\n"), wrong.split("\n")
     hunks = []
     for start, stop, new_start, new_stop in _changes(old, new):
-        text = new[:new_start] + old[start:]  # the text after the hunks so far
+        text = new[:new_start] + old[start:]  # the old text with the hunks so far applied
         end = new_start + stop - start
         before, after = _context(text, new_start, end)
         lines = [f" {line}" for line in text[new_start - before : new_start]]

@@ -25,13 +25,13 @@ def chromium_path() -> str | None:
 
 @cache
 def missing_chromium() -> str | None:
-    """Return why no browser can be driven here, None if one can."""
+    """Return why tests cannot drive a browser on this machine, or None if they can."""
     return None if chromium_path() else f"needs chromium: {REMEDY}chromium"
 
 
 @cache
 def missing_bwrap() -> str | None:
-    """Return why the sandbox cannot run here, None if it can."""
+    """Return why the sandbox cannot run on this machine, or None if it can."""
     if shutil.which("bwrap") is None:
         return f"needs bubblewrap: {REMEDY}bubblewrap"
     command = ["bwrap", "--unshare-all", "--ro-bind", "/usr", "/usr", "--symlink", "usr/bin", "/bin"]
@@ -44,7 +44,7 @@ def missing_bwrap() -> str | None:
 
 @cache
 def missing_nbgrader() -> str | None:
-    """Return why nothing can be graded with nbgrader here, None if it can."""
+    """Return why nbgrader cannot grade on this machine, or None if it can."""
     from ringlab.errors import MissingExtraError
     from ringlab_course.nbgrader import require_nbgrader
 
@@ -57,7 +57,7 @@ def missing_nbgrader() -> str | None:
 
 @cache
 def missing_jax() -> str | None:
-    """Return why no program can run on simulated devices here, None if one can."""
+    """Return why JAX programs cannot run on simulated devices on this machine, or None if they can."""
     from ringlab_course.checking.requirements import extra_is_missing
 
     return extra_is_missing("jax") or None
@@ -65,7 +65,7 @@ def missing_jax() -> str | None:
 
 @cache
 def missing_cuda() -> str | None:
-    """Return why nothing can run on a GPU here, None if it can; `ringlab doctor` says it in the same words."""
+    """Return why programs cannot run on a GPU here, in `ringlab doctor`'s words, or None if they can."""
     from ringlab.bench.device import no_cuda  # imported late, because shape checks must be installed before
 
     return no_cuda()
@@ -73,7 +73,7 @@ def missing_cuda() -> str | None:
 
 @cache
 def missing_two_gpus() -> str | None:
-    """Return why no two ranks can have a GPU each, None if they can; `ringlab doctor` prints it, too."""
+    """Return why two ranks cannot have a GPU each, in `ringlab doctor`'s words, or None if they can."""
     from ringlab.comm.processes.connect import available
 
     return available()["nccl"]
@@ -81,7 +81,7 @@ def missing_two_gpus() -> str | None:
 
 @cache
 def missing_triton() -> str | None:
-    """Return why no kernel can be compiled or interpreted here, None if one can."""
+    """Return why kernels can be neither compiled nor interpreted on this machine, or None if they can."""
     from ringlab.cli.doctor import no_triton
 
     return no_triton()
@@ -89,7 +89,7 @@ def missing_triton() -> str | None:
 
 @cache
 def missing_interpreter() -> str | None:
-    """Return why Triton's kernels cannot be interpreted here, None if they can."""
+    """Return why Triton's kernels cannot be interpreted on this machine, or None if they can."""
     if reason := missing_triton():
         return reason
     from ringlab.blocks.triton.interpreter import interpreting

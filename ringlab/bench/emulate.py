@@ -1,6 +1,6 @@
 """The cost of emulation: P virtual ranks are compared with one call of torch on the whole problem.
 
-`Work` is shared by the CPU benchmarks: causal attention, forward or with backward.
+The CPU benchmarks share `Work`: causal attention, forward alone or forward and backward.
 """
 
 from __future__ import annotations

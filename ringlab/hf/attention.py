@@ -22,7 +22,8 @@ from ringlab.hf.models import ALONE, NAME, guard_the_attention, guard_the_loss
 from ringlab.mask import Mask
 from ringlab.types import KeyValue, Query, Value
 
-# Arguments of a model's forward that transformers passes on to attention, and that do not change the result.
+# These arguments of a model's forward are passed on to attention by transformers, and do not change the
+# result.
 _HARMLESS = {
     "cache_position", "labels", "logits_to_keep", "num_items_in_batch", "output_hidden_states", "return_dict",
     "shift_labels",

@@ -25,7 +25,7 @@ def test_the_clock(law: str) -> None:
     LAWS[law]()
 
 
-# Wrong clocks, and the law that each of them breaks.
+# Each wrong clock is listed with the law that it breaks.
 
 
 class ForgetsLatency(timeline._Clock):

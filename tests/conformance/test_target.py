@@ -223,7 +223,7 @@ def test_a_claim_that_is_none_is_a_bad_request_and_no_fault_of_the_target(claim,
 
 
 class Layer(nn.Module):
-    """A ring as a layer of a model."""
+    """A ring as a module that is a layer of a model."""
 
     def forward(self, ring: Ring, q: Tensor, k: Tensor, v: Tensor, *, causal: bool, positions: Any) -> Any:
         return plain_ring.attend(ring, q, k, v, causal=causal, positions=positions)

@@ -245,7 +245,8 @@ def test_the_memory_of_feeding_by_hand() -> None:
     it = prefill_memory(BASE)
     assert it.of("parameters") == -(-model("llama3-70b").parameters * 2 // 8)
     assert it.of("K/V cache") == 327_680 * 131_072 // 16
-    assert it.of("K/V in flight") == 2 * 65_536 * 2 * 128 * 2  # two slots: K and V of one head of a layer
+    # Two buffers, each for K and V of one head of one layer.
+    assert it.of("K/V in flight") == 2 * 65_536 * 2 * 128 * 2
 
 
 def forgets_heads(request: ServeRequest) -> Attention:

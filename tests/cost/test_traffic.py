@@ -155,7 +155,7 @@ def test_published_figures() -> None:
     assert hop.per_step_bytes == 16384 * 2 * 32 * 128 * 2
     assert round(hop.per_step_bytes / 600e9 * 1e3, 3) == 0.447  # ms
     assert hop.steps == 7
-    # 1M tokens, d=4096, 8 ranks, fp16: K and V are 16.4 GB on all ranks together, not 8 GB
+    # 1M tokens, d=4096, 8 ranks, fp16: K and V of all ranks together are 16.4 GB, and not 8 GB
     assert ring_traffic(sizes, 10**6, 8).per_step_bytes * 8 == 16_384_000_000
 
 

@@ -96,7 +96,7 @@ def test_blocks_of_keys_add_up(block: Block, shape: Shape, seed: int, cut: int) 
     law_blocks_of_keys_add_up(block, shape, seed, torch.float64, cut)
 
 
-# Mutants: the naive block with one fault each.
+# Each mutant is the naive block with one fault.
 
 
 class DeltaOfTheBlock(Naive):

@@ -1,4 +1,4 @@
-"""Merge is a commutative monoid up to rounding, and its fold over any split of the keys is attention."""
+"""Merge is a commutative monoid up to rounding, and merging the blocks of any split of keys gives attention."""
 
 from __future__ import annotations
 

@@ -81,7 +81,7 @@ def a_rank_of_a_step(ring: Ring, masters: torch.dtype) -> tuple[dict[str, Tensor
 
 
 def law_of_the_update(masters: torch.dtype) -> None:
-    """After a step, weights equal float32 AdamW's bit for bit, by the float32 sum of rounded gradients."""
+    """A step changes weights, to the last bit, as float32 AdamW does by the sum of rounded gradients."""
 
     def gradients(ring: Ring) -> dict[str, Tensor]:
         model = Transformer(CONFIG, seed=2).to(BF16)

@@ -20,7 +20,7 @@ from typing import Any
 
 
 class Guard(importlib.abc.MetaPathFinder):
-    """A finder that finds no module; it records the requested watched modules, and refuses some modules."""
+    """An import finder that finds no module, refuses some, and records requests for watched modules."""
 
     def __init__(self, watched: list[str], refused: list[str]) -> None:
         self.watched, self.refused, self.asked = set(watched), set(refused), list[str]()

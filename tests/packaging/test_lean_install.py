@@ -107,7 +107,7 @@ class Environment:
     hidden: frozenset[str]
 
     def run(self, program: str, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
-        """Run a program of the environment far from the checkout, and return the finished process."""
+        """Run a program of the environment outside the checkout, and return the finished process."""
         elsewhere = self.folder.parent / "elsewhere"
         elsewhere.mkdir(exist_ok=True)
         # Prefixes of variables that the test run sets for its own processes.

@@ -60,7 +60,7 @@ def test_an_assignment_keeps_the_law(drawn: Drawn) -> None:
 
 
 def no_linear_cost(lengths: list[int], P: int, capacity: int, costs: SequenceCosts) -> Assignment:
-    """A mutant that counts attention only, so that many short sequences seem to cost nothing."""
+    """A mutant that counts only attention's cost, so that many short sequences seem to cost nothing."""
     return assign(lengths, P, capacity, replace(costs, token_s=0.0))
 
 
@@ -74,7 +74,7 @@ def test_the_law_notices_what_is_left_out() -> None:
 
 
 def law_no_slower(make: Assign, drawn: Drawn, costs: SequenceCosts) -> None:
-    """The assignment is no slower than static, and at most 5 % slower than ringlab's own."""
+    """The assignment is no slower than the static one, and at most 5 % slower than ringlab's own."""
     seconds = make(*drawn, costs).seconds(costs)
     assert seconds <= static(*drawn, costs).seconds(costs)
     assert seconds <= 1.05 * assign(*drawn, costs).seconds(costs)

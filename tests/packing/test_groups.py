@@ -1,4 +1,4 @@
-"""Sequences in groups of ranks: attention is the oracle's, and a step equals one process's.
+"""For sequences in groups of ranks, attention equals the oracle's, and a training step equals one process's.
 
 The sent bytes equal the formula, and a rank's memory is at most that of a ring that fills its capacity.
 """

@@ -1,4 +1,4 @@
-"""Laws of packing: all forms agree, everything that is cut comes back, and labels stay in their documents."""
+"""Laws of packing: all forms agree, shards can be joined again, and labels stay in their documents."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def test_gather_on_virtual_ranks_and_processes() -> None:
 
 
 def gathered_wrongly(ring: Ring, part: str) -> type[Exception] | None:
-    """Return the error type that a rank raises if rank 0 alone has a wrong part."""
+    """Return the type of the error that this rank raises if only rank 0 passes a wrong part."""
     packing = Packing.of_lengths([5, 3])
     layout = packing.layout("zigzag", ring.world_size)
     right = torch.ones(1, layout.length(ring.rank), 2)
@@ -250,7 +250,7 @@ OTHER: dict[str, dict[str, Any]] = {
 
 
 def cut_over(ring: Ring, changed: dict[str, Any], **options: Any) -> RinglabError | dict[str, Any]:
-    """Return a rank's error, or its result, if rank 1 has another batch than the other ranks."""
+    """Give rank 1 another batch than the other ranks; return this rank's error or result."""
     given = {
         "lengths": (3, 2),
         "input_ids": [1, 2, 3, 4, 5],

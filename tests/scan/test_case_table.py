@@ -1,4 +1,4 @@
-"""One case table × every scan × virtual ranks and real processes, against the oracle."""
+"""Every scan gives the oracle's results for each case of one table, on virtual ranks and real processes."""
 
 from __future__ import annotations
 

@@ -185,7 +185,7 @@ WIDE = LinearAttention(B=1, H=2, D=16, Dv=48, dtype="float32")
 
 
 def assert_as_much_memory(sizes: LinearAttention, P: int, scan: str) -> None:
-    """The meter's peak is the formula's, except for the 4 bytes of a number sent with the shapes."""
+    """The meter's peak is the formula's, except for 4 bytes of a number that is sent with the shapes."""
     peak = max(report.peak_bytes for report in VirtualCluster(P).run(only_pass, sizes, scan).memory) - 4
     expected = passing_bytes(sizes, P, scan)
     assert peak == expected or (scan == "doubling" and P > 2 and peak < expected)

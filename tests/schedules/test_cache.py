@@ -217,7 +217,7 @@ def empty(ring: Ring) -> Exception | None:
 
 
 def other_lengths(ring: Ring) -> Exception | None:
-    """Return the error of a decode for which rank 1 lacks a token."""
+    """Return the error of a decode in which rank 1's cache lacks a token."""
     return asked(lambda: decode(query(), a_cache(ring, 6 if ring.rank != 1 else 5)))
 
 

@@ -139,7 +139,7 @@ def test_ragged_ranks_send_no_more_than_the_formula_says() -> None:
 
 
 def leaves_a_node(run: Trace, node: int, passes: Callable[[str], bool]) -> NodeTraffic:
-    """Return the bytes that leave the first node, counted message by message."""
+    """Return the bytes that leave the first node, counted from the messages of the trace."""
     of_ranks = [
         sum(e.bytes_sent for e in run.exchanges(rank) if e.to is not None and e.to >= node and passes(e.tag))
         for rank in range(node)

@@ -133,7 +133,7 @@ def test_each_row_has_the_sinks_of_its_heads(shift: int) -> None:
 
 
 def counts_down_the_columns(self: HelixGrid, heads: int) -> slice:
-    """A mutant that returns the own heads of another rank, as if ranks were numbered by token first."""
+    """A mutant that returns another rank's heads, as if ranks were numbered along the token axis first."""
     member, rows = self.ring.rank % self.token_ranks, self.head_ranks
     return self._share(heads, member * rows + self.row, self.ring.world_size)
 
@@ -158,7 +158,7 @@ def test_what_is_no_grid() -> None:
 
 
 def column(ring: Ring, grid: HelixGrid) -> Ring:
-    """Return a ring of a column: as many ranks as in a row, but with other heads."""
+    """Return a ring of a column's ranks: as many ranks as in a row, but with different heads."""
     return Ring(SubGroup(ring.comm, (ring.rank % 2, ring.rank % 2 + 2)))
 
 

@@ -27,7 +27,7 @@ MODEL = Path(playground.__file__).parent / "static" / "ring_model.js"
 def drawn(seed: int) -> dict[str, Any]:
     """Return a setting as the playground's controls would make it."""
     draw = random.Random(seed)
-    few = [P for P in playground.RANKS if P <= 8]  # few ranks, as the simulator's time grows as P²
+    few = [P for P in playground.RANKS if P <= 8]  # at most 8 ranks, because the simulator's time grows as P²
     P = draw.choice(few if draw.random() < 0.85 else playground.RANKS)
     heads = draw.choice(playground.HEADS)
     machine = playground.machine(hardware(draw.choice(playground.MACHINES)))

@@ -99,7 +99,7 @@ def who_am_i(ring: Ring) -> tuple[int, int, int, bool]:
 
 
 def rank_0_ends_early(ring: Ring) -> float:
-    """Run a program in which the others communicate after rank 0 has closed its connections."""
+    """Run a program in which the other ranks communicate after rank 0 has closed its connections."""
     mine = torch.full((1,), float(ring.rank))
     ring.shift(mine)
     if ring.rank == 0:

@@ -78,7 +78,7 @@ def _storages(values: Any) -> set[int]:
 
 
 class _Watched(Wrapper):
-    """A transport whose receives count as writes, as do possible writes into tensors that are given up."""
+    """A transport that notes receives, and possible writes into tensors that are handed over, as writes."""
 
     def __init__(self, comm: Comm, writes: Writes) -> None:
         super().__init__(comm)

@@ -46,7 +46,7 @@ def four(ring: Ring, problem: Problem) -> dict[str, Any]:
 
 
 def both_at_once(rings: tuple[Ring, Ring], problem: Problem) -> list[tuple[Tensor, ...]]:
-    """Make a call over each of two rings, both in flight before the first runs its backward."""
+    """Make a call over each of two rings; both forwards run before the first backward."""
     layout = problem.layout
     shards = [layout.shard(problem.tensors(), ring.rank) for ring in rings]
     leaves = [tuple(x.requires_grad_() for x in shard[:3]) for shard in shards]

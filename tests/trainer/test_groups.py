@@ -86,7 +86,8 @@ def test_gradients_are_those_of_one_process(name: str, processes: list[dict[str,
     for of in processes:
         found = of["trained"][name]
         if name == "DDP, not multiplied":
-            assert differences(found, true) > 0.7 * largest  # three quarters are missing
+            # Three quarters of the gradient are missing.
+            assert differences(found, true) > 0.7 * largest
             found = {key: RANKS * x for key, x in found.items()}
         eps = torch.finfo(next(iter(found.values())).dtype).eps
         assert differences(found, true) <= ROUNDINGS * eps * (1 + largest)

@@ -72,7 +72,7 @@ def linear(channel):
 
 
 def seen(colour, matrix):
-    """Return a colour as a person without one kind of cone sees it (Viénot 1999), in linear RGB."""
+    """Return a colour as a person who lacks one kind of cone cells sees it (Viénot 1999), in linear RGB."""
     rgb = [linear(int(colour[i : i + 2], 16) / 255) for i in (1, 3, 5)]
     return [sum(m * c for m, c in zip(row, rgb, strict=True)) for row in matrix]
 

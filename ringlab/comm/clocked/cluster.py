@@ -259,7 +259,7 @@ class _ClockedComm(Comm):
                 where(to, self, "to")
                 assert to is not None
             last, form = self.last
-            # A rank usually forwards the tensors that it received last.
+            # Fast path: a rank usually sends on the tensors that it received last.
             if len(send) == len(last) == 2:
                 same = send[0] is last[0] and send[1] is last[1]
             else:

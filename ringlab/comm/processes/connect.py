@@ -156,7 +156,7 @@ def connect(transport: str = "gloo", timeout: float = 60.0, startup: float | Non
         got = f"{here} of {world_size} ranks here"
         raise BackendError("all ranks on one machine, for transport 'symmetric'", got, "use transport='nccl'")
     check(transport, here)
-    # A second group that uses the same keys would find the addresses of the first group.
+    # Each group gets its own keys in the store, and otherwise would find an earlier group's addresses.
     startup = timeout if startup is None else startup
     store = dist.PrefixStore(f"ringlab/connect/{next(_uses['connect'])}", torchrun_store(startup))
     _wait_for_all(store, rank, world_size, startup)

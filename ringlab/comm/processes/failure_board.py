@@ -25,7 +25,7 @@ from ringlab.comm.trace import Exchange, Trace
 T = TypeVar("T")
 
 _FAILURE = "ringlab/failure"
-_SETTLE = 3.0  # seconds to wait until the reason of a closed connection is on the board
+_SETTLE = 3.0  # the most seconds to wait until the board contains the reason of a closed connection
 _POLL = 0.02
 
 
