@@ -4,10 +4,10 @@
     python tools/triton_versions.py 3.6.0 3.8.0      only these versions
     python tools/triton_versions.py --tests tests/blocks/test_interpreter.py
 
-Each version is downloaded once, without its dependencies, into its own folder below --folder, by default one
-for temporary files. PYTHONPATH puts it before the environment's own packages, so the environment is not
-changed, and torch is the installed one. The script needs the network and about 700 MB per version, so `make
-test` does not run it. The exit status is 1 if a test fails.
+Each version is downloaded once, without its dependencies, into its own folder below --folder, which by
+default is a temporary folder. PYTHONPATH puts this Triton before the environment's own packages, so the
+environment is not changed, and the installed torch is used. The script needs the network and about 700 MB per
+version, so `make test` does not run it. The exit status is 1 if a test fails.
 """
 
 from __future__ import annotations

@@ -111,7 +111,7 @@ class Cpu:
     def seconds(self, run: Callable[[], Any]) -> float:
         """Return the seconds of `run`."""
         begin = time.perf_counter()
-        kept = run()  # kept until the end: freeing is no part of the work
+        kept = run()  # keeps the result until the clock stops, because freeing is not timed
         end = time.perf_counter()
         del kept
         return end - begin
@@ -181,7 +181,7 @@ class Cuda:
         """Return the seconds between events recorded before and after `run`."""
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         begin.record()
-        kept = run()  # kept until the end: freeing is no part of the work
+        kept = run()  # keeps the result until the clock stops, because freeing is not timed
         end.record()
         end.synchronize()
         del kept

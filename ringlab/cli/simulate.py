@@ -288,7 +288,7 @@ def _sizes(
     if model is not None:
         return replace(model_of(model).attention(B=batch, dtype=dtype, causal=causal), **own)
     if heads is not None and kv_heads is None and heads % 8:
-        own["K"] = heads  # not divisible by 8 key/value heads: each query head gets its own
+        own["K"] = heads  # 8 key/value heads do not divide the query heads, so each query head gets its own
     return Attention(B=batch, dtype=dtype, causal=causal, **own)
 
 

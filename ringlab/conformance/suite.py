@@ -1,4 +1,4 @@
-"""`check`: all checks of a target; their runs are planned, made once each, and judged as they arrive."""
+"""`check` makes all checks of a target: it plans the runs, makes each run once, and judges them on arrival."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ class _Suite:
     def run(self) -> Report:
         """Return the report after all stages."""
         threads = torch.get_num_threads()
-        torch.set_num_threads(1)  # the ranks compute on the other cores in the meantime
+        torch.set_num_threads(1)  # leaves the other cores to the ranks, which compute in other processes
         start = time.monotonic()
         try:
             if self._reads_the_claims():

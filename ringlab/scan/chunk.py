@@ -151,7 +151,7 @@ class Chunk:
         dsince[..., -1] += (self.whole * state * dleft).sum((-1, -2))
         dv, dbeta = dwritten, None
         if self.coupling is not None and beta is not None:
-            # gradients through what each token reads from the state before it writes (delta rule)
+            # The delta rule adds the gradients through the value that each token reads before it writes.
             held = self.since * (k @ state)
             dcoupling = -(dwritten @ written.mT).tril(-1)
             left_over = v - held - (self.between * (k @ k.mT)).tril(-1) @ written

@@ -24,7 +24,7 @@ ACTIVE = "index => window.jupyterapp.shell.currentWidget.content.activeCellIndex
 
 @pytest.fixture(scope="module", name="lesson")
 def lesson_05(browser, lab) -> NotebookPage:
-    """Run the lesson top to bottom, with two predictions made on the way."""
+    """Run the lesson from top to bottom, and answer two prediction questions on the way."""
     notebook = open_notebook(browser.page, PATH)
     number, choice = notebook.find('predict("05.values"'), notebook.find('predict("05.slip"')
     notebook.run_above(number.index + 1)

@@ -27,7 +27,7 @@ from tests.conformance.reports import failed, quick
 
 
 def through_lse() -> Any:
-    """Return the plain ring with the right gradient of lse: a wrong ring whose one wrong sign is repaired."""
+    """Return a plain ring that differentiates lse correctly: a mutant whose one wrong sign is repaired."""
     source = MUTANTS["gradient_of_lse_added"].source()
     right = source.replace(".sum(-1) + dlse", ".sum(-1) - dlse")
     assert right != source

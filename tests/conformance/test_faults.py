@@ -50,7 +50,7 @@ def test_whatever_is_returned_without_the_dead_rank_is_a_result(name: str) -> No
 def test_who_never_ends_without_the_dead_rank_is_told_the_limit(name: str, says: str) -> None:
     report = on_neighbours(name, "rank dies", "strided")
     assert says in evidence(report, "rank dies")
-    assert report.failed == ["rank dies"]  # the other check was also made
+    assert report.failed == ["rank dies"]  # the suite also made the other check, which passed
 
 
 @pytest.mark.thorough

@@ -186,6 +186,6 @@ def test_chunks_shorten_the_bubble_and_hold_more() -> None:
     bubbles = [it.time.bubble_s for it in (one, two, four)]  # type: ignore[union-attr]
     assert bubbles[0] == pytest.approx(2 * bubbles[1], rel=0.01) == pytest.approx(4 * bubbles[2], rel=0.02)
     held = [it.memory.of("activations") for it in (one, two, four)]
-    assert held[0] < held[2] < held[1]  # pp + (pp − 1) / chunks micro-batches are held
+    assert held[0] < held[2] < held[1]  # pp micro-batches without chunks, else pp + (pp − 1) / chunks
     told = plan(one.request).as_dict()
     assert told["time"]["bubble_s"] == bubbles[0] and told["degrees"]["pp"] == 8  # type: ignore[index]

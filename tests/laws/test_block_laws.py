@@ -1,4 +1,4 @@
-"""Every block backend is attention on its tile: the oracle's forward, and gradients by final lse and delta."""
+"""Every block backend gives the oracle's forward on its tile, and its gradients by final lse and delta."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Merge is a commutative monoid up to rounding, and merging the blocks of any split of keys gives attention."""
+"""Merge is a commutative monoid up to rounding; merging the parts of any split of keys gives attention."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The wheel, built once, without a download, from a copy of the checkout, which stays unchanged."""
+"""Builds the wheel once, without downloads, from a copy, so that the checkout stays unchanged."""
 
 from __future__ import annotations
 

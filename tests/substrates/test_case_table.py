@@ -119,7 +119,7 @@ TABLE += [
     if refusal(case, schedule) is None and number % (10 if schedule in EVERY_THIRD else 2) == 1
     for block, kind in [(("naive", "blockwise")[number % 4 // 2], RULED[number % 3])]
 ]
-# More tokens than a tile of the block has, so that positions are split twice.
+# There are more tokens than fit in a tile, so positions are split among ranks and then among tiles.
 TABLE.append((Case("zigzag", 1, 300, 2, 16, "float32", "window"), "blockwise", "ring", "both"))
 
 

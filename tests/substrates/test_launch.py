@@ -46,7 +46,7 @@ def test_same_results_and_trace_as_the_virtual_cluster() -> None:
 
 
 def facts(trace, rank):
-    """Return the contents of a trace apart from times, in the order of posting."""
+    """Return the exchanges of a rank without their times, in the order in which they were posted."""
     exchanges = sorted(trace.exchanges(rank, control=True), key=lambda e: e.index)
     return [(e.index, e.tag, e.to, e.source, e.bytes_sent, e.bytes_received, e.shapes) for e in exchanges]
 

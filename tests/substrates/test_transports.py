@@ -54,7 +54,7 @@ def nothing_left_behind():
 
 
 def one_round(ring: Ring, hops: int, length: int, spoil: bool = False) -> list[int]:
-    """Pass a block with the rank's number, squared, around for some hops; return the received numbers.
+    """Pass a block that contains rank² around the ring for some hops; return the received numbers.
 
     spoil: overwrite a received block before it is passed on, which is not allowed.
     """

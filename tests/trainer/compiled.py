@@ -26,7 +26,7 @@ class Compiled:
 
 
 def steps(ring: Ring) -> dict[str, Compiled]:
-    """Return results of a step uncompiled, compiled with and without validation, and of two compiled calls."""
+    """Return the results of a step, uncompiled, with and without validation, and of two compiled calls."""
     found = {
         "plain": step(ring, lambda model: model),
         "validate": traced(partial(step, ring, validate=True)),

@@ -1,4 +1,4 @@
-"""Move pictures from the HTML of pages into files, so that a page can be read before its last frames load."""
+"""Move pictures from the HTML of pages into files, so that a page can be read before its pictures load."""
 
 from __future__ import annotations
 

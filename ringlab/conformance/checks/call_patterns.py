@@ -1,4 +1,4 @@
-"""Checks of the ways in which code calls a ring, none of which may change a result."""
+"""Checks that no result depends on the way in which code calls a ring."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Makes runs in a child process: on its virtual ranks, or on processes, one for each rank."""
+"""Makes runs in a child process: on virtual ranks in the child, or on processes that the child starts."""
 
 from __future__ import annotations
 
