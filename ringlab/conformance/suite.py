@@ -1,4 +1,4 @@
-"""`check` makes all checks of a target: it plans the runs, makes each run once, and judges them on arrival."""
+"""`check` makes all checks of a target: it plans the runs, makes each once, and judges them on arrival."""
 
 from __future__ import annotations
 

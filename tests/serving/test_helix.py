@@ -163,7 +163,7 @@ def column(ring: Ring, grid: HelixGrid) -> Ring:
 
 
 def backwards(ring: Ring, grid: HelixGrid) -> Ring:
-    """Return the row's ranks in reverse order, so that each rank seems to have the other rank's tokens."""
+    """Return a ring of the row's ranks in reverse order, as if each rank had the other rank's tokens."""
     return Ring(SubGroup(grid.tokens.comm, (1, 0)))
 
 
