@@ -1,6 +1,6 @@
 """Functions for lessons and exercises: predict, compare, check, hint, progress, needs_triton, needs_extra.
 
-They are loaded at first use, so that `import ringlab_course` stays fast.
+Each function is loaded when it is first used, so that `import ringlab_course` stays fast.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The contents of the course: its lessons, the capstone after them, and the papers they explain."""
+"""The contents of the course: the lessons, the papers that they explain, and the capstone after the lessons."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Benchmarks of the judge."""
+"""Benchmarks of the judge and of the time for which learners wait."""

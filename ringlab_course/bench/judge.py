@@ -1,4 +1,4 @@
-"""The speed of the judge in submissions per minute, the time of each phase, and whether its memory grows."""
+"""Measure the judge: submissions per minute, the time of each phase, and whether its memory use grows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How long a person waits in a checkout for each lesson, for its first cell, and for `make test`."""
+"""Measure how long a person in a checkout waits for each lesson, for its first cell, and for `make test`."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def bench_lessons(
             raise CourseError(f"a lesson among {', '.join(path.name[:2] for path in lessons)}", number)
     files = [path for path in lessons if not only or path.name.partition("_")[0] in only]
     empty = [_seconds(nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("")])) for _ in range(4)]
-    # the first notebook is left out, as it reads its files from the disk
+    # The first empty notebook is not counted, because its run reads the libraries from the disk.
     start = statistics.median(empty[1:])
     seconds, first = {}, {}
     for path in files:

@@ -1,4 +1,4 @@
-"""From the sources of lessons and exercises to notebooks."""
+"""Build notebooks from the sources of lessons and exercises."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@
 `check` is quick because it runs no cell. It builds every notebook from its source and compares the cells, so
 it always finds a changed source, skeleton, id or metadata. It also compares the outputs with the hash taken
 when they were recorded, so it finds an output that was edited by hand. Whether running the cells still gives
-these outputs is tested by nbval, or here by `check` with `rerun`.
+these outputs is tested by nbval, or by `check` with `rerun`.
 
 A notebook whose cells were edited is somebody's work and is never overwritten. An edited exercise does not
 count as drift, except in CI, where nobody works in it.

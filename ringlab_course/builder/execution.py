@@ -1,4 +1,4 @@
-"""Run a notebook so that its bytes are the same on every run: without times, random ids or widgets."""
+"""Run a notebook and remove times, random ids and widgets, so that every run gives the same file."""
 
 from __future__ import annotations
 

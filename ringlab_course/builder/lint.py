@@ -1,4 +1,4 @@
-"""The rules that every notebook of the course follows. Each rule returns descriptions of what violates it."""
+"""The rules that every notebook of the course follows. Each rule returns a description of every violation."""
 
 from __future__ import annotations
 

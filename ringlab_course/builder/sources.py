@@ -1,4 +1,4 @@
-"""From a py:percent source to a notebook without outputs: ids, skeletons, metadata and hashes."""
+"""Turn a py:percent source into a notebook without outputs, with ids, skeletons, metadata and hashes."""
 
 from __future__ import annotations
 

@@ -17,8 +17,9 @@ from ringlab.blocks.triton.interpreter import repair
 from ringlab.errors import BackendError
 
 _MARK = "_ringlab_records"
-_ARGUMENT = "ringlab argument"  # the key under which a pointer keeps the argument that it points into
-# The functions in the interpreter that derive one pointer from another, in every known version of Triton.
+_ARGUMENT = "ringlab argument"  # the key under which a pointer stores the kernel argument that it points into
+# The interpreter's functions that derive one pointer from another, under their names in all known versions of
+# Triton.
 _POINTER_STEPS = (
     "addptr",
     "splat",
@@ -62,7 +63,7 @@ class _Argument:
 @dataclass
 class _Recording:
     accesses: list[Access] = field(default_factory=list)
-    arguments: dict[int, _Argument] = field(default_factory=dict)  # keyed by the id of the host's tensor
+    arguments: dict[int, _Argument] = field(default_factory=dict)  # the key is id() of the tensor on the host
 
     def expect(self, names: list[str], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Register the tensor arguments of the launch that is about to start."""

@@ -219,7 +219,8 @@ def _counterexample(got: Arrays, expected: Arrays, bounds: Mapping[str, float], 
         left, should = _told_apart(got[name][where], right[where])
         lines.append(f"{place}: got {left}, expected {should}")
         finite = right[np.isfinite(right)]
-        if np.isfinite(error) and (finite != np.round(finite)).any():  # counts and masks have no tolerance
+        # If all right values are whole numbers, as for counts and masks, there is no tolerance to report.
+        if np.isfinite(error) and (finite != np.round(finite)).any():
             allowed = bounds[name] * (np.max(np.abs(finite)) or 1.0)
             off, most = apart(abs(got[name][where] - right[where]), allowed, digits=1, kind="e")
             lines.append(f"off by {off}, at most {most} allowed")

@@ -1,4 +1,4 @@
-"""The backward ring in float64: the contribution of each pair of shards, and the error of float32."""
+"""The backward ring in float64: the gradients from each pair of shards, and the rounding error in float32."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The contract of an exercise as data: its stages, checks and misconceptions.
 
-A contract holds no learner's code and no verdict. `ringlab_course.checking.reports` runs it against a
-`Subject` (`ringlab_course.checking.subject`), which hides in which process the learner's code runs.
+A contract contains neither a learner's code nor a verdict. `ringlab_course.checking.reports` runs its checks
+on a `Subject` (`ringlab_course.checking.subject`), which hides in which process the learner's code runs.
 """
 
 from __future__ import annotations

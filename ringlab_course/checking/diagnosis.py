@@ -1,4 +1,4 @@
-"""Compare all answers in a check with the right ones, because one answer alone may fit several mistakes."""
+"""Find the mistake that explains all wrong answers in a check, since one answer may fit several mistakes."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def blame_groups(shared: Callable[[], None], alone: Callable[[], None]) -> None:
     except Failure as failure:
         if failure.misconception is not None or "wrong values" not in failure.message:
             raise
-        alone()  # an answer that is also wrong without groups has another mistake
+        alone()  # raises if the answer is also wrong without shared heads: sharing is not the cause then
         sharing = Failure(
             "Your answer is right where each query head has a K/V head of its own, and wrong where several share one. "
             "Query head h should read K/V head h // (H // K): neighbours share one.",

@@ -1,7 +1,7 @@
 """Name mistakes in kernels and in JAX programs by emulators: functions in NumPy or PyTorch that make the same mistakes.
 
-Other stages run their wrong answers again (`explain`), which takes too long for a kernel in Triton's interpreter or for a
-program that JAX has to compile.
+Other stages find a mistake by running wrong answers again (`explain`). That takes too long for a kernel in
+Triton's interpreter or for a program that JAX has to compile.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def compare_emulated(cases: Iterable[Emulated], mistakes: Sequence[Misconception
     try:
         raise_first(compared())
     except Failure as failure:
-        if failure not in failures:  # no answer is wrong, but a case broke off
+        if failure not in failures:  # raised by a call and not by a comparison of values
             raise
         raise _named(failure, seen, mistakes) from None
 
@@ -75,4 +75,4 @@ def _makes(mistake: Misconception, case: Emulated) -> bool:
                 return False
             return resembles(case.answer, emulated, case.bound)
         except (ArithmeticError, ValueError, TypeError, IndexError):
-            return False  # the mistake cannot be made on this input, or the answer has no numbers
+            return False  # the mistake is impossible on this input, or the answer contains no numbers

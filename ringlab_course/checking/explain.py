@@ -1,8 +1,8 @@
 """Name the mistake behind a wrong answer: make known mistakes on the same arguments and compare the answers.
 
 Each mistake is written once, as an edit in `wrong_answers.md`. While a check runs, the calls of the learner's
-function are recorded. If the check finds a fault that it cannot name, the stage's wrong answers are called
-with the same arguments, in this process.
+function are recorded. If the check finds a fault that it cannot name, the known wrong answers to the stage
+are called with the recorded arguments, in this process.
 """
 
 from __future__ import annotations
@@ -96,13 +96,14 @@ def _only_mistake(stage: Stage, check_id: str, calls: Sequence[Call], failure: F
     if not calls or any(numbers_in(_values(call.answer)) > LARGEST for call in calls):
         return None
     if any(isinstance(call.answer, Failure) and numbers_in(call.args) > LARGEST for call in calls):
-        return None  # a wrong answer that takes all memory for large arguments would take it in this process
+        return None  # a known wrong answer might fill this process's memory as well
     if not (programs := _programs(stage.id)):
         return None
     right, *wrong = programs
-    calls = sorted(calls, key=_ranks)  # most mistakes show on few ranks already, which take less time
+    calls = sorted(calls, key=_ranks)  # few ranks first: most mistakes show there, and the calls are short
     own = [program for program in wrong if program.check == check_id]
-    # A mistake that a check of cost finds gives right values, and it may need too much memory for these calls.
+    # Mistakes that only a check of cost finds are left out: they give right values, and may need too much
+    # memory.
     of_values = stage.check(check_id).kind == "correctness"
     others = [each for each in wrong if each.check != check_id and not (of_values and each.costly)]
     for likely in (own, others):
@@ -175,7 +176,7 @@ def _read(answer: Any, failure: Failure) -> Any:
 
 
 def _answer(subject: InProcessSubject, call: Call) -> Any:
-    method = "call" if call.method == "measure" else call.method  # only the answer is needed here
+    method = "call" if call.method == "measure" else call.method  # the cost is not needed
     try:
         return getattr(subject, method)(*call.args, **call.keywords)
     except Failure as failure:

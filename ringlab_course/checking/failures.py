@@ -1,6 +1,6 @@
 """The exceptions that a check raises: a wrong answer, a missing function, or an error in the learner's code.
 
-If the ranks of a ring could not finish, the error is traced back to the name of the mistake that caused it.
+If the ranks of a ring cannot finish, `reason` returns the name of the mistake that caused this.
 """
 
 from __future__ import annotations
@@ -99,7 +99,8 @@ def as_failure(name: str, error: BaseException) -> Failure:
 def stuck(function: str, error: CommError) -> Crashed:
     """Return the Failure for an error of communication; a deadlock is described rank by rank."""
     text = f"`{function}`: the ranks cannot finish ({type(error).__name__})."
-    # Only the last line is used: the others contain tags, which are the learner's and may have any text.
+    # The last line describes the circle of waiting ranks. The other lines are not searched, because they
+    # contain the learner's tags, which may be any text.
     drawn = (error.got.splitlines() or [""])[-1]
     if isinstance(error, DeadlockError) and (found := _CYCLE.fullmatch(drawn.strip())):
         ranks = found[1].split(" → ")

@@ -1,10 +1,9 @@
-"""Faults between the ranks of a ring program as data, with the same names in the notebook and in the judge.
+"""Faults of the network and of the ranks, as data that the notebook and the judge both understand.
 
-A program that keeps the rules of `Comm.exchange` cannot tell one network from another, because it waits for
-the messages that it needs, from the ranks that send them, in the order of sending. So its answers are the
-same, bit for bit, however slow links and ranks are and however late a message is received. The answers of a
-program that looks at the clock, or changes tensors that it has posted, depend on the network. These faults
-make that visible.
+A program that keeps the rules of `Comm.exchange` waits for the messages that it needs, from the ranks that
+send them, in the order of sending. So slow links, slow ranks and late messages do not change one bit of its
+answers. The answers of a program that looks at the clock, or changes tensors that it has posted, depend on
+the network. These faults make the difference visible.
 """
 
 from __future__ import annotations

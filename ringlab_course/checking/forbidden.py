@@ -1,7 +1,7 @@
-"""The code that a submission may not call in place of its own: ringlab's answers and PyTorch's attention.
+"""The code that a submission may not call instead of writing its own: ringlab's answers, PyTorch's attention.
 
-The notebook's `check()` watches for such calls while the function runs (`guard`). The judge removes the code
-from a worker's reach (`ringlab_course.judge.removal`).
+The notebook's `check()` watches for such calls while the learner's function runs (`guard`). The judge makes
+this code unreachable in its workers (`ringlab_course.judge.removal`).
 """
 
 from __future__ import annotations

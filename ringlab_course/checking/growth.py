@@ -1,4 +1,4 @@
-"""How memory grows: an exponent fitted over sizes, and the least exponent that the readings allow."""
+"""The exponent by which memory grows with size: fitted to readings, and the least that the readings allow."""
 
 from __future__ import annotations
 

@@ -2,7 +2,8 @@
 
 `with_gradient` also checks whether gradients flow through the function's answer.
 
-The judge enforces the same rules (`OffLimits`, `Stage.may_change`) by removing the code that is off limits.
+The judge enforces the same rules (`OffLimits`, `Stage.may_change`): its workers cannot reach code that is off
+limits.
 """
 
 from __future__ import annotations
@@ -64,8 +65,8 @@ class Guard:
 
     def __init__(self, limits: OffLimits) -> None:
         self._limits = limits
-        # Keyed by id, because hashing a code object takes longer than running many functions, and a class may be
-        # unhashable. The values hold references to the objects, so no id is reused.
+        # The keys are ids, because hashing a code object takes longer than running many functions, and a class
+        # may be unhashable. The values refer to the objects, which therefore stay alive, so no id is used twice.
         self._codes: dict[int, tuple[CodeType, str]] = {}
         self._builtins: dict[tuple[str | int, str], tuple[object, str]] = {}
 
@@ -248,8 +249,8 @@ def _print(value: Any) -> object:
     if hasattr(value, "detach"):
         import torch
 
-        # Empty tensors are replaced, because `view` refuses their stride of 0. Others are not copied, as
-        # memory is measured.
+        # An empty tensor is replaced, because `view` refuses its stride of 0. Other tensors are not copied,
+        # because a copy would count as memory of the learner's function.
         flat = value.detach().contiguous().view(-1) if value.numel() else torch.empty(0)
         return value.shape, value.dtype, zlib.crc32(flat.view(torch.uint8).numpy().data)
     array = np.ascontiguousarray(value)

@@ -55,7 +55,7 @@ class InProcessSubject:
         self._memory = memory
 
     def call(self, *args: Any, **kwargs: Any) -> Any:
-        if self._kernels:  # recorded, because an access outside of a tensor must be an error and not a crash
+        if self._kernels:  # with recording, an access outside of a tensor is an error and no crash
             return self.record(*args, **kwargs).answer
         return self._called(args, kwargs, contextlib.nullcontext())[0]
 
@@ -74,7 +74,7 @@ class InProcessSubject:
     @contextlib.contextmanager
     def _arguments_kept(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[None]:
         """Raise Failure if these arguments change inside the context and the function launches no kernels."""
-        if self._stage.kind == "kernel":  # kernels write into tensors that they are given
+        if self._stage.kind == "kernel":  # a kernel writes its result into its arguments
             yield
             return
         before = fingerprints(self._own, args, kwargs)
@@ -253,7 +253,7 @@ def _torch_meter() -> tuple[Any, Any]:
 
     warm, meter = MemoryMeter(), MemoryMeter()
     with warm.watch():
-        torch.zeros(1)  # the first operation under a mode imports modules, which are not the learner's memory
+        torch.zeros(1)  # this first operation imports modules, whose memory must not count for the learner
     watch = meter.watch()
     watch.__enter__()
     return meter, watch

@@ -1,4 +1,4 @@
-"""Finds exercises by their folders: `exercises/eNN_name/` holds `contract.py` and `exercise.py`."""
+"""Find and load exercises: the folder `exercises/eNN_name/` contains `contract.py` and `exercise.py`."""
 
 from __future__ import annotations
 

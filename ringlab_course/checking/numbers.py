@@ -1,4 +1,4 @@
-"""Helpers that several exercises share: random inputs, rounding bounds, partial results, numbers."""
+"""Helpers for the checks of several exercises: random inputs, rounding bounds and partial results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checks whether a ring's exchanges are under way while it computes, by the order of each rank's events."""
+"""Check that a ring computes while its exchanges are under way, from the order of each rank's events."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def order(trace: Any, rank: int) -> list[str]:
     done = [(e.start, 3, e.start, "compute") for e in trace.computes(rank) if e.end > e.start]
     for exchange in trace.exchanges(rank):
         done += [(exchange.posted, 2, exchange.index, "post"), (exchange.waited, 1, exchange.index, "wait")]
-        if exchange.waited == exchange.posted:  # the wait follows its own post
+        if exchange.waited == exchange.posted:  # so that the wait is sorted after its post
             done[-1] = (exchange.waited, 2, exchange.index + 0.5, "wait")
     names = [name for *_, name in sorted(done)]
     return [name for name, same in itertools.groupby(names) for _ in (same if name == "compute" else [0])]

@@ -107,7 +107,7 @@ def judge(
         except Failure:
             if wrong is None:
                 raise
-            break  # an earlier wrong result is reported first
+            break  # the result before the crash is compared first
         if wrong is None and not right(latest.got, latest.truth):
             wrong = latest
     if wrong is not None:
@@ -128,7 +128,7 @@ def first_difference(shares: Sequence[np.ndarray], truth: Sequence[np.ndarray], 
     for rank, (got, expected) in enumerate(zip(shares, truth, strict=True)):
         if not np.array_equal(got, expected):
             lacks, extra = np.setdiff1d(expected, got), np.setdiff1d(got, expected)
-            # The shares may differ only in positions after those that `listed` shows.
+            # `listed` cuts long lists, so the texts of two different lists may be equal.
             if listed(got) == listed(expected) and lacks.size + extra.size:
                 parts = (("lacks", lacks), ("should not own", extra))
                 differ = " and ".join(f"{verb} {listed(some)}" for verb, some in parts if some.size)

@@ -36,9 +36,9 @@ ITEMSIZE = {
 """The dtypes that may pass, and their bytes per item."""
 MESSAGES = ("exchange", "received")
 """Kinds of frames that carry messages between ranks. Complex numbers are no answer, but K and V may travel as such."""
-QUESTIONS = ("arguments",)  # kinds of frames that may hold layouts
+QUESTIONS = ("arguments",)  # kinds of frames whose values may contain layouts
 SEQUENCES: dict[str, Any] = {"tuple": tuple, "list": (list, range), "set": (set, frozenset)}
-# entries of a set or dict; with more of them, keys with colliding hashes could take hours
+# The most entries of a set or dict: building a larger one from keys with equal hashes could take hours.
 MOST_DISTINCT = 10_000
 SPEC = {"dtype", "shape", "torch", "grad"}
 
@@ -152,13 +152,13 @@ class FrameReader:
             del self.buffer[: LENGTH.size + length]
             self.header = _parse_header(text, self.limits)
             self.needed = _payload_bytes(self.header["arrays"])
-            # The copy is aligned again. A buffer that holds more frames is not copied, because then each of
-            # these frames would copy the rest.
+            # The copy is aligned again. A buffer that contains further frames is not copied, because each
+            # frame would copy all bytes after it.
             if len(self.buffer) <= self.needed:
                 self.buffer = bytearray(self.buffer)
         if len(self.buffer) < self.needed:
             return None
-        if len(self.buffer) == self.needed:  # usually so; the arrays then use this memory without a copy
+        if len(self.buffer) == self.needed:  # the usual case: the arrays use this memory without a copy
             payload, self.buffer = self.buffer, bytearray()
         else:
             payload = self.buffer[: self.needed]
@@ -312,8 +312,8 @@ def _decode(header: dict[str, Any], payload: bytearray, limits: Limits, from_jud
 def _array_from(spec: dict[str, Any], data: memoryview) -> Any:
     dtype, shape = spec["dtype"], tuple(spec["shape"])
     if spec["torch"] and 0 in shape:
-        # In the frame, an empty tensor would begin where the next array begins. Triton's interpreter needs
-        # distinct addresses.
+        # A new tensor, because an empty tensor in the frame would have the same address as the next array,
+        # and Triton's interpreter tells tensors apart by their addresses.
         return _torch().empty(shape, dtype=getattr(_torch(), dtype))
     if dtype == "bool":
         items = np.frombuffer(data, dtype=np.uint8)
@@ -413,7 +413,7 @@ def _arrays(value: Any) -> Iterator[Any]:
 
 
 def _is_tensor(value: Any) -> bool:
-    tensor = getattr(sys.modules.get("torch"), "Tensor", None)  # None if torch is off limits
+    tensor = getattr(sys.modules.get("torch"), "Tensor", None)  # None if torch is not loaded
     return isinstance(tensor, type) and isinstance(value, tensor)
 
 
@@ -429,7 +429,8 @@ def _dtype(value: Any) -> str:
 
 def _tensor_bytes(tensor: Any) -> memoryview:
     torch, tensor = _torch(), tensor.detach().to("cpu").resolve_conj().resolve_neg()
-    # NumPy has no bfloat16. Its `view` accepts any strides of an empty array, and torch's does not.
+    # NumPy has no bfloat16, so its bits are read as int16. Bytes are viewed in NumPy, because torch's `view`
+    # refuses some strides of empty tensors.
     return _array_bytes((tensor.view(torch.int16) if tensor.dtype == torch.bfloat16 else tensor).numpy())
 
 

@@ -1,4 +1,4 @@
-"""Requirements of a notebook beyond the learner's install: Triton or an extra.
+"""Requirements that a notebook has beyond a plain install of ringlab: Triton or an extra.
 
 If a requirement is missing, the notebook ends with a sentence that says how to install it.
 """

@@ -1,4 +1,4 @@
-"""The rules for the use of a ring by a ring program, which are the same in the notebook and in the judge."""
+"""The rules by which a ring program uses its ring. The notebook and the judge enforce the same rules."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The learner's code as a check sees it: a function that can be called, whichever process runs it."""
+"""The learner's code as a check sees it: a function that can be called, in whichever process it runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs a learner's ring program on a virtual cluster of this process, with the faults of the judge."""
+"""Run a learner's ring program on a virtual cluster in this process, with the same faults as in the judge."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class _Run:
             self.ends[ring.rank] = self.program(Ring(Strict(comm)))
             if isinstance(comm, Mortal):
                 comm.require_life()
-            if ring.rank in self.misuse:  # in a thread, where the error was lost
+            if ring.rank in self.misuse:  # raise an error that was lost in a thread of the program
                 raise self.misuse[ring.rank]
         except Killed:
             self.killed, self.ends[ring.rank] = True, Ended(Killed.__name__)
@@ -102,7 +102,7 @@ class _Ruled(Wrapper):
 
     def compute(self, label: str, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
         if threading.get_ident() != self._thread and not self._run.over:
-            return function(*args, **kwargs)  # a computation inside another computation
+            return function(*args, **kwargs)  # inside another computation: not recorded separately
         self.require_program("compute")
 
         @functools.wraps(function)  # keeps a `thread_safe` mark of the function

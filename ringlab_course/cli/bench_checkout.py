@@ -1,4 +1,4 @@
-"""`ringlab bench all`, `bench lessons` and `bench tests`: they need a checkout and a quiet machine."""
+"""`ringlab bench all`, `bench lessons` and `bench tests`, which need a checkout and an idle machine."""
 
 from __future__ import annotations
 

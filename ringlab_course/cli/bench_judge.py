@@ -1,4 +1,4 @@
-"""`ringlab bench judge`: how fast the judge grades, and whether its memory stays flat."""
+"""`ringlab bench judge`: measure how fast the judge grades, and whether its memory use grows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`ringlab grade`: one notebook with its full report, or a class graded into its gradebook."""
+"""`ringlab grade`: grade one notebook and print its full report, or grade a class into its gradebook."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Grading a class into its gradebook: existing results are kept, and result files are written."""
+"""Grade a class into its gradebook, keep existing results, and write the result files."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def grade_into_book(request: Request) -> None:
     if request.html is not None:
         from ringlab_course.gradebook.pages import require_pages
 
-        require_pages()  # fail before the class is graded, if its pages cannot be written
+        require_pages()  # if pages cannot be written, fail before anything is graded
     learner = None if request.learner is None else learner_called(request.learner)
     with Gradebook(request.book) as book:
         if request.seed is not None:
@@ -125,7 +125,7 @@ def _line(result: Entry | Ungraded) -> str:
 def _tell_class(entries: list[Entry], run: Run, request: Request) -> None:
     from ringlab_course.gradebook.readable import headline
 
-    # with a book, each result was printed when it was graded
+    # With a gradebook, each result was printed as soon as it was graded.
     for entry in entries if request.book is None else ():
         people.print(headline(entry), highlight=False, soft_wrap=True)
     summary = (

@@ -1,4 +1,4 @@
-"""Grading notebooks without a book: every report is printed in full."""
+"""Grade notebooks without a gradebook, and print every report in full."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def _keep_progress(report: dict[str, Any]) -> None:
 
     try:
         mine = Path(report["path"]).resolve().parent == find_checkout() / "exercises"
-    except RinglabError:  # outside of a checkout, these are somebody else's submissions
+    except RinglabError:  # outside of a checkout, every notebook is somebody's submission
         return
     if mine:
         for stage in report["stages"]:

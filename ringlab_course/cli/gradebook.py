@@ -1,4 +1,4 @@
-"""`ringlab gradebook show|override|policy|export|report`: what instructors do with a gradebook."""
+"""`ringlab gradebook show|override|policy|export|report`: the instructor's commands for a gradebook."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Options, worker pool, progress bar and interruption of `ringlab grade`; probes for `ringlab doctor`."""
+"""Options, worker pool, progress bar and interruption of `ringlab grade`, and lines for `ringlab doctor`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`ringlab lab`: labs that an instructor runs on several GPUs, or on gloo processes if there are no GPUs."""
+"""`ringlab lab`: run an instructor's labs on several GPUs, or on gloo processes if there are no GPUs."""
 
 from __future__ import annotations
 
@@ -208,7 +208,7 @@ def l3(
                     message_timeout,
                 )
                 _run("l3", lab.cases, settings, start)
-        except typer.Exit:  # the error is printed already; go on with the next entrant
+        except typer.Exit:  # the error has been printed; the next entrant still runs
             failed += 1
     finish(not failed)
 
@@ -242,7 +242,7 @@ def _run(name: str, cases: Cases, settings: Settings, start: Start) -> None:
     from ringlab_course.lab.result import load
     from ringlab_course.lab.start import run
 
-    def began(file: Path) -> None:  # results are printed only at the end, perhaps in an hour
+    def began(file: Path) -> None:  # results may be printed only after an hour
         stderr.print(
             f"{name}: measuring; {file} has every case as soon as it ends",
             highlight=False,

@@ -1,4 +1,4 @@
-"""`ringlab nbgrader`: prepare an nbgrader course folder whose scores come from ringlab's judge."""
+"""`ringlab nbgrader`: set up an nbgrader course folder in which ringlab's judge computes the scores."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""The bug clinic: wrong rings as patients, and the instruments that examine them."""
+"""The bug clinic of exercise 16: faulty ring programs ("patients") and the functions that examine them."""

@@ -1,6 +1,7 @@
-"""One run of a patient on virtual ranks: errors against the oracle, messages and times.
+"""Run a patient once on virtual ranks, and measure its errors against the oracle, its messages and its times.
 
-Inputs, truth and bounds are those of the conformance suite (`ringlab.conformance.checks.measuring`).
+The inputs, the true results and the error bounds come from the conformance suite
+(`ringlab.conformance.checks.measuring`).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Changes to the text of a patient's program, and the function that a program's text defines."""
+"""Edit the text of a patient's program, and make a function from the edited text."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The patients of the ward: names, complaints, programs.
+"""The patients of the bug clinic: their names, complaints and programs.
 
-A program is the ring of sound.py, edited by patients.md.
+A patient's program is the ring program in sound.py with the patient's edits from patients.md.
 """
 
 from __future__ import annotations

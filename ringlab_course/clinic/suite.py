@@ -1,4 +1,4 @@
-"""The conformance suite on patients: a report of one patient, and the kill matrix of all patients."""
+"""Run the conformance suite on patients: make a report of one patient, or the kill matrix of all patients."""
 
 from __future__ import annotations
 

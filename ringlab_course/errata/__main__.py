@@ -1,4 +1,4 @@
-"""`python -m ringlab_course.errata PAGE`: write the page of errata, or with --check print how it differs."""
+"""`python -m ringlab_course.errata PAGE`: write the page of errata, or with --check print the differences."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""All entries, in groups: the costliest errors come first."""
+"""All entries of the errata, in groups. The errors with the worst consequences come first."""
 
 from __future__ import annotations
 

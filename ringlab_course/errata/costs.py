@@ -1,4 +1,4 @@
-"""Claims about time, bytes and memory."""
+"""Published claims about time, bytes and memory that are wrong."""
 
 from __future__ import annotations
 

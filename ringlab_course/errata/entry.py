@@ -1,4 +1,4 @@
-"""One wrong claim: the claimed values, the computed ones, and where they differ."""
+"""One entry of the errata: the values of a published claim, the computed values, and where the two differ."""
 
 from __future__ import annotations
 

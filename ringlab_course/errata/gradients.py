@@ -1,6 +1,6 @@
-"""Claims that lead to wrong outputs or gradients, or to NaN.
+"""Published claims that lead to wrong outputs, wrong gradients or NaN.
 
-A small ring makes each published mistake in one line, and its error is measured.
+For each claim, one line of a small ring program is changed as the claim says, and the error is measured.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Claims about which keys a token sees, and about the cost of balanced layouts."""
+"""Published claims about which keys a token sees, and about the cost of balanced layouts, that are wrong."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Claims about the messages between ranks: senders, receivers and contents."""
+"""Published claims about the messages between ranks that name wrong senders, receivers or contents."""
 
 from __future__ import annotations
 

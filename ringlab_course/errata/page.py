@@ -1,4 +1,4 @@
-"""The errata as a page of Markdown on which every figure is computed."""
+"""Write the errata as a Markdown page. Every number on the page is computed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Worked examples with wrong arithmetic, and claims about kernels that a compiler settles without a GPU."""
+"""Published worked examples with wrong arithmetic, and claims about kernels that a compiler alone can refute."""
 
 from __future__ import annotations
 

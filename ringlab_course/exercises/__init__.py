@@ -1,1 +1,1 @@
-"""The exercises, one folder each: notebook with its solution, checks, hints, misconceptions and answers."""
+"""The exercises, a folder each: a notebook with its solution, checks, hints, misconceptions, example answers."""
