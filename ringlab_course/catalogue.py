@@ -1,4 +1,4 @@
-"""The contents of the course: the lessons, the papers that they explain, and the capstone after the lessons."""
+"""The contents of the course: the lessons, the papers that they explain, and the final capstone."""
 
 from __future__ import annotations
 

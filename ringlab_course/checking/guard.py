@@ -65,8 +65,9 @@ class Guard:
 
     def __init__(self, limits: OffLimits) -> None:
         self._limits = limits
-        # The keys are ids, because hashing a code object takes longer than running many functions, and a class
-        # may be unhashable. The values refer to the objects, which therefore stay alive, so no id is used twice.
+        # The keys are ids, because hashing a code object takes longer than running many functions, and a
+        # class may be unhashable. The values refer to the objects, which therefore stay alive, so no id is
+        # used twice.
         self._codes: dict[int, tuple[CodeType, str]] = {}
         self._builtins: dict[tuple[str | int, str], tuple[object, str]] = {}
 

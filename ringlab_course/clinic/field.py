@@ -1,7 +1,7 @@
 """Four patients modelled on published bugs around a ring: in packed documents, a merge, positions and labels.
 
 Each patient's program is `packed_row.loss`, the loss of a packed row, with one edit from field.md. Its
-symptom is measured against the oracle. Tests run the statements of its chart.
+symptom is measured against the oracle. The tests check the statements of its chart.
 """
 
 from __future__ import annotations

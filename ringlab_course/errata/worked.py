@@ -1,4 +1,4 @@
-"""Published worked examples with wrong arithmetic, and claims about kernels that a compiler alone can refute."""
+"""Published worked examples with wrong arithmetic, and claims about kernels that a compiler alone refutes."""
 
 from __future__ import annotations
 

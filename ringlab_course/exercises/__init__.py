@@ -1,1 +1,1 @@
-"""The exercises, a folder each: a notebook with its solution, checks, hints, misconceptions, example answers."""
+"""The exercises. Each folder has a notebook with its solution, checks, hints, misconceptions and answers."""

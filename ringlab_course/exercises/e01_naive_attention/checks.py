@@ -1,7 +1,7 @@
 """Exercise 01: the checks of softmax, the causal mask, attention and grouped heads.
 
-Inputs are float32 and the truth is the float64 oracle. A tolerance is twice the worst error of the plainest
-float32 implementation over eight orders of its sums, so that other honest formulas pass.
+Inputs are float32, and the right values come from the float64 oracle. The plainest float32 implementation is
+run with eight orders of its sums. A tolerance is twice its worst error, so that other correct formulas pass.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def check_softmax_large(subject: Subject, rng: np.random.Generator) -> None:
 
 def check_softmax_spread(subject: Subject, rng: np.random.Generator) -> None:
     """Check answers on rows whose scores are far apart, so that each row needs a maximum of its own."""
-    # in this range exp without a maximum does not overflow
+    # in this range, exp does not overflow even if the maximum is not subtracted
     scores = _normal(rng, 2, 3) + np.array([[60.0], [-60.0]], np.float32)
     _compare_softmax(subject, scores, "row 0 near 60 and row 1 near -60, ")
 
@@ -69,14 +69,14 @@ def check_softmax_mixed(subject: Subject, rng: np.random.Generator) -> None:
 
 def check_mask_origin(subject: Subject, rng: np.random.Generator) -> None:
     """Check answers on queries and keys that begin at the same position and are in order."""
-    sizes = (2, 3), (4, 4)  # unequal sizes first, because a transposed mask then shows in its shape
+    sizes = (2, 3), (4, 4)  # unequal sizes first: a transposed mask then has another shape
     _compare_masks(subject, rng, [(range(queries), range(keys)) for queries, keys in sizes])
 
 
 def check_mask_positions(subject: Subject, rng: np.random.Generator) -> None:
     """Check answers on keys whose positions lie elsewhere in the text than those of the queries."""
     cases = [
-        ([4, 6], [1, 4, 5, 8]),  # on this case every mistake gives another answer
+        ([4, 6], [1, 4, 5, 8]),  # here no two known mistakes give the same answer
         ([2, 3], [0, 1]),
         ([0, 1], [2, 3]),
         ([0, 1, 6, 7], [2, 3, 4, 5]),

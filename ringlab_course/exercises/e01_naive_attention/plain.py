@@ -1,4 +1,4 @@
-"""Exercise 01: the plain implementation in NumPy from which the tolerances are measured."""
+"""Exercise 01: the plain NumPy implementation whose errors determine the tolerances."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Exercise 02: the checks of merge, update and stream.
 
-The truth is the float64 oracle. A tolerance is twice the error of the plainest implementation in the same
-dtype, but never below the rounding of the largest score.
+The right values come from the float64 oracle. A tolerance is twice the error of the plainest implementation
+in the same dtype, but never below the rounding error of the largest score.
 """
 
 from __future__ import annotations
@@ -70,7 +70,8 @@ def check_empty(subject: Subject, rng: np.random.Generator) -> None:
         (slice(0, 4), "neither has seen a key"),
     ):
         scores = _normal(rng, 2, 4)
-        # An answer that drops this part because of row 1 loses the heavier part of row 0.
+        # The hidden part is empty in row 1 and has most of the weight in row 0. So an answer that drops the
+        # whole part, because row 1 is empty, is clearly wrong in row 0.
         scores[0, hidden] += 5
         scores[1, hidden] = -math.inf
         _compare_cuts(subject, scores, _normal(rng, 4, 2), (2,), f"in row 1 {note}, ")
@@ -290,7 +291,7 @@ def _merge_case(subject: Subject, parts: list[Pair], truth: Pair, case: str) -> 
     answer = expect_tuple(subject.call(*inputs), NAMES)
     bound = roundings(
         truth, 4 * max(largest(lse) for _, lse in parts)
-    )  # a weight contains four roundings of lse
+    )  # each weight is computed from lse with four roundings
     _expect_last_axis(answer, inputs, case)
     return Answered(answer, truth, bound, names=NAMES, text=case)
 
@@ -300,7 +301,7 @@ def _expect_last_axis(answer: Pair, inputs: Pair, case: str) -> None:
     right, got = tuple(inputs[0].shape[1:]), tuple(getattr(answer[0], "shape", ()))
     try:
         wrong = torch.broadcast_shapes(inputs[0].shape, inputs[1].shape)[1:]
-    except RuntimeError:  # these sizes do not broadcast, so the mistake would raise an error
+    except RuntimeError:  # with these sizes the mistake raises an error and gives no shape
         return
     if got == wrong != right:
         raise mistake("no_last_axis").failure(f"{case}: out has shape {got}, should be {right}")
@@ -356,7 +357,7 @@ def _expect_stream(answer: Any, q: Tensor, k: Tensor, v: Tensor, block: int) -> 
     size = 2 * float((q.float().abs() @ k.float().abs().T).max()) * D**-0.5
     # the state is rounded once for each block
     once_a_block = len(k) / block * torch.finfo(torch.float32).eps / 2
-    # with logaddexp at every key, errors add up like a random walk
+    # if an answer updates lse at every key with logaddexp, its errors add up like a random walk
     size = max(size, math.sqrt(len(k)) / 2 * largest(truth[1]))
     results, least = plain.stream(q, k, v, block), roundings(truth, size)
     bounds = [

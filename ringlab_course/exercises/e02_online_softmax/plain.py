@@ -1,4 +1,4 @@
-"""Exercise 02: the plain implementation of streaming from which the tolerances are measured."""
+"""Exercise 02: the plain implementation of streaming whose errors determine the tolerances."""
 
 from __future__ import annotations
 

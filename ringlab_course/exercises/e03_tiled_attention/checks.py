@@ -254,7 +254,7 @@ def live_set(which: Pass) -> Run:
             dtype = "bfloat16" if N > M and not which.backward else "float32"
             peak, results = _peak(which, subject, rng, case, dtype)
             allowed = 3 * results + 12 * tile_bytes
-            # measure again, because chance (an import, the collector) only ever adds memory
+            # Measured again, because an import or the garbage collector may have added to the first peak.
             if peak > allowed:
                 peak = min(peak, _peak(which, subject, rng, case, dtype)[0])
             if peak > allowed:
@@ -297,7 +297,8 @@ def _right_first(which: Pass, subject: Subject, rng: np.random.Generator, case: 
         raise Failure(FIRST) from None
 
 
-# Work: weight 0 times NaN is NaN, so a tile that is computed and then masked shows as NaN.
+# Needless work is found by NaN in hidden tiles: 0 · NaN is NaN, so a tile that is computed and then masked
+# makes the output NaN.
 
 
 def skips(which: Pass) -> Run:

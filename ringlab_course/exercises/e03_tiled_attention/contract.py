@@ -1,4 +1,4 @@
-"""Exercise 03: tiled attention of the last tokens of a sequence, with grouped heads and memory linear in its length."""
+"""Exercise 03: tiled attention of the last tokens of a sequence, with grouped heads and linear memory."""
 
 from __future__ import annotations
 

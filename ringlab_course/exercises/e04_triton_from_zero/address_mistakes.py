@@ -1,6 +1,6 @@
-"""Exercise 04: mistakes that look for rows or heads at a wrong place of the buffers.
+"""Exercise 04: imitations of kernels that read or write rows or heads at wrong addresses of the buffers.
 
-Imitations have the arguments and results of those in `flash_mistakes`.
+They have the same arguments and results as the imitations in `flash_mistakes`.
 """
 
 from __future__ import annotations

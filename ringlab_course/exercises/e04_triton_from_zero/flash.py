@@ -1,9 +1,9 @@
 """Exercise 04: the checks of the two attention kernels.
 
-Buffers have room for more tokens than the S in use. After these tokens q, k and v hold other numbers or NaN,
-and out and lse hold canaries. The judge's process compares values, canaries and NaN. It also finds hidden
-tiles that are computed: V is NaN there, and 0 · NaN is NaN. The process that runs the kernel counts how often
-K is read.
+Buffers have room for more than S tokens. After the first S tokens, q, k and v contain other numbers or NaN,
+and out and lse contain canaries. The judge's process compares values, canaries and NaN. It also finds hidden
+tiles that are computed, because V is NaN in these tiles, and 0 · NaN is NaN. The process that runs the kernel
+counts how often K is read.
 """
 
 from __future__ import annotations
@@ -324,7 +324,7 @@ def _answered(case: Case, given: list[Tensor], answer: State, part: int) -> Emul
     truth = truth_of(given, case)
     plain = mistakes.plain(*given, case.S, case.shift)
     q, k = given[0][:, : case.S].float(), mistakes.values_of(given[0], given[1], case.S)
-    size = 2 * largest(q.abs() @ k.abs().mT) * case.D**-0.5  # a score's rounding error, as a multiple of eps
+    size = 2 * largest(q.abs() @ k.abs().mT) * case.D**-0.5  # a score's rounding error is this times eps
     bounds = max(bound_of(plain[0], truth[0]), rounding(truth[0], size)), rounding(truth[1], size)
     inputs = (*given, case.S, case.shift, case.m, case.n)
     return Emulated(answer[part][:, : case.S], truth[part], bounds[part], (NAMES[part],), case.label, inputs)

@@ -1,10 +1,10 @@
-"""Exercise 04: the checks of the softmax kernel and its common mistakes.
+"""Exercise 04: the checks of the softmax kernel, and imitations of common mistakes in it.
 
-Buffers are wider than the columns in use. After the last column x holds other numbers and out holds a canary,
-so that the judge's process sees a missing mask as a wrong value or an overwritten canary. The process that
-runs the kernel counts loads.
+Buffers are wider than the columns in use. After the last of these columns, x contains other numbers and out
+contains a canary. So if a mask is missing, the judge's process finds a wrong value or an overwritten canary.
+The process that runs the kernel counts loads.
 
-Every imitation takes the arguments of the learner's function, (x, out, columns), and returns the first
+Every imitation has the arguments of the learner's function, (x, out, columns), and returns the first
 `columns` columns of out.
 """
 
@@ -271,7 +271,7 @@ def _compare(subject: Subject, *cases: Rows) -> None:
 
 
 def _expect_softmax(answer: Any, values: Tensor, x: Tensor, out: Tensor, case: str) -> None:
-    # without known mistakes, because one input alone should not name a mistake
+    # no known mistakes are passed, because a single input must not decide which mistake is named
     compare_all([_answered(answer, values, x, out, case)])
 
 

@@ -1,4 +1,4 @@
-"""Exercise 05, the emulated ring: one step, the forward ring, the causal ring."""
+"""The contract of exercise 05, the emulated ring: one step, the forward ring, the causal ring."""
 
 from __future__ import annotations
 

@@ -134,7 +134,7 @@ def _check_state(subject: Any, rng: np.random.Generator) -> None:
         answered = _answered(subject, case)
         if any(getattr(part, "dtype", None) is torch.bfloat16 for part in answered.answer):
             raise mistake("low_precision_state").failure(case.text)
-        most = 2.0**-7 * max(1.0, float(np.abs(answered.truth[1]).max()))  # of rounding by 2⁻⁸, once
+        most = 2.0**-7 * max(1.0, float(np.abs(answered.truth[1]).max()))  # error of one rounding to bfloat16
         suspected = mistake("low_precision_state")
         compare_suspecting([answered], suspected, lambda error, most=most: error <= most)
 

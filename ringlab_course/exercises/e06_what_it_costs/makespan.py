@@ -54,8 +54,8 @@ def _cases(subject: Any, rings: Iterable[Ring], text: str) -> Iterator[Answered]
 
 
 def _check_uniform(subject: Any, rng: np.random.Generator) -> None:
-    # A ring of two ranks has one hop, so that "no hop is hidden" and "the first hop is not hidden" look the
-    # same. Rings of more ranks tell them apart.
+    # A ring of two ranks has one hop, so "no hop is hidden" and "the first hop is not hidden" give the same
+    # time. In rings of more ranks the times differ.
     long, short = (rng.integers(*ends, 6).astype(float) for ends in ((50, 100), (1, 50)))
     sizes = (
         (1, long[0], short[0]),

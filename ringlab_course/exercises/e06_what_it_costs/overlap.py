@@ -1,9 +1,8 @@
-"""Checks of 06.overlap: a ring that computes with a piece of a block while the piece is sent.
+"""Checks of 06.overlap: a ring that sends a piece of a block and computes with the piece at the same time.
 
-The checks look at the order of a rank's posts, computations and waits on the virtual clock. The judge sees
-posts and waits itself. That the rank computes between them, the judge only learns from the rank (see
-`ringlab_course.judge.network`). The judge also sees values, exchanges, bytes and memory. Each check of
-exchanges, bytes or memory compares the values of its runs too.
+The checks look at the order of a rank's posts, computations and waits on the virtual clock. The judge itself
+sees posts, waits, values, bytes and memory, but a computation is only reported by the rank (see
+`ringlab_course.judge.network`). A check of exchanges, bytes or memory also compares the values of its runs.
 """
 
 from __future__ import annotations

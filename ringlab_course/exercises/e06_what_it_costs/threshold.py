@@ -1,4 +1,4 @@
-"""Checks of 06.threshold: the tokens per rank from which a hop is hidden, computed from a data sheet."""
+"""Checks of 06.threshold: the least tokens per rank that hide a hop, computed from a data sheet."""
 
 from __future__ import annotations
 

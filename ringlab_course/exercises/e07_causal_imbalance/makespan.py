@@ -1,4 +1,4 @@
-"""Checks of 07.makespan: when the last rank of a ring is done, and who waits how long for it."""
+"""Checks of 07.makespan: the time at which the last rank of a ring ends, and how long each rank waits."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def _sparse(rng: np.random.Generator, P: int) -> np.ndarray:
 
 def _check_free(subject: Any, rng: np.random.Generator) -> None:
     """Try hops that cost nothing: a rank waits only for neighbours that have not begun the step."""
-    delayed = (  # some ranks are late, and the delay reaches some of the other ranks but not all
+    delayed = (  # some ranks are late, and delay some of the other ranks but not all
         _table((1, 1), (1, 2)),
         _table((1, 0, 0), (1, 2, 0), (1, 2, 2)),
         _table((0, 0, 0, 1), (1, 0, 0, 0), (0, 0, 0, 0), (0, 0, 1, 0)),

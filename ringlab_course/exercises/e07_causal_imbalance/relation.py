@@ -1,7 +1,7 @@
 """Checks of 07.relation: the tiles in which the queries of one run meet the keys of another.
 
-Tiles are judged by the pairs that they cover: all tiles of an answer are drawn into one table, which counts how often each
-query sees each key. This table has to be the causal mask of the two runs.
+Tiles are judged by the pairs that they cover: a table counts how often the tiles of an answer let each query
+see each key. This table has to equal the causal mask of the two runs.
 """
 
 from __future__ import annotations
@@ -214,7 +214,7 @@ def _check_few(subject: Any, rng: np.random.Generator) -> None:
     """Expect no empty tile, one tile where everything is seen, otherwise a triangle and the tiles beside it: each is a launch."""
     starts = ((0, 0), (1, 2), (8, 3), (3, 11), (0, 64), (64, 0))
     wide = [_later(rng, (a, 4, 12), (b, 4, 9)) for a, b in starts]
-    last = [_later(rng, (12, 4, n), (0, 4, 4)) for n in (1, 4)]  # here the first row sees even the last key
+    last = [_later(rng, (12, 4, n), (0, 4, 4)) for n in (1, 4)]  # the first row sees even the last key
     pairs = [*wide, *last, *equal_pairs(rng), *ragged_pairs(rng)]
     answers = [(read_tiles(subject.call(*pair), pair), pair) for pair in pairs]
     for tiles, pair in answers:
@@ -254,7 +254,7 @@ def _check_long(subject: Any, rng: np.random.Generator) -> None:
     """Probe the coverage of runs of two million tokens at random places and at the edges."""
     _expect_no_mask(
         subject, rng
-    )  # comes first, because the mask of the long runs would fill the machine's memory
+    )  # checked first, because an answer with masks would fill the memory below
     n = 2_000_003 + int(rng.integers(1000))
     for shift in (0, -1, -n, n - 2, int(rng.integers(2, n)), -int(rng.integers(2, n))):
         step = int(rng.integers(1, 9))
@@ -293,7 +293,7 @@ def _expect_no_mask(subject: Any, rng: np.random.Generator) -> None:
     begin, shift = int(rng.integers(1, 1000)), int(rng.integers(100, 4000))
     pair = Pair((begin + shift, 1, 4096), (begin, 1, 4096))
     called = [subject.measure(pair.q, pair.k) for _ in range(2)]
-    peak = min(each.peak_bytes for each in called)  # chance, as an import, only adds to a peak
+    peak = min(each.peak_bytes for each in called)  # the least, as an import may add to a peak
     for each in called:
         _expect_covered(read_tiles(each.answer, pair), pair, shift, rng)
     if peak > 4 << 20:

@@ -1,8 +1,8 @@
 """Checks of 07.ring: a causal ring on any layout that computes visible tiles only.
 
-The checks tell from values whether a ring computes hidden scores. They put NaN into keys that share no tile with a row. If
-the ring computes such a score and gives it weight 0, the row becomes NaN. Work whose result is thrown away leaves no trace
-in the values, and the checks do not look for it.
+The checks find computed hidden scores by values. They put NaN into keys that share no visible tile with a
+row. If the ring computes the score of such a key and gives it weight 0, the row becomes NaN. Work whose
+result is thrown away does not change the values, and the checks do not look for it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Runs of tokens as exercise 07 writes them, and layouts that its checks try.
+"""Runs of tokens in the notation of exercise 07, and the layouts on which its checks test answers.
 
 A run is a tuple (start, step, length). A layout is given as one list of runs for each rank.
 """

@@ -116,7 +116,7 @@ def _expect_no_masks(subject: Any, rng: np.random.Generator) -> None:
     layout = layouts.contiguous(4096 + int(rng.integers(256)), 2)
     runs = _later(rng, layout)
     peak, allowed = _peak(subject, layout, runs), (1 << 20) + 64 * layout.S
-    if peak > allowed:  # measure again: chance (an import, the collector) only adds to a peak
+    if peak > allowed:  # measure again: an import or the collector may have added to the peak
         peak = min(peak, _peak(subject, layout, runs))
     if peak > allowed:
         used, most = apart(peak / 2**20, allowed / 2**20, digits=2, kind="f")
@@ -134,7 +134,7 @@ def _peak(subject: Any, layout: Layout, runs: Tuples) -> int:
 def _check_million(subject: Any, rng: np.random.Generator) -> None:
     _expect_no_masks(
         subject, rng
-    )  # comes first, because masks of a million tokens would fill the machine's memory
+    )  # checked first, because an answer with masks would fill the memory below
     for make in (layouts.contiguous, layouts.striped, layouts.zigzag):
         layout = make(MANY + int(rng.integers(1000)), 8)
         try:

@@ -108,7 +108,7 @@ def _uneven(shares: list[np.ndarray], lengths: list[int], total: float, example:
     if all(np.ptp(part) == 0 for part in np.split(owners, begins(lengths)[1:])):
         return _like("whole_documents", example)
     divides = all(n % (2 * len(shares)) == 0 for n in lengths)
-    # On two ranks the totals may agree nevertheless.
+    # Tested before the totals, because on two ranks this mistake may give even totals.
     if not divides and max(lengths) < SHORT * 2 * len(shares):
         return _like("remainders_add_up", example)
     if total <= EVEN:

@@ -1,4 +1,4 @@
-"""Exercise 09, the backward ring."""
+"""The contract of exercise 09, the backward ring."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checks of 10.accept: a verdict on results of correct and of faulty implementations, all computed afresh."""
+"""Checks of 10.accept: verdicts on results of correct and faulty implementations, computed for each seed."""
 
 from __future__ import annotations
 

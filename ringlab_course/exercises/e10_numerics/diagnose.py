@@ -1,4 +1,4 @@
-"""Checks of 10.diagnose: the fault behind error curves, which are computed afresh with faulty implementations."""
+"""Checks of 10.diagnose: the fault behind error curves, which faulty implementations give for each seed."""
 
 from __future__ import annotations
 

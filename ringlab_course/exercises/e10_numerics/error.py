@@ -33,7 +33,7 @@ def relative_error(x: Tensor, truth: Tensor) -> float:
     x, truth = x.double(), truth.double()
     if x.shape != truth.shape:
         return math.inf
-    same = x == truth  # equal infinities are right
+    same = x == truth  # equal infinities have no error
     difference = torch.where(same, 0.0, x - truth)
     scale = torch.where(torch.isfinite(truth), truth, 0.0).norm()
     error = difference.norm() / (scale if scale > 0 else 1.0)

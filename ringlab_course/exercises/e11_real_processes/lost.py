@@ -1,8 +1,8 @@
 """Checks of 11.lost: a ring that keeps a partial result when a rank dies, and names its keys.
 
-News of a death travels one rank per step, in both directions. Let m be the smaller distance of a rank from
-the dead rank, in hops. If the dead rank ended before its exchange e, that rank first misses a block in
-exchange e + m − 1. So it holds the blocks of e + m steps.
+News of a death travels one rank per step, in both directions. Suppose the dead rank ended before its exchange
+e, and another rank is m hops away from it in the shorter direction. Then this other rank first misses a block
+in its exchange e + m − 1. So it has the blocks of e + m steps.
 """
 
 from __future__ import annotations
@@ -155,7 +155,7 @@ def _check_nobody_dies(subject: Any, rng: np.random.Generator) -> None:
 def _killed(subject: Any, case: Shards, dead: int, exchange: int) -> None:
     """Raise Failure unless survivors return all that they held when `dead` ended before step `exchange`."""
     P = case.world_size
-    # exchanges that the answer makes in a step
+    # the number of exchanges that the answer makes in each step
     each = max(1, _run(subject, case).trace.rounds(dead) // (P - 1))
     results = _run(subject, case, Faults(kill=(dead, each * exchange), final=True)).results
     text = f"{case.text}: rank {dead} dies before its exchange {exchange}"
@@ -231,10 +231,10 @@ def _check_other_errors(subject: Any, rng: np.random.Generator) -> None:
             raise
         except Crashed as crash:
             if "cannot finish" not in crash.message or (error and error in crash.message):
-                continue  # otherwise the ranks only waited for a rank that had returned
+                continue  # an error was raised, as it should be
         else:
             if given is bad_k and _all_whole(given, results):
-                continue  # the answer exchanges the lengths of blocks, so there is no error to pass through
+                continue  # it exchanges lengths first, so no error arises
         raise STAGE.misconception(name).failure(f"{given.text}, and a rank returned all the same")
 
 

@@ -1,7 +1,7 @@
 """Checks of 11.order: a shift by one blocking send and one blocking receive on every rank.
 
-Virtual ranks and the judge buffer nothing: a send ends only when its receiver has taken part. So an order
-that can deadlock does deadlock here, every time and for messages of any size.
+Virtual ranks and the judge buffer nothing: a send ends only when its receiver receives it. So an order that
+can deadlock does deadlock in these checks, every time and for messages of any size.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def _run(subject: Any, xs: Sequence[torch.Tensor], text: str) -> Any:
         name = reason(crash, len(xs))
         if name is None:
             raise
-        # the remedy suggests what this stage forbids
+        # The remedy is cut off, because it suggests calls that this stage forbids.
         stuck, _, _ = crash.counterexample.partition("\nremedy:")
         raise STAGE.misconception(name).failure(f"{text}\n{stuck}") from None
 

@@ -1,6 +1,6 @@
-"""Checks of 11.uneven: a double-buffered ring over shards whose lengths no rank knows beforehand.
+"""Checks of 11.uneven: a double-buffered ring over shards whose lengths the other ranks do not know beforehand.
 
-K and V have four axes, which distinguishes blocks from messages about lengths.
+The checks recognise messages with K and V by their four axes. Messages about lengths have fewer.
 """
 
 from __future__ import annotations
@@ -168,7 +168,7 @@ def _expect_bytes(case: Shards, trace: Trace) -> None:
 
 def _check_eight_ranks(subject: Any, rng: np.random.Generator) -> None:
     lengths = [int(n) for n in rng.integers(1, 4, 8)]
-    # one empty block, because with more of them some mistakes look alike on rank 0
+    # only one empty block, because with two some mistakes give the same result on rank 0
     lengths[3], lengths[5] = 0, 4
     _verify(subject, shards(rng, lengths, 4, 2, 8))
 

@@ -60,7 +60,7 @@ def block(rng: np.random.Generator, *shape: int, size: float = 1.0) -> Block:
         parts.append(torch.from_numpy(rng.integers(-127, 128, shape).astype(np.int8)))
         spread = (
             np.exp2(rng.uniform(-1.5, 1.5, shape[:-1])) * scale / 73
-        )  # 73 is about the root mean square of such integers
+        )  # 73: the root mean square of uniform int8
         parts.append(torch.from_numpy(spread.astype(np.float32)))
     return parts[0], parts[1], parts[2], parts[3]
 

@@ -1,4 +1,4 @@
-"""The ring step of exercise 12 in float64, one program after the other, right or with named mistakes."""
+"""Exercise 12's ring step in float64, correct or with named mistakes. Kernel programs run one after another."""
 
 from __future__ import annotations
 

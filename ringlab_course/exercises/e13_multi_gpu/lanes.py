@@ -48,7 +48,7 @@ def _settled(answer: Answer, right: Answer, reach: float) -> Answer:
         abs(a - b) <= BOUND * s for a, b, s in zip(answer, right, (reach, reach, reach, 1.0), strict=True)
     ]
     if right[1] == 0 != answer[1] and near[1]:
-        near[3] = True  # the copying is only rounding, and so is its share
+        near[3] = True  # the copying is a rounding error, so its overlap means nothing
     first, second, third, fourth = (b if same else a for a, b, same in zip(answer, right, near, strict=True))
     return first, second, third, fourth
 

@@ -1,4 +1,4 @@
-"""Checks of 13.report: efficiency on the same work, MFU, and the used share of a link, from one record."""
+"""Checks of 13.report: efficiency at equal work, MFU and the used share of a link, from one record."""
 
 from __future__ import annotations
 
@@ -115,7 +115,9 @@ def _check_sheets(subject: Any, rng: np.random.Generator) -> None:
         runs = [
             replace(
                 DEEP,
-                heads=24,  # six query heads per K/V head, because a doubled peak is off by a factor of four
+                # Six query heads per K/V head. With four, counting K/V heads would be off by a factor of four, as
+                # a doubled peak is.
+                heads=24,
                 sparse=True,
                 directions=2,
                 peak_tflops=float(rng.uniform(50, 2000)),

@@ -1,4 +1,4 @@
-"""Checks of 13.seconds: one number for the times of all ranks in all rounds."""
+"""Checks of 13.seconds: one number that sums up the times of all ranks in all rounds of a measurement."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _compare(subject: Any, cases: Iterable[tuple[Array, int]]) -> None:
 def rounds_of(rng: np.random.Generator, rounds: int, P: int, warmup: int = 0) -> Array:
     """Return different seconds for `rounds` × P, with one disturbed round and slow rounds to warm up."""
     times_s = rng.uniform(1.0, 2.0) + rng.permutation(np.arange(rounds * P)).reshape(rounds, P) / (rounds * P)
-    times_s[rng.integers(warmup, rounds)] += 4.0  # in this round the machine did something else too
+    times_s[rng.integers(warmup, rounds)] += 4.0  # a round that other work on the machine delayed
     times_s[:warmup] += 2.0 + np.arange(warmup)[:, None]
     return times_s
 

@@ -1,4 +1,4 @@
-"""Checks of 14.shard: a rank's tokens, labels and positions, taken from whole sequences."""
+"""Checks of 14.shard: the tokens, labels and positions of one rank, cut from whole sequences."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checks of 14.step: a step of gradient descent on a sequence over ranks, against one process in float64."""
+"""Checks of 14.step: gradient descent on a sequence divided among ranks, compared with one float64 process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checks of 14.sum: the sum of the gradients of weights that all ranks hold."""
+"""Checks of 14.sum: the sum over ranks of the gradients of weights, of which every rank has a copy."""
 
 from __future__ import annotations
 

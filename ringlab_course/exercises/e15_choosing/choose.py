@@ -152,7 +152,7 @@ def _verify(subject: Any, cases: Sequence[Problem]) -> None:
     for given in cases:
         try:
             report = read(subject.call(dict(given.layer), given.S, given.P, dict(given.machine)), given)
-        except Failure:  # a report that breaks off later only leaves fewer reports to compare
+        except Failure:  # after a wrong report, an error ends the comparison and is not raised
             if wrong is None:
                 raise
             break

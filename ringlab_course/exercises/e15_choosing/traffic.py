@@ -1,4 +1,4 @@
-"""Checks of 15.traffic: the bytes that a rank sends under each schedule, None if it is impossible."""
+"""Checks of 15.traffic: the bytes that a rank sends under each schedule; None means an impossible schedule."""
 
 from __future__ import annotations
 

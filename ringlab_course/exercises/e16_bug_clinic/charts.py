@@ -1,6 +1,6 @@
-"""Checks of 16.chart: the statements of a chart are tried on the patient; the name of the fault is compared.
+"""Checks of 16.chart: each statement of a chart is tested on the patient, and the fault's name is compared.
 
-The patients are ringlab's own programs and run in the judge's process. A submission only returns its charts.
+The patients are ringlab's own programs and run in the judge's process. A submission only returns charts.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def read(name: str, answer: Any) -> Chart:
     """Return the chart in `answer`. Raises: Failure for a missing field or an unknown value."""
     try:
         return _read(name, answer)
-    except (TypeError, ValueError, RecursionError):  # a list or an array where a name should be
+    except (TypeError, ValueError, RecursionError):  # the answer has a list or an array in place of a name
         raise Failure(
             f"A field of the chart has the wrong form. {FORMS}", f"{name}: {_short(answer)}"
         ) from None

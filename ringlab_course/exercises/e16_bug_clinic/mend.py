@@ -1,7 +1,7 @@
-"""Checks and hints of 16.ash to 16.oak: each patient mended, on the judge's network, values before bytes.
+"""Checks and hints of 16.ash to 16.oak: the values and then the bytes of each mended patient.
 
-A mend counts if the chart of the patient in the same submission is right, and if the mend is the patient's
-own program with a few changed lines.
+A mend counts if the submission's chart of the patient is right, and if the mend is the patient's own program
+with a few changed lines.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ def _results(subject: Any, patient: Patient, run: Run, faults: Faults | None = N
         if len(set(given.layout.lengths)) == 1 or not re.search(r"MismatchError|size of tensor|shape", told):
             raise
         if not _right_on_equal_shards(subject, patient):
-            raise  # the program takes a block for another one, even if all lengths are equal
+            raise  # equal lengths do not help: the program uses a wrong block
         raise mistakes(patient.name)["assumes_equal_lengths"].failure(
             f"{run}\n{crash.counterexample}"
         ) from None
@@ -415,7 +415,7 @@ def _any(patient: Patient) -> Callable[[Any, np.random.Generator], None]:
 
 def _cost(patient: Patient) -> Callable[[Any, np.random.Generator], None]:
     def run(subject: Any, rng: np.random.Generator) -> None:
-        subject, _ = _own_program(subject, patient)  # another program already fails the check of values
+        subject, _ = _own_program(subject, patient)  # other programs fail in the check of values
         for P, S, layout in (
             (1, 3, "contiguous"),
             (2, 4, "contiguous"),

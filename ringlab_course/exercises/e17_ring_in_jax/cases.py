@@ -1,6 +1,6 @@
-"""The inputs of exercise 17, their truth with derived bounds, and rings with mistakes in float64 NumPy.
+"""The inputs of exercise 17, the true results with derived bounds, and rings with mistakes in float64 NumPy.
 
-In bfloat16 a result may be off by one rounding, and the types of messages are checked.
+With bfloat16 inputs, a result may be off by one rounding, and the dtypes of messages are checked.
 """
 
 from __future__ import annotations
@@ -332,7 +332,8 @@ def verify_narrow(
     names = ALL if gradients else FORWARD
     _expect_types(found, names, given)
     truth = tuple(map(given.dealt, given.true[: len(names)]))
-    # Rounding at each of P stops changes a result by P roundings at most. A larger error is another mistake.
+    # A ring that rounds its state on each of the P devices is off by at most P roundings. A larger error is
+    # another mistake.
     compare_with(found.results, truth, bound=given.ranks * ROUNDING, names=names, case=given.text)
     parts = {"q": given.q.float(), "k": given.k.float(), "v": given.v.float(), "dout": given.dout.float()}
     exact = replace(given, **parts).bound(gradients)

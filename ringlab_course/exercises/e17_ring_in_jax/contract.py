@@ -1,4 +1,4 @@
-"""Exercise 17, the ring in JAX: shard_map and ppermute, a window, couriers by custom_vjp."""
+"""Exercise 17, the ring in JAX: shard_map and ppermute, a sliding window, couriers with custom_vjp."""
 
 from __future__ import annotations
 

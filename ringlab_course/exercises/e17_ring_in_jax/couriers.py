@@ -1,4 +1,4 @@
-"""Checks of 17.couriers: a backward ring by custom_vjp, the types of its messages, and a device's memory."""
+"""Checks of 17.couriers: a backward ring with custom_vjp, its messages' dtypes, and its memory per device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checks of 17.forward: the ring in shard_map with any layout, and the messages of the compiled program."""
+"""Checks of 17.forward: a ring inside shard_map on any layout, and the messages of the compiled program."""
 
 from __future__ import annotations
 

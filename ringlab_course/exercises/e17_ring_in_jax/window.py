@@ -1,4 +1,4 @@
-"""Checks of 17.window: a sliding window in global positions, and no hop that no device needs."""
+"""Checks of 17.window: a sliding window over global positions, without hops whose blocks no device needs."""
 
 from __future__ import annotations
 
@@ -184,7 +184,7 @@ def _check_layouts(subject: Any, rng: np.random.Generator) -> None:
 def _check_edges(subject: Any, rng: np.random.Generator) -> None:
     for given in _edges(rng):
         _count(subject, given)
-    # An answer that makes a wrong number of hops in other cases has failed above.
+    # An answer whose number of hops is wrong in other cases has already failed in the checks above.
     _count(subject, _cyclic(rng), "hull_of_the_positions")
 
 

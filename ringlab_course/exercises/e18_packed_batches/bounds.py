@@ -1,4 +1,4 @@
-"""Checks of 18.bounds: the bounds of packed documents, from each token's position in its document."""
+"""Checks of 18.bounds: where packed documents begin and end, from each token's position in its document."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checks of 18.ring: ring attention over packed documents that computes only blocks that a row sees."""
+"""Checks of 18.ring: a ring over packed documents that computes a block only if one of its queries sees it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checks of 18.weights: the weight of every token in a loss in which each document counts once."""
+"""Checks of 18.weights: the weight of every token in a loss in which all documents count equally."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Exercise 19, serving: pages on ranks, merged partials, decode, prefill of a chunk, what should travel."""
+"""Exercise 19, serving: pages on ranks, merged partials, decode, prefill of a chunk, which tensors to send."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checks of 19.place: the rank and the slot of each token in a cache that is dealt to ranks."""
+"""Checks of 19.place: the rank and the slot of each token in a cache that is divided among ranks."""
 
 from __future__ import annotations
 

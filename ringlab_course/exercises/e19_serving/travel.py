@@ -1,4 +1,4 @@
-"""Checks of 19.travel: the bytes of a prefill in which keys and values travel, or queries and partials."""
+"""Checks of 19.travel: the bytes of a prefill that sends keys and values, or sends queries and partials."""
 
 from __future__ import annotations
 

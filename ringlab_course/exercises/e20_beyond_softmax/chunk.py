@@ -1,4 +1,4 @@
-"""Checks of 20.chunk: linear attention of one chunk with decay, from entering to leaving state."""
+"""Checks of 20.chunk: linear attention with decay on one chunk, which updates the state that entered."""
 
 from __future__ import annotations
 

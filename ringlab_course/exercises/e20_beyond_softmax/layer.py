@@ -1,4 +1,4 @@
-"""Checks of 20.layer: linear attention with the gated delta rule, over ranks with one stretch each."""
+"""Checks of 20.layer: linear attention with the gated delta rule; each rank has one stretch of tokens."""
 
 from __future__ import annotations
 

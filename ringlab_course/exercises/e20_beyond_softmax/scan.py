@@ -1,4 +1,4 @@
-"""Checks of 20.scan: the state that enters each rank, computed with few messages in few rounds."""
+"""Checks of 20.scan: the state before each rank's tokens, computed with few messages in few rounds."""
 
 from __future__ import annotations
 

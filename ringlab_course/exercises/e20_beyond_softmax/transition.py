@@ -1,4 +1,4 @@
-"""Checks of 20.transition: the effect of a few tokens on any state, under the gated delta rule."""
+"""Checks of 20.transition: how a few tokens change any state under the gated delta rule."""
 
 from __future__ import annotations
 

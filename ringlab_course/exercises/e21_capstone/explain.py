@@ -1,4 +1,4 @@
-"""From the suite's finding to the learner's message: the named mistake, and the smallest run to show it."""
+"""Turn the suite's finding into a message: the named mistake, and the smallest run that shows it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stages 21.owned, 21.block and 21.merge: the owner of each token, one block, and two partial results."""
+"""Checks of 21.owned, 21.block and 21.merge: each rank's tokens, one block, and a merge of partial results."""
 
 from __future__ import annotations
 
@@ -245,7 +245,7 @@ def _check_dtypes(subject: Any, rng: np.random.Generator) -> None:
         if found != [str(dtype).removeprefix("torch.")] * 2:
             told = f"q, k, v {given[0].dtype}: out is {found[0]}, lse {found[1]}".replace("torch.", "")
             raise BLOCK_STAGE.misconception(name).failure(told)
-    _attend(subject, [inputs])  # an answer that is wrong in float32 too has another mistake
+    _attend(subject, [inputs])  # raises if the answer is wrong in float32 too, by another mistake
     try:
         _attend(subject, [narrow])
     except Failure as failure:

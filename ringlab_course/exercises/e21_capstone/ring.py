@@ -1,6 +1,6 @@
-"""Stages 21.forward and 21.backward: checks of the conformance suite, and further checks.
+"""Stages 21.forward and 21.backward: the conformance suite's checks, and further checks.
 
-Common mistakes are listed by where they show: in values, in messages, in behaviour.
+The lists of common mistakes are grouped by the symptom: wrong values, wrong messages, wrong behaviour.
 """
 
 from __future__ import annotations
@@ -251,7 +251,7 @@ def _expect_less_work(learners: Learners, seed: int) -> None:
         ran, efforts = learners.efforts(run)
         _expect_right([ran])
         if efforts[-1] <= least:
-            return  # the work is not counted, as in NumPy, so only values can show hidden tiles
+            return  # work outside of torch is not counted; only values show hidden tiles
         shares.append(efforts[0] / efforts[-1])
         if shares[-1] <= MOST:
             return

@@ -1,9 +1,9 @@
-"""The conformance suite's runs, made by a learner's functions in the notebook or in the judge's workers.
+"""Run a learner's functions for the conformance suite, in the notebook or in the judge's workers.
 
-The suite plans the runs, compares results with its bounds and writes the evidence. The transport reports the
-bytes that a run sends; in the judge, the transport is the judge itself. Only a rank's own process could
-report which tensors share memory, or which products of matrices it computed. So nothing here asks a worker
-for these.
+The suite plans the runs, compares results with its bounds and writes the evidence. The transport counts the
+bytes that a run sends; in the judge, the judge itself is the transport. Which tensors share memory, and which
+products of matrices were computed, only the rank's own process could report. A worker's report could be
+false, so these two are not requested from workers.
 """
 
 from __future__ import annotations
