@@ -1,1 +1,1 @@
-"""Pictures of the course itself: its lessons, its papers, its kill matrix."""
+"""Pictures for the lessons, and pictures of the course itself: its lessons, papers and kill matrix."""

@@ -1,11 +1,11 @@
-"""The couriers of a backward ring as a picture: ranks down, steps across, and the terms in each sum.
+"""A picture of the couriers of a backward ring: a row per rank, a column per step, and the terms in each sum.
 
 Everything is read from the messages of a real run with special inputs, called probes. In the picture, colour
 and place show which rank added a term, and the number shows whose block the term belongs to.
 With v = 0 and out = 0, the gradient of v is Pᵀ·dO. With lse = 0, a weight is e^score, and k is chosen so that
-this is 16^o for the keys of rank o. The dO of rank r is one only in column r of its last row. So the digits
-of column r of a dV, to the base 16, count how often rank r added a term of each rank's block. No closed form
-of the ring is used, so a wrong ring makes a wrong picture.
+this weight is 16^o for the keys of rank o. The dO of rank r is 1 in column r of its last row and 0 elsewhere.
+So the base-16 digits of column r of a dV count how often rank r added a term of each rank's block. The
+picture uses no formula for a right ring, so a wrong ring makes a wrong picture.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The decision map: the schedule that exposes least communication, by tokens per rank and bandwidth.
+"""The decision map: the schedule that exposes the least communication, by tokens per rank and bandwidth.
 
-Tokens per rank go across and link bandwidth goes up. The rules are in
-`ringlab_course.figures.decision_rules`. The heavy line is where the ring's hops begin to be hidden
-(`ringlab.cost.traffic.least_tokens_hidden`). Bytes per second count one direction.
+The horizontal axis is the number of tokens per rank, the vertical axis the bandwidth of a link. The rules are
+in `ringlab_course.figures.decision_rules`. To the right of the heavy line, the ring's hops are hidden
+(`ringlab.cost.traffic.least_tokens_hidden`). Bandwidth is in bytes per second in one direction.
 """
 
 from __future__ import annotations
@@ -191,7 +191,7 @@ def draw_links(ax: Axes, own: list[Machine]) -> None:
         ax.plot(it.threshold, it.bytes_per_s, "D", color=face, markeredgecolor=INK, zorder=5, gid=it.name)
         inside = TOKENS[0] <= it.threshold <= TOKENS[1] and BANDWIDTH[0] <= it.bytes_per_s <= BANDWIDTH[1]
         if inside:
-            left = it.threshold < TOKENS[1] / 32  # the name fits to the right
+            left = it.threshold < TOKENS[1] / 32  # there is room for the name on the right
             at: Any = {"xytext": (9 if left else -9, 0), "ha": "left" if left else "right", "va": "center"}
             plate = {"facecolor": PAPER, "edgecolor": "none", "boxstyle": "round,pad=0.15"}
             place = it.threshold, it.bytes_per_s

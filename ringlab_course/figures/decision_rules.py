@@ -1,7 +1,7 @@
-"""The schedule that leaves least communication exposed, by tokens per rank and bandwidth.
+"""Find the schedule that exposes the least communication, for given tokens per rank and bandwidth.
 
-The seconds come from the cost model, `ringlab.cost.choose`: forward of one attention layer, with equal links
-and balanced layouts. Bytes per second count one direction.
+The seconds come from the cost model, `ringlab.cost.choose`, for the forward of one attention layer with equal
+links and balanced layouts. Bandwidth is in bytes per second in one direction.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Relative error of ring attention against the number of blocks, by dtype and by what is rounded.
+"""Curves of ring attention's relative error over the number of blocks, by dtype and by the rounded quantity.
 
-The curves are measured means over SEEDS. Every run computes real attention in P blocks, folded as a ring
-folds them, with one quantity rounded or wrong, and compares it with the float64 oracle. There is one head; q
-is (rows, D), k and v are (S, D), and s = q·k / √D.
+Each point is the mean of measured errors over SEEDS. Every run computes attention in P blocks, which it
+merges in the order of a ring, with one quantity rounded or wrong, and compares the result with the float64
+oracle. There is one head: q is (rows, D), k and v are (S, D), and s = q·k / √D.
 """
 
 from __future__ import annotations

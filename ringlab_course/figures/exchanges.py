@@ -1,6 +1,6 @@
-"""The data that each rank holds in an all-to-all, in four schedules and in a step of decode.
+"""Pictures of the data that each rank holds: in an all-to-all, in four schedules and in a step of decode.
 
-Hops beside blocks.
+Another picture compares the time of a hop with the time of computing a block.
 """
 
 from __future__ import annotations

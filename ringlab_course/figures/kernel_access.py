@@ -1,8 +1,8 @@
-"""The memory that each program instance of a kernel reads and writes, as a map of recorded accesses.
+"""A map of the memory that each program instance of a kernel reads and writes, drawn from recorded accesses.
 
 A record is an `Access` of `ringlab_course.checking.accesses`: a program, "load" or "store", the kernel's
-argument, and the offsets of the elements. The data (`boxes`, `counts`) need only NumPy. The pictures are made
-from the data.
+argument, and the offsets of the elements. `boxes` and `counts` compute the data of the pictures with NumPy
+alone.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ def all_programs(accesses: Sequence[Access], shapes: Shapes, name: str = "") -> 
                 for along in _skipped(mine, found.values()):
                     _draw_dashed(ax, line, along)
                     dashed.add("skipped by this program")
-            room = end / 60  # room for the last edge, and for the tick at the end of a long axis
+            room = end / 60  # room for the edge of the last box and for the tick label at the axis's end
             ax.set(xlim=(-0.5, end - 0.5 + room), ylim=(len(instances) - 0.4, -0.6))
             ax.set_title(f"{label(argument)}: {_times(accesses, argument, shape)}", fontsize=10)
             ax.set_xlabel("element" if flat else "row (token)", fontsize=9)

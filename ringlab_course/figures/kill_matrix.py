@@ -1,6 +1,6 @@
-"""The kill matrix: which check (across) finds which fault (down), with the evidence for each cell.
+"""The kill matrix: which check (a column) finds which fault (a row), with the evidence for each cell.
 
-Each cell has a sign and a colour: ● found, · held, – does not apply.
+Each cell has a sign and a colour: ● the check found the fault, · the check passed, – it does not apply.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Places for labels in a picture: inside the regions of a map, or at heights that keep labels apart."""
+"""Find places for labels in a picture: inside the regions of a map, or at heights where no two overlap."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def room_for(text: str, mask: Region, width: float, height: float) -> tuple[int,
     """
     rows, columns = mask.shape
     high, wide = round(0.35 / height * rows), round((0.085 * len(text) + 0.2) / width * columns)
-    for grown in range(max(rows, columns), -1, -2):  # the space around the text, from the largest to none
+    for grown in range(max(rows, columns), -1, -2):  # the margin around the text: the largest that fits
         h, w = high + grown, wide + grown
         if h > rows or w > columns:
             continue
@@ -54,7 +54,8 @@ def apart(values: Sequence[float], factor: float = 2.6) -> list[float]:
     order, room = sorted(range(len(values)), key=lambda i: -values[i]), math.log(factor)
     crowds: list[list[float]] = []
     for place, i in enumerate(order):
-        # Without the room, heights only have to fall. Neighbours that rise are joined, and share their mean.
+        # With the room of each label subtracted, heights only have to decrease. Neighbours whose heights
+        # increase are joined into one crowd around their mean.
         crowds.append([math.log(values[i]) + place * room])
         while len(crowds) > 1 and fmean(crowds[-2]) < fmean(crowds[-1]):
             crowds[-2:] = [crowds[-2] + crowds[-1]]

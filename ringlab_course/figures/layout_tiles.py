@@ -1,4 +1,4 @@
-"""The score tiles of a layout in local order, each skipped, partial or full under the mask."""
+"""The score tiles of a layout, in each rank's local order: skipped, partial or full under the mask."""
 
 from __future__ import annotations
 

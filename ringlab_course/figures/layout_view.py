@@ -1,8 +1,8 @@
 """Layouts side by side: the owner of every token, and the score tiles that remain to be computed.
 
-A tile is `tile` × `tile` scores between tokens that are neighbours in local memory: queries of one rank, keys
-of another. It is skipped only if the mask hides all of it. So the layout decides how many tiles have to be
-computed, and how many of those are partly masked.
+A tile is the `tile` × `tile` scores of neighbouring queries in one rank's memory with neighbouring keys in
+another rank's. A tile is skipped only if the mask hides all its scores. So the layout decides how many tiles
+have to be computed, and how many of those are partly masked.
 """
 
 from __future__ import annotations
@@ -152,7 +152,8 @@ def draw_tiles(ax: Axes, picture: Tiles, *, names: bool = True) -> None:
     lines = ax.annotate(
         _result(picture), (0, 1), (0, 4), "axes fraction", textcoords="offset points", fontsize=8.5
     )
-    # the space above belongs to the title; the text's width must not narrow the panel
+    # The layout ignores this text: the title reserves the space above the panel, and a long text must not
+    # make the panel narrower.
     lines.set_in_layout(False)
     panel.bare(ax)
 

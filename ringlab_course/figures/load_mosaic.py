@@ -1,8 +1,8 @@
 """The load mosaic: the score elements that every rank computes in every step, and the busiest ranks.
 
-All numbers are those of `ringlab.cost.flops.layout_work`: visible pairs, or whole tiles if a tile is given.
-The mosaic adds up the work of the busiest rank of each step, which is an upper bound of the time of a ring
-whose hops cost nothing.
+All numbers come from `ringlab.cost.flops.layout_work`: visible pairs, or the elements of whole tiles if the
+caller gives a tile size. The mosaic adds up the work of the busiest rank of each step. The sum is an upper
+bound of the time of a ring whose hops cost nothing.
 """
 
 from __future__ import annotations

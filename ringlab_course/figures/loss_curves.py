@@ -1,7 +1,7 @@
-"""Loss curves in one plot, and the distance of each from the first.
+"""Loss curves in one plot, and the distance of each curve from the first one.
 
-The curves are measured, by a notebook's own runs or by `ringlab bench`, which records them with their
-machine. Further pictures of parallel training show what each kind of parallelism shards, and a mesh.
+The curves are measured, either by a notebook's own runs or by `ringlab bench`, which records the machine as
+well. Further pictures show what each kind of parallel training shards, and a mesh of ranks.
 """
 
 from __future__ import annotations

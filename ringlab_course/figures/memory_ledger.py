@@ -1,8 +1,8 @@
-"""The memory ledger: the bytes of each tensor of one attention layer, against S.
+"""The memory ledger: the bytes of each tensor of one attention layer, by sequence length S.
 
-The numbers come from closed forms; matplotlib and ipywidgets are imported only when something is drawn. Units
-are bytes; a GB is 1e9 bytes. Three smaller pictures show the shapes of one head's arrays, which query heads
-share a key/value head, and the measured peaks of a ring and an all-gather.
+The numbers come from formulas; matplotlib and ipywidgets are imported only when a picture is drawn. Memory is
+in bytes, and a GB is 1e9 bytes. Three smaller pictures show the shapes of one head's arrays, the query heads
+that share a key/value head, and the measured peaks of a ring and an all-gather.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Online softmax for one query row, block by block: running maximum, rescaling, and result so far.
+"""Online softmax of one query row, block by block: the running maximum, the rescaling, and the result so far.
 
-The data (`stream`, `Step`) need only NumPy. The pictures are made from the data.
+`stream` computes the data of the pictures, a list of `Step`, with NumPy alone.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Whether communication is hidden: one rank's computing and sending by step, and the threshold.
+"""Show whether communication is hidden: one rank's computing and sending in each step, and the threshold.
 
 The timeline is a simulation of the real ring program (`ringlab.cost.simulate`). The curve and the threshold
-are those of `ringlab.cost.traffic`. Units are seconds, bytes per second in one direction, and FLOP/s.
+come from `ringlab.cost.traffic`. Units are seconds, bytes per second in one direction, and FLOP/s.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Packed documents: which tokens see each other or should, labels, and which rank owns which part."""
+"""Pictures of packed documents: which tokens see each other, or should; the labels; and each rank's part."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The map of the papers: what each paper adds, which papers it builds on, and the lesson that explains it.
 
-This file also names the links of known machines as in the cost model's table.
+This file also lists the links of some known machines, with names such as "A100, NVLink 3".
 """
 
 from __future__ import annotations

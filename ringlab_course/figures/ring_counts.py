@@ -1,4 +1,4 @@
-"""How often a ring program counts each key for each query, measured with probes and drawn as a matrix."""
+"""A matrix of how often a ring program counts each key for each query, measured with special inputs."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """One ring step inside the kernel: which tiles each program skips, computes whole, or masks.
 
 The pictures are drawn from the launch tables that the kernels get (`ringlab.blocks.triton.visits`), not from
-a mask. The data (`step_picture`, `StepPicture`) need no plotting library.
+a mask. `step_picture` computes the data of a picture, a `StepPicture`, without a plotting library.
 """
 
 from __future__ import annotations
@@ -219,7 +219,7 @@ def draw(ax: Axes, picture: StepPicture, heading: str, *, names: bool = True) ->
             ax.plot((0, picture.keys), edge, color=INK, linewidth=1.3, clip_on=False)
     for start, stop, words in picture.rows_without_tiles():
         if stop - start >= picture.rows / 8:
-            # otherwise there is no room, and the words below the picture give the number of rows
+            # if there is no room for a label, the text below the picture gives the number of rows
             look: dict[str, Any] = {"facecolor": PAPER, "edgecolor": "none", "pad": 2.0}
             ax.text(
                 picture.keys / 2, (start + stop) / 2, words, ha="center", va="center", fontsize=8.5, bbox=look

@@ -1,8 +1,8 @@
-"""Pictures of a ring run: the ring step by step, still or playing, and the coverage matrix.
+"""Pictures of a ring run: the ring step by step, as still pictures or a player, and the coverage matrix.
 
-Colours distinguish owners, and a label always gives the same information. Everything is read from a `Trace`:
-the messages and their order give the place of each block, and the records give computations and bytes. No
-closed form of the ring is used, so a wrong ring makes a wrong picture.
+Colours show the owner of a block, and labels repeat it in text. Everything is read from a `Trace`: the
+messages and their order give the place of each block, and the records give computations and bytes. The
+pictures use no formula for a right ring, so a wrong ring makes a wrong picture.
 """
 
 from __future__ import annotations
@@ -264,7 +264,7 @@ def moving(trace: Trace, frame: Frame, before: Frame | None = None) -> str:
     at once in their new places.
     """
     figure = still(trace, frame.step, blocks=False)
-    # the picture is drawn first, because the places are known only afterwards
+    # draw the picture first, because positions of its parts are known only after drawing
     data = base64.b64encode(png(figure)).decode("ascii")
     (wide, high), to_pixels = figure.get_size_inches() * figure.dpi, figure.axes[0].transData.transform
     places = [to_pixels(_place(rank, frame.world_size)) for rank in range(frame.world_size)]

@@ -1,7 +1,6 @@
-"""Rounding as a picture: the bits of a number in each format, and the numbers that a rounded sum can take.
+"""Pictures of rounding: the bits of a number in each format, and the values that a rounded sum can have.
 
-Everything is drawn from real numbers: bits are read from memory, and the grey lines are all numbers of a
-format in the range of the picture.
+The bits are read from memory. The grey lines are all numbers of a format in the range of the picture.
 """
 
 from __future__ import annotations
@@ -122,7 +121,7 @@ class Steps:
 def steps(panels: Sequence[Steps]) -> Figure:
     """Return the panels side by side: each quantity, with all bfloat16 numbers as grey lines."""
     with styled():
-        drawn = new_figure((max(7.0, 4.3 * len(panels) + 0.6), 4.0))  # the legend needs 7 inches
+        drawn = new_figure((max(7.0, 4.3 * len(panels) + 0.6), 4.0))  # the legend is 7 inches wide
         axes = drawn.subplots(1, len(panels), squeeze=False)[0]
         for ax, one in zip(axes, panels, strict=True):
             _draw_steps(ax, one)

@@ -1,4 +1,4 @@
-"""Scans of states over ranks: which ranks' tokens each rank knows after each round, and a state's memory."""
+"""Pictures of scans over ranks: whose tokens each rank knows after each round, and what a state remembers."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def composition() -> Figure:
         ax = drawn.subplots()
         box = {"boxstyle": "round,pad=0.5", "edgecolor": INK}
         colours = {"first": rank_colour(0), "second": rank_colour(1), "both": "#E8ECF0"}
-        # Each box: its centre, half of its width with the margin, its text and its colour.
+        # For each box: its centre, half of its width (including the margin), its text and its colour.
         apart = (
             (0.2, 0.4, "S", None),
             (2.6, 0.9, "stretch 1\n$(A_1, B_1)$", "first"),

@@ -1,4 +1,4 @@
-"""Serving: pages of a cache, masks of a chunk, what travels and in how many bytes, and parts of the cache."""
+"""Pictures of serving: a cache's pages, a chunk's masks, the bytes of sent tensors, and each rank's cache."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def travellers(P: int) -> Figure:
             ax.text(0.3, 0.75, "q", ha="right", va="center", fontsize=9)
             for rank in range(1, P) if not keys_move else ():
                 low = 2.15 + 0.34 * (rank - 1)
-                for place in (0.38, rank + 0.38):  # once at home, and once where the partial is computed
+                for place in (0.38, rank + 0.38):  # on rank 0, and where the partial is computed
                     _draw_partial(ax, (place, low), rank)
                 _arrow(ax, (rank + 0.36, low + 0.13), (0.76, low + 0.13), rank_colour(0))
             ax.set(xlim=(0, P + 1.1), ylim=(0.15, 2.2 + 0.34 * (P - 1)), title=title)

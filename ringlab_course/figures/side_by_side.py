@@ -1,8 +1,8 @@
-"""Two programs side by side: lines with the same job share a colour, and a ribbon connects them.
+"""Two programs side by side: lines with the same job have the same colour and are connected by a ribbon.
 
-The sources are those of the programs that ran. Each job also has a number, so that the picture can be read
-without colours; a legend below names the jobs. A second figure shows two ways of a gradient around the same
-ring, one in each panel.
+The source texts are read from the programs that ran. Each job also has a number, so that the picture can be
+read without colours; a legend below names the jobs. A second figure has two panels, each with one of two ways
+in which a gradient can travel around the same ring.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Two pictures of the kernels of a ring step: the bytes that a version moves, and one line of a launch table.
 
-`segment` draws the line as it is given, but takes the visible keys of each row from the layout. So a mistake
-in the line can be seen.
+`segment` draws the line of the launch table that the caller passes, but computes the visible keys of each row
+from the layout. So a mistake in the line can be seen.
 """
 
 from __future__ import annotations
@@ -225,7 +225,7 @@ def _arrows(ax: Axes, moved: tuple[int, int], top: float, height: float, per_byt
         shape: dict[str, Any] = {"width": width, "head_width": width + 0.06, "head_length": 0.1}
         look: dict[str, Any] = {"length_includes_head": True, "color": colour, "linewidth": 0}
         ax.add_patch(FancyArrow(begin, middle, end - begin, 0, **shape, **look))
-        room = width > 0.1  # otherwise the number is above its arrow
+        room = width > 0.1  # the number of a thin arrow is above it
         at = middle if room else middle - width / 2 - 0.01
         ax.text(0.57, at, _kib(count), ha="center", va="center" if room else "bottom", fontsize=8)
 

@@ -1,6 +1,6 @@
 """The tile scan: which score tile is computed at each step, and the memory in use at that step.
 
-The data (`scan`, `Scan`, `ScanStep`) need no plotting library. The pictures are made from the data.
+`scan` computes the data of the pictures, a `Scan` of `ScanStep`s, without a plotting library.
 """
 
 from __future__ import annotations

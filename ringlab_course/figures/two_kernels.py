@@ -1,4 +1,4 @@
-"""A ring step as two kernels: attention on one block (lesson 04) and the merge (02). Lesson 12 starts here.
+"""A ring step as two kernels: attention on one block (lesson 04) and the merge (lesson 02), for lesson 12.
 
 Import this module after TRITON_INTERPRET is set, because the lesson runs it in Triton's interpreter, which
 counts the bytes that it moves.

@@ -1,4 +1,4 @@
-"""The class page's content for one exercise: scores, failing checks, misconceptions, times, gaps."""
+"""The class page's content for one exercise: scores, failing checks, misconceptions, times, missing results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Grading on a Dask cluster. Notebooks are sent as bytes; workers need only ringlab and bubblewrap."""
+"""Grade on a Dask cluster. Notebooks are sent as bytes, so workers need only ringlab and bubblewrap."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ringlab_course.judge.submission import FILE_BYTES
 if TYPE_CHECKING:
     from distributed import Client
 
-WAITING = 2  # jobs sent ahead for every thread of the cluster, so that no worker waits for us
+WAITING = 2  # jobs sent per thread of the cluster, so that no worker has to wait for its next one
 
 
 class ClusterPool:

@@ -1,7 +1,7 @@
-"""From paths to submissions: each notebook becomes a submission or a note, and none stops a run.
+"""Find the submissions below paths. Each notebook becomes a submission or a note, and none stops a run.
 
-The path tells the learner and the exercise, as far as possible. Learners may have put anything into the
-folder.
+The learner and the exercise are read from the notebook's path where possible. Learners may have put anything
+into the folder.
 """
 
 from __future__ import annotations
@@ -165,7 +165,7 @@ def _listed(folder: str | Path, most: int, notes: list[str]) -> list[os.DirEntry
 
 
 MARGIN_S = 60.0  # tolerance for the difference between two clocks
-MOST_OF_ONE = 200  # the most notebooks of one learner that are opened
+MOST_OF_ONE = 200  # at most this many notebooks of one learner are opened
 
 
 @dataclass(frozen=True)

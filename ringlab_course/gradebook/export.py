@@ -1,4 +1,4 @@
-"""Grades for other programs: JSON, and CSV in which no cell is a formula."""
+"""Export grades for other programs, as JSON or as CSV. A spreadsheet reads no cell of the CSV as a formula."""
 
 from __future__ import annotations
 

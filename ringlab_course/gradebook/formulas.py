@@ -1,4 +1,4 @@
-"""Formulas of the hints as pictures inside a line, drawn here because pages may not load a typesetter."""
+"""Draw the formulas in hints as pictures inside a line of text, because pages may not load a typesetter."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from markupsafe import Markup
 SIZE = 16.0
 """Height of the font in pixels, the same as for a page's text."""
 
-# TeX that matplotlib understands only in another spelling.
+# TeX that matplotlib does not understand, and a spelling that it does.
 _SPELLINGS = tuple(
     (re.compile(pattern), written)
     for pattern, written in (

@@ -1,6 +1,6 @@
-"""The page that shows learners their own entries, with everything that helps them and nothing of others.
+"""A learner's page: the learner's own entries, with everything that helps, and nothing about other learners.
 
-It never contains a probe of a hidden check or the seed that draws probes: `EntryView` has no field for a
+The page never contains a probe of a hidden check or the seed that draws probes: `EntryView` has no field for a
 seed, and the counterexample of a hidden check is left out.
 """
 

@@ -1,4 +1,4 @@
-"""Grades as pages: one for each learner and one for the class. Pages load nothing and run no script.
+"""Grades as web pages: one for each learner and one for the class. Pages load nothing and run no script.
 
 Learners' text is escaped, control characters are made visible, and long text is cut. As a second protection,
 each page has a security policy that forbids all scripts, all addresses, and all styles except the page's own.

@@ -1,7 +1,8 @@
 """The pictures of the class page, each with alternative text.
 
-A page's security policy allows only its one style sheet, by its hash. So matplotlib's `style="…"` becomes
-attributes, colours follow light and dark mode, and the style element, metadata and namespaces are removed.
+A page's security policy allows only the page's own style sheet, by its hash. So matplotlib's `style="…"` is
+replaced by attributes, and its style element is removed, as are metadata and namespaces. Colours follow light
+and dark mode.
 """
 
 from __future__ import annotations
@@ -175,7 +176,7 @@ def matrix(columns: Sequence[str], rows: Sequence[Sequence[str]], prefix: str) -
         for state, colour, hatch in ((FAILS, RED, None), (NOT_WRITTEN, GREY, "////")):
             _cells(axes, rows, state, colour, hatch)
         axes.set(xlim=(0, len(columns)), ylim=(len(rows), 0))
-        # in two short lines, so that the label also fits a small class
+        # The label has two short lines, because the axis is short if the class is small.
         axes.set_ylabel("submissions,\nbest on top", fontsize=8.5)
         ticks = [column + 0.5 for column in range(len(columns))]
         axes.set_xticks(ticks, [short(c, 24) for c in columns], rotation=90, fontsize=7.5, parse_math=False)

@@ -1,6 +1,6 @@
-"""The local pool: each process grades one notebook at a time, and dies with the process that started it.
+"""The local pool of processes. Each grades one notebook at a time, and ends with the process that started it.
 
-A worker returns a report or the reason why there is none. It raises nothing.
+A worker returns a report, or the reason why there is no report. It raises no exception.
 """
 
 from __future__ import annotations
@@ -173,7 +173,7 @@ class LocalPool:
         for worker in busy:
             outcome = worker.outcome()
             if outcome is not None:
-                if worker.ended:  # the process ended for whatever reason, so a new one takes its place
+                if worker.ended:  # a new process replaces it, whatever the reason
                     workers[workers.index(worker)] = _Worker(self.judge)
                 yield outcome
 

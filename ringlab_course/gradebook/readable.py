@@ -1,7 +1,7 @@
-"""Numbers, durations, entries and other people's text, as pages show them.
+"""Turn numbers, durations, entries and learners' text into the text that pages show.
 
-Learners' text cannot change a page. File names become one line without control characters, and different
-names always look different.
+Learners' text cannot change the structure of a page. File names become one line without control characters,
+and different names always look different.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ def shown_name(name: str | os.PathLike[str]) -> str:
 
 
 def _escaped(character: str) -> str:
-    # Surrogates stand for bytes that are not UTF-8. They are not printable either.
+    # Surrogates are included: they are not printable, and represent the bytes of a name that are not UTF-8.
     if character.isprintable() and character != "\\":
         return character
     return character.encode("unicode_escape").decode("ascii")

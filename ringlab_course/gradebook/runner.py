@@ -1,4 +1,4 @@
-"""Grading a class into its gradebook: existing results are kept, and everything else is graded.
+"""Grade a class into its gradebook: keep existing results, and grade all submissions without a result.
 
 A result from older checks is kept until the user asks to grade its exercise again. The run reports such
 results.
@@ -101,7 +101,7 @@ def _todo(book: Gradebook, submissions: Sequence[HandedIn], unsafe: bool, run: R
     for each in submissions:
         entry = entries.get(each.key)
         if entry and entry.digest == each.digest and entry.submitted_at and not each.stamped:
-            # the time of a copied file is not the time of submission
+            # a copied file's time of change is not the time of submission
             each = replace(each, submitted_at=entry.submitted_at)
         contract = contract_version(each.exercise, unsafe=unsafe)
         if entry and book.is_graded(each.learner, each.exercise, each.digest, contract, each.submitted_at):

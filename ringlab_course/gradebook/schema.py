@@ -1,6 +1,6 @@
-"""The gradebook's file: its tables, their versions, and how to recognise one of our files.
+"""The gradebook's file: its tables, their versions, and how to recognise a file that ringlab wrote.
 
-A row that somebody edited is refused, never trusted.
+A row whose values are not in the expected form, because somebody edited it, is refused.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def connect(path: Path | None, *, create: bool) -> sqlite3.Connection:
         book.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, BLOB_BYTES)
         book.execute("PRAGMA trusted_schema = OFF")
         book.execute("PRAGMA foreign_keys = ON")
-        book.execute("PRAGMA wal_autocheckpoint = 1")  # the file itself holds the results even after a kill
+        book.execute("PRAGMA wal_autocheckpoint = 1")  # even after a kill, results are in the main file
         _open(book, path, create=create)
         return book
     except sqlite3.Error as error:
@@ -86,7 +86,7 @@ def _address(path: Path | None) -> str:
     address = f"file:{quote(os.fsencode(path.absolute()))}"
     if os.access(path, os.W_OK) and os.access(path.parent, os.W_OK):
         return address
-    log = Path(f"{path}-wal")  # may contain results that are not in the main file yet
+    log = Path(f"{path}-wal")  # the log may contain results that the main file lacks
     return f"{address}?mode=ro" if log.exists() and log.stat().st_size else f"{address}?immutable=1"
 
 

@@ -191,8 +191,7 @@ class Gradebook:
         found = [(row[0], kind(row[1]), row[2] or "") for row in rows]
         result = digest, kind(contract)
         same = [when for *key, when in found if tuple(key) == result]
-        # A notebook that is handed in again after another one is a new submission. It is not new if it came
-        # before the other one.
+        # If a learner hands in a notebook, then another one, then the first again, the last is a new submission.
         return bool(same) and (found[0][:2] == result or max(*same, found[0][2]) >= (at or ""))
 
     def want(self, keys: Iterable[Key]) -> None:

@@ -2,7 +2,7 @@
 
 sandbox    the bubblewrap command lines and the limits of a worker; `probe` tests whether the sandbox works
 fork_server  the program in a sandbox that forks workers; `namespace` isolates each worker
-spawn      the ways to start a worker: forked, in its own sandbox, or in none; `servers` keeps fork servers
+spawn      starts a worker: forked, in its own sandbox, or without a sandbox; `servers` keeps fork servers
 process    a worker as the judge sees it
 channel    the worker's end of the socket that carries frames (`checking.protocol`)
 worker     the program inside the sandbox: answers calls, but does not decide whether answers are right
@@ -13,7 +13,7 @@ session    the workers of one submission
 deadline   the end of a call's time, extended while the submission waits for a processor
 allowance  limits on all workers' processor time and memory; `processes` reads both, and ends leftovers
 removal    makes what a submission may not call (`checking.forbidden`) unreachable in a worker
-records    loads and stores of Triton kernels, which are the worker's claim, unlike values, bytes and memory
+records    loads and stores of Triton kernels, which a worker reports and the judge cannot verify
 judge      grades a notebook and returns a report
 """
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> Any:
-    # Imported late, so that a worker, which imports this package, does not load the judge.
+    # Imported when first used, because a worker imports this package too and should not load the judge.
     if name == "probe":
         from ringlab_course.judge.probe import probe
 

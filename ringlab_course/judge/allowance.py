@@ -2,11 +2,11 @@
 
 Wall time depends on who else uses the machine, and a class is graded on all cores at once. So the judge
 counts the processor time of the workers, including all their threads and processes, from the moment when the
-code is loaded. Starting and importing do not count. Sleeping costs nothing here; it is ended by each call's
-own deadline in wall time. Memory is measured from outside while the workers run.
+code is loaded. Starting and importing do not count. Sleeping does not count either, but each call has a
+deadline in wall time. Memory is measured from outside while the workers run.
 
-The work of the judge to read an answer is limited as well, because a legal answer may be small on the wire
-but endless to compare.
+The time and memory in which the judge reads an answer are limited as well, because a legal answer may be small
+on the wire and still take forever to compare.
 """
 
 from __future__ import annotations
@@ -210,7 +210,7 @@ def reading(seconds: float = READING_S, nbytes: int = READING_BYTES) -> Iterator
 @contextlib.contextmanager
 def _time_bounded(seconds: float) -> Iterator[None]:
     """Raise _Exhausted in this thread after `seconds` of processor time; waiting does not count."""
-    if not hasattr(time, "pthread_getcpuclockid"):  # Windows and macOS have no sandbox either
+    if not hasattr(time, "pthread_getcpuclockid"):  # Windows and macOS, where there is no sandbox
         yield
         return
     thread, over, lock = threading.get_ident(), threading.Event(), threading.Lock()
@@ -234,15 +234,15 @@ def _time_bounded(seconds: float) -> Iterator[None]:
         with lock:
             over.set()
         watcher.join()
-        if struck:  # if the error has not been raised yet, it is raised here, and not later
+        if struck:  # wait here until the error has been raised, so that it is not raised later
             with contextlib.suppress(_Exhausted):
                 for _ in range(1000):
                     pass
 
 
 def _raise_in(thread: int, error: type[BaseException]) -> None:
-    # Never pass NULL to cancel the error: CPython then searches for the error without end, and a profiled
-    # call waits for that.
+    # Never pass NULL to cancel the error: CPython then searches without end for the error to cancel, and a
+    # profiled call waits for the search.
     ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(error))
 
 

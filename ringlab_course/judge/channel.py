@@ -29,7 +29,7 @@ class Channel:
         self.reader = FrameReader(from_judge=True)
         self.frames: list[Frame] = []
         self.call = 0
-        # the first misuse of this call's ring, also if its error was lost in a thread
+        # The first broken rule of the ring in this call, kept because its error may be lost in a thread.
         self.misuse: Exception | None = None
 
     def send(self, kind: str, value: Any = None, **fields: Any) -> None:

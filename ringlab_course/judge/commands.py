@@ -1,7 +1,7 @@
 """Cells in IPython's syntax: Python, and lines that only a notebook understands, such as %timeit and !ls.
 
-Such a line becomes a call of `get_ipython()`. At the top level of a cell it is left out. Inside a loop or a
-function it is answered by `NoShell`, which replaces IPython in a worker and returns nothing.
+Such a line becomes a call of `get_ipython()`. At the top level of a cell, the call is left out. Inside a loop
+or a function, `NoShell` answers the call; it replaces IPython in a worker and does nothing.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Reads and checks each exchange and computation of a rank, and counts the bytes that arrive at the judge."""
+"""Read and check each rank's exchanges and computations, and count the bytes that arrive at the judge."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ringlab.errors import RinglabError
 from ringlab_course.checking.protocol import ITEMSIZE, Frame, ProtocolError
 from ringlab_course.judge.process import Endless
 
-EXCHANGES = 100_000  # the most exchanges of one rank in a run
+EXCHANGES = 100_000  # the maximum for one rank in one run
 SIZE_BYTES = 8
 """Bytes that count for one number of a shape, or of a clock."""
 FORM_BYTES = 1 << 10
@@ -138,7 +138,7 @@ def read_exchange(frame: Frame, rank: int, world_size: int, index: int, now: flo
     posted.data_as_control = posted.tag.startswith(CONTROL) and any(
         bool(t.reshape(-1).view(torch.uint8).any()) for t in tensors if t.numel()
     )
-    # Of a tensor, a half needs only the shape and dtype.
+    # A Half reads only the shape and dtype of its tensor, so a form can take the tensor's place.
     posted.open_ends = [Half(posted, rank, to, cast(Tensor, form), i, True) for i, form in enumerate(sent)]
     posted.open_ends += [
         Half(posted, rank, source, cast(Tensor, form), i, False) for i, form in enumerate(wanted)

@@ -35,7 +35,7 @@ def main() -> None:
     The arguments are the same as the worker's, except that the socket is for orders.
     """
     worker.prepare()
-    os.set_blocking(2, False)  # never block on a judge that does not read error messages
+    os.set_blocking(2, False)  # do not block if the judge does not read error messages
     orders = socket.socket(fileno=int(sys.argv[2]))
     while True:
         text, descriptors, _, _ = socket.recv_fds(orders, ORDER, 1)
@@ -44,7 +44,7 @@ def main() -> None:
         try:
             _carry_out(text, orders, descriptors)
         except (OSError, ValueError, RuntimeError) as error:
-            # an error of this worker only; the other workers continue
+            # the error concerns this worker only, so the server goes on
             _complain(error)
         finally:
             for descriptor in descriptors:
@@ -84,7 +84,7 @@ def _in_child(descriptor: int, order: dict[str, Any]) -> NoReturn:
 
 def _become_worker(descriptor: int, order: dict[str, Any]) -> None:
     namespace.separate(root=order["uid"] is not None)
-    if os.fork():  # the child is the first process of the new process namespace
+    if os.fork():  # the child is process 1 of the new process namespace
         os._exit(0)
     namespace.mount_own(order["scratch"])
     namespace.give_up_rights(order["uid"])
@@ -98,7 +98,7 @@ def _become_worker(descriptor: int, order: dict[str, Any]) -> None:
         seccomp.install(bytes.fromhex(order["filter"]))
     set_limits(order["limits"])
     if is_first:
-        # The first process of a namespace ignores signals from inside the namespace that it does not handle.
+        # Process 1 of a namespace ignores signals that it does not handle, if they come from inside.
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         os.closerange(0, 1024)  # so that the socket closes when the worker ends
         os.wait()

@@ -1,4 +1,4 @@
-"""`grade` and `grade_many`: they take notebooks and return reports."""
+"""Grade one notebook (`grade`) or several (`grade_many`), and return a report of each."""
 
 from __future__ import annotations
 
@@ -205,7 +205,7 @@ def _bounded(run: Callable[..., None], session: Session) -> Callable[..., None]:
         try:
             with reading(READING_S * session.allowance.patience):
                 run(subject, rng)
-        except UnreadableAnswer:  # the check may have stopped in the middle of a worker's call
+        except UnreadableAnswer:  # a worker's call may not have ended, so its worker is lost
             session.discard_all()
             raise
 

@@ -1,7 +1,8 @@
 """The first program in the sandbox: gives up privileges, sets limits, then becomes the worker.
 
-It is run by its path with `python -I -S`, so that nothing is imported before the privileges are gone. The
-exec afterwards is needed because a process that changed its uid may not read its own files in /proc.
+This file is run by its path with `python -I -S`, so that nothing is imported before the privileges are gone.
+Then it replaces itself by the worker with exec, because a process that changed its uid may not read its own
+files in /proc.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""From a notebook's code cells to the functions to be graded, without running the rest of the notebook.
+"""Load the functions to be graded from a notebook's code cells, without running the rest of the notebook.
 
-This runs in the worker, because even parsing a submission might crash the process.
+The loader runs in the worker, because even parsing a submission might crash the process.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ def _ended_after(seconds: float) -> Iterator[None]:
 
 def _fresh_namespace() -> dict[str, Any]:
     module = ModuleType(NAME)
-    sys.modules[NAME] = module  # dataclasses and pickle look the module up there
+    sys.modules[NAME] = module  # dataclasses and pickle look the module up in sys.modules
     more = {"display": commands.display, "get_ipython": commands.get_ipython}
     module.__dict__["__builtins__"] = {**vars(builtins), **more}  # where IPython puts them
     return module.__dict__

@@ -61,7 +61,7 @@ def mount_own(scratch_bytes: int) -> None:
         os.close(descriptor)
     _mount("proc", "/proc", "proc", _READ_ONLY | _NO_SETUID | _NO_DEVICES | _NO_PROGRAMS)
     _mount("tmpfs", "/dev/pts", "tmpfs", _READ_ONLY | _NO_SETUID | _NO_DEVICES | _NO_PROGRAMS, "size=4096")
-    os.chdir(SCRATCH)  # until now this was the shared folder below the new mount
+    os.chdir(SCRATCH)  # the old working directory is the shared folder below the new mount
 
 
 def _outermost_below(folder: str) -> list[str]:

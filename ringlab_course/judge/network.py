@@ -1,20 +1,20 @@
 """The judge as the network between ranks: it routes every message, so it knows what was sent.
 
-Each rank is a separate worker that holds only its shard. The exchanges in the trace were seen here, not
-reported: who exchanged with whom, how many bytes, how often, and in which order a rank posted and waited.
-Computations are reported by the worker, but the judge reads their processor time. If that is only a tiny part
-of a longer run, they are left out of the trace. Values prove that the work was done.
+Each rank is a separate worker that has only its shard. The judge itself saw the exchanges in the trace: who
+exchanged with whom, how many bytes, how often, and in which order a rank posted and waited. Computations are
+reported by the worker, but the judge reads their processor time. If this time is only a tiny part of a longer
+run, the computations are left out of the trace. Right values prove that the work was done.
 
 Times are those of a virtual clock per rank, the same as in the virtual cluster: a computation takes a second,
 and a message takes half a second from the moment when both of its ends are posted. So times depend only on
-the order of a rank's frames, and a program gives the same times here as in a notebook.
+the order of a rank's frames, and a program has the same times in the judge as in a notebook.
 
 The network may have faults (`Faults`): slow links, a slow rank, ranks that continue in random order, a rank
-that dies, a message that does not come in time. They are simulated here, except for exchanges that are posted
-late. Those are left to the worker, because only the worker can read a tensor at the last moment.
+that dies, a message that does not come in time. The judge simulates them, except for exchanges that are posted
+late. The worker simulates late posts, because only the worker can read a tensor at the last moment.
 
-A rank that reads its clock learns when others computed and sent, which is as much information as a number. So
-if this happens after a message that is shorter than a number, a number counts as sent data.
+A rank that reads its clock learns when others computed and sent, which may tell it as much as a number would.
+So if a rank reads its clock after receiving a message shorter than a number, a whole number is counted as sent.
 """
 
 from __future__ import annotations
@@ -244,11 +244,11 @@ class Network:
     def _read(self, aborting: bool = False) -> None:
         """Wait for bytes from the ranks whose call has not ended, and process all complete frames."""
         owing = [r for r in self.ranks if not self.idle(r.rank)]
-        # frames remain if an error occurred while one rank's frames were processed
+        # Frames are left over if an error interrupted the processing of a rank's frames.
         left_over = any(r.worker.frames for r in owing)
         waiting = 0.0 if left_over else self.deadline.left()
         readable, _, _ = select.select([r.worker.socket for r in owing], [], [], waiting)
-        if self.deadline.over:  # checked even if bytes arrived, as a rank may send without end
+        if self.deadline.over:  # even if bytes arrived, because a rank may send forever
             late = [str(r.rank) for r in owing if not r.waiting] or [str(r.rank) for r in owing]
             raise Overdue("a program that ends in time", f"rank {', '.join(late)} still running")
         for rank in owing:
@@ -332,7 +332,7 @@ class Network:
 
     def _post(self, rank: _Rank, frame: Frame, aborting: bool) -> None:
         work = read_exchange(frame, rank.rank, len(self.ranks), len(rank.works), rank.time)
-        if aborting:  # nobody receives this exchange; the rank learns so when it waits
+        if aborting:  # nobody receives this; the rank gets an error when it waits
             work.open_ends.clear()
             rank.works.append(work)
             rank.unwaited[work.index] = work
@@ -419,7 +419,7 @@ class Network:
         trace = Trace(len(self.ranks))
         for rank in self.ranks:
             for work in rank.works:
-                # without this prefix, meters would leave it out
+                # Meters leave out messages whose tags begin with CONTROL. The prefix makes them count this one.
                 if work.data_as_control and work.tag.startswith(CONTROL):
                     work.tag = "data as " + work.tag
             believed = rank.computed < LONG_S or rank.inside >= LEAST * rank.computed

@@ -1,4 +1,4 @@
-"""Whether the sandbox works on this machine, and what to do if it does not."""
+"""Test whether the sandbox works on this machine, and say what to do if it does not."""
 
 from __future__ import annotations
 

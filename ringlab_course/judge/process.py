@@ -1,4 +1,4 @@
-"""One worker as the judge sees it: a socket, a deadline after which it is killed, and a peak of memory."""
+"""One worker as the judge sees it: a socket, a deadline after which it is killed, and its peak of memory."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from ringlab_course.judge.spawn import Forked, Sandboxed, Start, Unprotected
 
 LOOK_S, LOOKS = 0.2, 5
 TIDYING_S = 0.05  # CPU seconds that may be used to free the arrays of a call
-ROOM = 1 << 20  # bytes that a worker may need to receive arguments or send an answer, besides one copy
-OBJECTS = 64  # the most bytes of Python objects that a byte of a frame's header can become
+ROOM = 1 << 20  # bytes that sending arguments or an answer may need in addition to one copy of them
+OBJECTS = 64  # one byte of a frame's header becomes at most this many bytes of Python objects
 GRACE_S = 1.0  # seconds for the rest of an answer that had begun to arrive at its deadline
 START_SECONDS = 60.0  # importing torch takes 2 s of CPU, and the machine may be busy
 FORK_TRIES = 3
@@ -97,7 +97,7 @@ class WorkerProcess:
         self.reader = FrameReader()
         self.frames: list[Frame] = []
         self.pid = self._init = 0
-        # numbers of tasks before the code is loaded, and when last found idle
+        # The number of tasks before the code was loaded, and the number when the worker was last found idle.
         self.settled = self._quiet = 0
         self._start: Start | None = self._started()
 
@@ -166,9 +166,9 @@ class WorkerProcess:
             ) from error
         if frame.kind != "hello":
             raise SandboxError("a greeting from the worker", f"a frame {frame.kind!r}")
-        # No student code has run yet, so what is found here can be trusted.
+        # No learner's code has run yet, so the list of processes can be trusted.
         found = children(self._init)
-        if self.unsafe and not found:  # without /proc there is no supervisor
+        if self.unsafe and not found:  # without /proc the worker has no parent
             found = [self._init]
         if len(found) != 1:
             raise SandboxError("one worker in the sandbox", f"{len(found)} processes")
@@ -187,7 +187,7 @@ class WorkerProcess:
             for part in parts:
                 view = memoryview(part)
                 while view:
-                    # also reached if the worker reads only a byte now and then
+                    # The deadline also ends a send to a worker that reads only a byte now and then.
                     if not (left := deadline.left()):
                         raise TimeoutError
                     self.socket.settimeout(left)

@@ -1,4 +1,4 @@
-"""Processes seen from outside, through /proc: their descendants and memory, and how to end them all.
+"""Processes seen from outside, through /proc: read their descendants and memory, and end them all.
 
 A process chooses its own name, which appears in these files. It may contain any bytes, even a carriage
 return, which Python's text files would read as the end of a line. So the files are read as bytes, and only

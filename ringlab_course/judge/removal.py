@@ -1,10 +1,10 @@
 """Makes forbidden modules and functions unreachable in a worker.
 
-ringlab's answers and packages about attention are not on the worker's disk. Importing one gives a stand-in
-that raises an explanation when it is used. The import alone is allowed, because notebooks compare themselves
-with ringlab. The files of PyTorch and JAX are there, because they are needed, but their attention functions
-raise. This tells honest learners early. It does not stop anybody who wants to cheat, because code can be
-pasted.
+ringlab's answers and packages about attention are not on the worker's disk. Importing one of them gives a
+stand-in, which raises an error with an explanation when it is used. The import alone is allowed, because
+notebooks compare their results with ringlab's. PyTorch and JAX are on the disk, because they are needed, but
+their attention functions raise errors. So honest learners get an early message. A cheat is not stopped,
+because anybody can paste code.
 """
 
 from __future__ import annotations
@@ -170,7 +170,7 @@ class Refusing:
 
     def __call__(self, *arguments: Any, **keywords: Any) -> Refusing:
         home, _, own = self._called.rpartition(".")
-        if own[:1].isupper() and not self.name:  # creating an object does not use it yet
+        if own[:1].isupper() and not self.name:  # a class is called: its object may be created but not used
             return Refusing(self._called, home.rpartition(".")[2])
         return self._refuse()
 
@@ -218,7 +218,7 @@ class _Finder:
         if folder.is_dir():
             spec.submodule_search_locations = [str(folder)]
         elif name.partition(".")[0] not in PACKAGES:
-            # all parts of a package that may not be installed here are absent
+            # if a package is not installed, every part of it counts as absent
             spec.submodule_search_locations = []
         return spec
 

@@ -100,7 +100,8 @@ def command(
         *_outside(() if uid is None else ("CAP_SETUID", "CAP_SETGID")),
         *("--info-fd", str(info_fd)),
         *(() if seccomp_fd is None else ("--seccomp", str(seccomp_fd))),
-        # Without root, bubblewrap's own process has the worker's uid, so that its files and memory could be read.
+        # /proc/1 is hidden: without root, bubblewrap's own process has the worker's uid, so that the worker
+        # could read its files and memory.
         *("--proc", "/proc", "--perms", "0555", "--tmpfs", "/proc/1", "--remount-ro", "/proc/1"),
         *("--remount-ro", "/proc"),  # otherwise a worker could reset its own peak of memory
         *_files(hidden, rewritten, scratch),
@@ -131,7 +132,7 @@ def server_command(
 def _outside(rights: Iterable[str]) -> list[str]:
     bwrap, _ = find_bwrap()
     shared = ["--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try"]
-    # Root gets no user namespace, because there it would keep root's uid outside, which has no task limit.
+    # Root gets no user namespace: outside, the workers in it would have root's uid, which has no task limit.
     user = [] if os.getuid() == 0 else ["--unshare-user", "--uid", "65534", "--gid", "65534"]
     kept = [word for right in rights for word in ("--cap-add", right)]
     return [
@@ -143,7 +144,7 @@ def _files(hidden: tuple[str, ...], rewritten: Mapping[str, int], scratch_bytes:
     size = [] if scratch_bytes is None else ["--size", str(scratch_bytes)]
     return [
         *("--dev", "/dev", "--remount-ro", "/dev"),
-        # before the binds, as a virtual environment may be below /tmp
+        # /tmp comes before the binds, because a virtual environment may be below /tmp.
         *("--perms", "1777", *size, "--tmpfs", "/tmp"),
         *_binds(hidden, rewritten),
     ]

@@ -3,8 +3,9 @@
 Threads are allowed but processes are not. So there are no fork bombs and no orphans, and a memory limit for
 one process limits the worker. Only Unix sockets are allowed, because some families (vsock) ignore namespaces.
 Workers read the same system files, so every call that shows who else uses a file is forbidden (locks, leases,
-watches, cached pages, waking a waiting thread): ranks could communicate by it without the judge. Memory that
-belongs to no process (memfd, System V, long pipes) is forbidden as well, because no peak would show it.
+watches, cached pages, waking a waiting thread), because ranks could use such a call to communicate past the
+judge. Memory that belongs to no process (memfd, System V, long pipes) is forbidden as well, because no
+measured peak would include it.
 The filter is a classic BPF program. Source: Linux, Documentation/userspace-api/seccomp_filter.rst.
 """
 
@@ -63,7 +64,7 @@ _WAITING = {"FUTEX_WAIT": 0, "FUTEX_WAIT_BITSET": 9}
 """The futex operations allowed on a shared futex: waiting, for example for a thread's end."""
 _FUTEX_REALTIME = 0x100
 _IOCTL = {"x86_64": 16, "aarch64": 29}
-_INTO_TERMINALS = {"TIOCSTI": 0x5412, "TIOCLINUX": 0x541C}  # would type into a terminal on behalf of its user
+_INTO_TERMINALS = {"TIOCSTI": 0x5412, "TIOCLINUX": 0x541C}  # these requests type into a terminal
 _CLONE3 = 435  # its flags are behind a pointer, so they cannot be checked; the C library falls back to clone
 
 

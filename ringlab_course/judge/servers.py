@@ -1,6 +1,6 @@
-"""The fork servers of this process.
+"""The fork servers that this process has started.
 
-Each is started when it is first needed, and kept for later submissions.
+A server is started when a worker first needs it, and kept for later submissions.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class _Servers:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._kept: dict[tuple[str, OffLimits | None], ForkServer] = {}
-        # the pool's thread lives as long as this process, as the servers need
+        # Servers end with the thread that started them, and this pool's thread lives as long as the process.
         self._starter = ThreadPoolExecutor(1)
         atexit.register(self._end)
 

@@ -89,7 +89,7 @@ class Session:
         self._loaded: list[WorkerProcess] = []
         self._parts: dict[
             WorkerProcess, tuple[str, ...]
-        ] = {}  # for workers that have loaded only part of the code, that part
+        ] = {}  # the loaded part, for each worker that has loaded only part of the code
         self._texts: dict[str, str] | None = None
 
     def __enter__(self) -> Session:
@@ -415,7 +415,7 @@ class SandboxedSubject:
         peak = growth.bytes()
         say("deliver")
         result = hear("result")
-        # measured again, as `done` is only the worker's claim
+        # measured again, because a worker may send `done` too early
         peak = max(peak, growth.with_answer(result.nbytes))
         say("return")
         self._expect_unchanged(hear("returned"), args, kwargs)

@@ -1,7 +1,7 @@
-"""Three ways to start a worker: forked by a server that has all imports, in its own sandbox, or in none.
+"""Three ways to start a worker: forked by a server that has all imports, in its own sandbox, or unprotected.
 
-Each holds the judge's end of the worker's socket, knows the first process around the worker, and can end
-both.
+Each is a class with the judge's end of the worker's socket, which knows the first process around the worker and
+can end that process and the worker.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class _Launched:
     """A child process that becomes or starts the worker. Its standard error is a pipe to the judge."""
 
     def __init__(self, kind: socket.SocketKind = socket.SOCK_STREAM) -> None:
-        # Not a file, because without root a worker can open the files that bubblewrap has open.
+        # A pipe and not a file, because without root a worker can open the files that bubblewrap has open.
         self._complaints, self._complain = os.pipe()
         os.set_blocking(self._complaints, False)
         self.socket, self._theirs = socket.socketpair(socket.AF_UNIX, kind)
@@ -174,7 +174,7 @@ class Sandboxed(_Launched):
         self.first(None)
         self.end_at_once()
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(END_S)  # bubblewrap ends by itself after its namespace has ended
+            self._process.wait(END_S)  # bubblewrap ends when its namespace has ended
         os.close(self._info)
         super().end()
 
@@ -222,7 +222,7 @@ class ForkServer(_Launched):
             return False
         look = select.poll()
         look.register(self.socket, 0)
-        # the server's end of the socket closes before its process ends
+        # the server closes its end of the socket before its process ends
         return not look.poll(0) and self._process.poll() is None
 
     def namespaces(self) -> dict[str, str]:
@@ -239,7 +239,7 @@ class ForkServer(_Launched):
         uid = next_uid()
         order = {"uid": uid, "limits": limits, "scratch": bounds.scratch_bytes}
         text = json.dumps({**order, "filter": None if program is None else program.hex()})
-        # discards messages about earlier workers that were ended while they started
+        # Read and discard messages about earlier workers that were ended while they started.
         last_line(self._complaints)
         self.socket.settimeout(ORDER_S)
         with theirs, contextlib.suppress(OSError):
@@ -282,7 +282,7 @@ class Forked:
         if self.filtered:
             wanted["Seccomp"] = "2"
             if "Seccomp_filters" in said:
-                # this process's own filters, the one of forbid_programs, and the worker's filter
+                # The worker inherits this process's filters, and adds that of forbid_programs and its own.
                 wanted["Seccomp_filters"] = str(2 + filters_of("self"))
         wrong = [
             f"{name} is {said.get(name)}, not {value}"
@@ -306,7 +306,7 @@ class Forked:
     def end(self) -> None:
         self.first(None)
         self.end_at_once()
-        self.socket.close()  # a worker that is not started yet then ends before it serves
+        self.socket.close()  # a worker that is still starting then ends at once
         self.server.workers -= 1
         if self._pidfd is not None:
             select.select([self._pidfd], [], [], END_S)

@@ -1,4 +1,4 @@
-"""Reading a submitted notebook as data: any file gives either cells or a reason."""
+"""Read a submitted notebook as data. Any file gives either cells or the reason why it is refused."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def _read(path: Path) -> bytes:
 
 
 def _parse(data: bytes) -> Any:
-    # Brackets and commas inside of text also count, because notebooks have far fewer of both.
+    # Brackets and commas inside of text are counted too. Honest notebooks have far fewer than the limits.
     if data.count(b"[") + data.count(b"{") > CONTAINERS or data.count(b",") > VALUES:
         raise _unreadable("a file of too many small parts", "clear the outputs before handing in")
     try:

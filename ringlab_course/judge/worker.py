@@ -2,12 +2,12 @@
 
 It never sees results of checks.
 The submission's code may rewrite everything in this process. So the judge itself compares values, and
-measures memory, time and traffic. It requests the arguments after the call and looks for changes. A hostile
-submission can still lie about what is read here: which exception was raised, which places a kernel accessed,
-the outcome of a program in JAX, and an answer's gradient.
+measures memory, time and traffic. After the call it requests the arguments and looks for changes in them. A
+hostile submission can still lie about four things that the worker reports: which exception was raised, which
+places a kernel accessed, the outcome of a program in JAX, and an answer's gradient.
 Frames from the judge: `read`, `load`, `call`, `ring`, `arguments`, `go`, `deliver`, `return`, `received`,
-`lost`, `begun`, `ended`, `time`, `abort`. Frames to it: `hello`, `sources`, `loaded`, `listening`, `ready`,
-`done`, `result`, `returned`, `error`, `exchange`, `wait`, `begin`, `end`, `now`.
+`lost`, `begun`, `ended`, `time`, `abort`. Frames to the judge: `hello`, `sources`, `loaded`, `listening`,
+`ready`, `done`, `result`, `returned`, `error`, `exchange`, `wait`, `begin`, `end`, `now`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from ringlab_course.judge.channel import Abort, Channel
 from ringlab_course.judge.records import written_down
 from ringlab_course.judge.seccomp import forbid_programs
 
-TEXT = 4000  # the most characters of an exception that are sent
+TEXT = 4000  # an exception's text is cut to this many characters
 
 
 def main() -> None:
@@ -61,14 +61,14 @@ def serve(descriptor: int) -> None:
     if "RINGLAB_WORKER" not in os.environ:  # RINGLAB_WORKER is set if there is no sandbox
         forbid_programs()
     nothing = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nothing, 2)  # until here, standard error goes to the judge
+    os.dup2(nothing, 2)  # so far, the judge has read standard error
     os.close(nothing)
     channel.send("hello")
     namespace: dict[str, Any] = {}
     while True:
         frame = channel.receive()
         channel.call = frame.fields.get("call", 0)
-        if frame.kind == "read":  # nothing has run yet, so the judge can trust the answer
+        if frame.kind == "read":  # before any of the learner's code runs, so the judge can trust the answer
             from ringlab_course.judge.loader import sources
 
             channel.send("sources", sources(frame.value, frame.fields["functions"]))
@@ -103,7 +103,7 @@ def _answer(channel: Channel, frame: Frame, namespace: dict[str, Any]) -> None:
                 answer = with_gradient(function)(*arguments, **keywords)
             else:
                 answer = function(*arguments, **keywords)
-        if channel.misuse is not None:  # an error in a thread was lost there
+        if channel.misuse is not None:  # the error was lost in a thread of the program
             raise channel.misuse
         channel.send("done")
         channel.expect("deliver")

@@ -1,4 +1,4 @@
-"""Exercise 07, the causal imbalance: work per step, tiles of two runs, a ring on any layout, waiting times."""
+"""Exercise 07, the causal imbalance: work per step, tiles of two runs, a ring on any layout, a makespan."""
 
 from __future__ import annotations
 

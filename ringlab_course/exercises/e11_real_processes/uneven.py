@@ -1,4 +1,4 @@
-"""Checks of 11.uneven: a double-buffered ring over shards whose lengths the other ranks do not know beforehand.
+"""Checks of 11.uneven: a double-buffered ring over shards whose lengths other ranks do not know in advance.
 
 The checks recognise messages with K and V by their four axes. Messages about lengths have fewer.
 """

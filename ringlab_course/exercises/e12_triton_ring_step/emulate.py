@@ -1,4 +1,4 @@
-"""Exercise 12's ring step in float64, correct or with named mistakes. Kernel programs run one after another."""
+"""Exercise 12's ring step in float64, correct or with named mistakes. Programs run one after another."""
 
 from __future__ import annotations
 

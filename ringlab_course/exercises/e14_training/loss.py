@@ -99,7 +99,7 @@ def _results(subject: Any, given: Problem) -> list[Any]:
     except Crashed as crash:
         if 0 in given.counts and re.search(r"DeadlockError|UnreceivedError|PeerDiedError", crash.message):
             sound = problem(np.random.default_rng(0), ((2, 1), (2, 2)))
-            # Here every rank has a token that counts. If the answer crashes here too, the crash has another cause.
+            # In `sound` every rank has tokens that count. A crash on `sound` has another cause.
             subject.run_ring(2, sound.logits, sound.labels, gradient=True)
             raise STAGE.misconception("leaves_early").failure(
                 f"{given.text}\n{crash.counterexample}"

@@ -1,4 +1,4 @@
-"""Checks of 14.step: gradient descent on a sequence divided among ranks, compared with one float64 process."""
+"""Checks of 14.step: gradient descent on a sequence divided among ranks, against one process in float64."""
 
 from __future__ import annotations
 

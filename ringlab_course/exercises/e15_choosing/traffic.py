@@ -1,4 +1,4 @@
-"""Checks of 15.traffic: the bytes that a rank sends under each schedule; None means an impossible schedule."""
+"""Checks of 15.traffic: the bytes that a rank sends under each schedule, None for an impossible schedule."""
 
 from __future__ import annotations
 

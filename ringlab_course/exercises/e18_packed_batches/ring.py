@@ -1,4 +1,4 @@
-"""Checks of 18.ring: a ring over packed documents that computes a block only if one of its queries sees it."""
+"""Checks of 18.ring: a ring over packed documents that computes a block only if one of the rows sees it."""
 
 from __future__ import annotations
 

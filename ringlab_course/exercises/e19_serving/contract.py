@@ -1,4 +1,4 @@
-"""Exercise 19, serving: pages on ranks, merged partials, decode, prefill of a chunk, which tensors to send."""
+"""Exercise 19, serving: pages on ranks, merged partials, decode, prefill of a chunk, bytes sent."""
 
 from __future__ import annotations
 

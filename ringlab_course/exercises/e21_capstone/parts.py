@@ -1,4 +1,4 @@
-"""Checks of 21.owned, 21.block and 21.merge: each rank's tokens, one block, and a merge of partial results."""
+"""Checks of 21.owned, 21.block and 21.merge: each rank's tokens, one block, and a merge of two results."""
 
 from __future__ import annotations
 
