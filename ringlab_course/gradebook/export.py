@@ -1,4 +1,4 @@
-"""Export grades for other programs, as JSON or as CSV. A spreadsheet reads no cell of the CSV as a formula."""
+"""Export grades for other programs, as JSON or as CSV. Spreadsheets read no cell of the CSV as a formula."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """A learner's page: the learner's own entries, with everything that helps, and nothing about other learners.
 
-The page never contains a probe of a hidden check or the seed that draws probes: `EntryView` has no field for a
-seed, and the counterexample of a hidden check is left out.
+The page never contains a probe of a hidden check or the seed that draws probes: `EntryView` has no field for
+a seed, and the counterexample of a hidden check is left out.
 """
 
 from __future__ import annotations

@@ -191,7 +191,8 @@ class Gradebook:
         found = [(row[0], kind(row[1]), row[2] or "") for row in rows]
         result = digest, kind(contract)
         same = [when for *key, when in found if tuple(key) == result]
-        # If a learner hands in a notebook, then another one, then the first again, the last is a new submission.
+        # Suppose the learner has handed in this notebook and another one. If this notebook now comes after
+        # the other, it is a new submission. If it came before the other, it is not new.
         return bool(same) and (found[0][:2] == result or max(*same, found[0][2]) >= (at or ""))
 
     def want(self, keys: Iterable[Key]) -> None:

@@ -5,8 +5,8 @@ counts the processor time of the workers, including all their threads and proces
 code is loaded. Starting and importing do not count. Sleeping does not count either, but each call has a
 deadline in wall time. Memory is measured from outside while the workers run.
 
-The time and memory in which the judge reads an answer are limited as well, because a legal answer may be small
-on the wire and still take forever to compare.
+The time and memory in which the judge reads an answer are limited as well, because a legal answer may be
+small on the wire and still take forever to compare.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@ The judge sees what a rank sends, when it waits, and what it receives. Only the 
 between two messages: `compute` waits for the judge when the computation begins and when it ends, so that the
 judge can read the processor time in between. The result of a computation shows in the values alone.
 
-Honest mistakes of a program raise errors with helpful messages in the worker, because the judge treats a frame
-in a wrong form as an attack.
+Honest mistakes of a program raise errors with helpful messages in the worker, because the judge treats a
+frame in a wrong form as an attack.
 """
 
 from __future__ import annotations

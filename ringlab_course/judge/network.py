@@ -10,11 +10,11 @@ and a message takes half a second from the moment when both of its ends are post
 the order of a rank's frames, and a program has the same times in the judge as in a notebook.
 
 The network may have faults (`Faults`): slow links, a slow rank, ranks that continue in random order, a rank
-that dies, a message that does not come in time. The judge simulates them, except for exchanges that are posted
-late. The worker simulates late posts, because only the worker can read a tensor at the last moment.
+that dies, a message that does not come in time. The judge simulates these faults, except for exchanges that
+are posted late: only the worker can read a tensor at the last moment, so the worker simulates them.
 
 A rank that reads its clock learns when others computed and sent, which may tell it as much as a number would.
-So if a rank reads its clock after receiving a message shorter than a number, a whole number is counted as sent.
+So if a rank reads its clock after a message that is shorter than a number, a number counts as sent data.
 """
 
 from __future__ import annotations
@@ -419,7 +419,7 @@ class Network:
         trace = Trace(len(self.ranks))
         for rank in self.ranks:
             for work in rank.works:
-                # Meters leave out messages whose tags begin with CONTROL. The prefix makes them count this one.
+                # Meters ignore messages whose tags begin with CONTROL. With the prefix they count this one.
                 if work.data_as_control and work.tag.startswith(CONTROL):
                     work.tag = "data as " + work.tag
             believed = rank.computed < LONG_S or rank.inside >= LEAST * rank.computed

@@ -1,7 +1,7 @@
 """Three ways to start a worker: forked by a server that has all imports, in its own sandbox, or unprotected.
 
-Each is a class with the judge's end of the worker's socket, which knows the first process around the worker and
-can end that process and the worker.
+Each way is a class. An object has the judge's end of the worker's socket, knows the first process around the
+worker, and can end both processes.
 """
 
 from __future__ import annotations

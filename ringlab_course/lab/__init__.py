@@ -1,4 +1,4 @@
 """Labs that an instructor runs on several GPUs, or on gloo processes of one machine.
 
-Their subjects are bandwidth, scaling, and a contest.
+L1 measures bandwidth and overlap, L2 compares layouts and scaling, and L3 is a contest.
 """

@@ -1,9 +1,9 @@
 """Lab L1, bandwidth and overlap: how fast neighbours exchange, and how much of a hop hides behind a block.
 
-The lab alternates between three measurements: it computes a block of c queries against c keys, exchanges a
-K/V block of c tokens, and does both at once.
-hidden = (computing + exchanging − both) / the shorter of the two. It is 1 if the shorter one costs no extra
-time, 0 if both take as long as one after the other, and below 0 if they take even longer than that.
+The lab alternates between three measurements: the time of computing a block of c queries against c keys, the
+time of exchanging a K/V block of c tokens, and the time of doing both at once.
+hidden = (computing + exchanging − both) / min(computing, exchanging). It is 1 if the shorter of the two costs
+no extra time, 0 if both at once take as long as one after the other, and below 0 if they take even longer.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def cases(ring: Ring, settings: L1, device: torch.device) -> Iterator[dict[str, 
     try:
         latency_s, bytes_per_s = fit_link(links)
     except CostError as error:
-        # larger messages did not take longer, because they are too small or the rounds too few
+        # Larger messages did not take longer: the sizes are too small, or there were too few rounds.
         latency_s, bytes_per_s = 0.0, max(nbytes / seconds for nbytes, seconds in links.items())
         yield {"case": "link", "latency_s": latency_s, "bytes_per_s": bytes_per_s, "unfit": error.got}
     else:
@@ -104,9 +104,7 @@ def cases(ring: Ring, settings: L1, device: torch.device) -> Iterator[dict[str, 
     flops_per_s = 0.0
     for c in sorted(settings.tokens):
         case = _overlap(ring, settings, c, device)
-        flops_per_s = case[
-            "flops_per_s"
-        ]  # after the loop, the rate of the longest block, which long shards have
+        flops_per_s = case["flops_per_s"]  # the last value, the rate of the longest block, is used below
         yield case
     sizes = settings.sizes
     least = least_tokens_hidden(flops_per_s, bytes_per_s, sizes, latency_s=latency_s)

@@ -1,12 +1,13 @@
 """Lab L2, layouts and scaling: how close each layout comes to a perfect split, in strong and weak scaling.
 
-Strong scaling: the same sequence on more ranks. Weak scaling: the same tokens per rank. The sequence then
-grows with the ranks, and so does the work of each rank, because attention is quadratic.
+Strong scaling: the same sequence on more ranks. Weak scaling: more ranks with the same number of tokens per
+rank. In weak scaling the sequence grows with the number of ranks, and so does the work of each rank, because
+attention is quadratic.
 
-efficiency = the time of a perfect split / the ring's time. On GPUs, a perfect split of the same work takes
-1/P of the time of torch's own attention of the whole sequence on one GPU. On CPUs, where processes share the
-cores, it takes the time of torch's own attention with as many threads as there are processes, while the
-processes wait. This measurement and the ring alternate.
+efficiency = the time of a perfect split / the ring's time. On GPUs, the time of a perfect split is 1/P of the
+time in which one GPU computes torch's own attention of the whole sequence. On CPUs, where processes share the
+cores, it is the time of torch's own attention in one process with P threads, while the other processes wait.
+This measurement and the ring alternate.
 """
 
 from __future__ import annotations
@@ -108,7 +109,7 @@ def _measured(ring: Ring, settings: L2, p: int, S: int, device: torch.device) ->
     truth = Truth(part, [inputs], tokens)
     for passed in compete(part, [inputs], entrants, tokens, settings.rounds, beside, settings.seed):
         if not passed.times:
-            continue  # this pass has no times; its calls are checked again together with the timed ones
+            continue  # this pass is not timed; its calls are checked again with the timed ones
         errors, times = truth.errors(passed), passed.times
         if part.rank != 0:
             yield {}

@@ -1,9 +1,9 @@
-"""Lab L3, make it faster: an entrant beside ringlab on the same ranks; only correct entrants are ranked.
+"""Lab L3, make it faster: time an entrant's ring and ringlab's on the same ranks, and rank correct entrants.
 
 Each run has one entrant, so that an entrant that crashes or hangs does not spoil the results of others.
-score = ringlab's time / the entrant's time, median over rounds, for forward and backward. Above 1, the
-entrant is faster than ringlab. The result of every call is checked after its clock has stopped, and each call
-has other inputs. One wrong call makes the entrant wrong.
+score = ringlab's time / the entrant's time, the median over rounds, for forward and backward. A score above 1
+means that the entrant is faster than ringlab. Each call has different inputs, and its result is checked after
+the clock has stopped. One wrong result makes the entrant wrong.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ def _loaded(target: str) -> Target:
         raise LabError(f"an entrant {target}", f"{type(error).__name__}: {error}") from error
     try:
         takes = inspect.signature(found.function).parameters.values()
-    except (TypeError, ValueError):  # a function written in C, whose signature is unknown
+    except (TypeError, ValueError):  # the signature of a function written in C is unknown
         return found
     if not any(each.kind is each.VAR_POSITIONAL for each in takes) and len(takes) < 3:
         raise LabError(f"an entrant {target} that takes q, k and v", f"{len(takes)} parameters")

@@ -1,4 +1,4 @@
-"""The conditions for measuring: every rank checks them, and every rank gets the findings of all ranks.
+"""The conditions for a measurement. Every rank checks them, and every rank gets the findings of all ranks.
 
 All ranks draw the same conclusions from the same facts, so a lab begins on all of them or on none.
 """
@@ -148,7 +148,7 @@ def _enough_memory(everyone: list[dict[str, Any]], needed_bytes: int, shared: bo
     """
     by_memory: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for each in everyone:
-        # two ranks on one GPU are reported by another finding
+        # If two ranks share a GPU, another finding reports this.
         of_gpu = each["id"] if shared else f"of rank {each['rank']}"
         by_memory[of_gpu if each["kind"] == "cuda" else each["host"]].append(each)
 

@@ -1,8 +1,8 @@
 """Result files of labs on one page: plots, tables, and a leaderboard that ranks only correct entrants.
 
-Entrants are compared with ringlab only within a run, so machines may differ. Each group of runs on one
-machine with the same work has its own leaderboard. The files may come from anybody, so their text is shown
-and never run.
+An entrant is compared with ringlab within one run, so the files may come from different machines. Runs with
+the same work on the same machine have a leaderboard of their own. Files may come from anybody, so their text
+is shown and never run.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ def report(
         try:
             runs[path] = _run(found, f"run{number}")
             leaderboard({path: found})
-        except Exception as error:  # the file may come from anybody; if it fails, the others are still shown
+        except Exception as error:  # whatever is wrong with a file, the other files are still shown
             runs.pop(path, None)
             left_out[path] = f"cases of {found['lab']}: {type(error).__name__}: {error}"
     if not runs:

@@ -1,4 +1,4 @@
-"""Starting a lab on the ranks that torchrun started or, without torchrun, on gloo processes of this machine."""
+"""Start a lab on the ranks that torchrun started or, without torchrun, on gloo processes of this machine."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ def _on_all(program: Callable[..., Any], start: Start, *args: Any, witness: Witn
             timeout=start.timeout, message_timeout=start.message, transport=start.transport, threads=1, memory=False,
         )  # fmt: skip
     except RankFailedError as error:
-        if isinstance(error.__cause__, LabError):  # the same error on all ranks, with a remedy
+        if isinstance(error.__cause__, LabError):  # all ranks raised this error, which has a remedy
             raise error.__cause__ from None
         raise
     return outcome.results[0]

@@ -1,9 +1,9 @@
 """The witness of a rank under torchrun: it reports which rank failed first and how, and all ranks' stacks.
 
 A rank that is killed or stuck cannot report anything itself. So each rank has a thread that watches the
-processes of the ranks on its machine, and sends its rank's stack when another rank asks for all stacks. If
-the rank is stuck in a call that no signal interrupts, the thread writes the report instead and ends the
-process.
+processes of all ranks on its machine, and sends the stack of its own rank when another rank requests all
+stacks. If its own rank is stuck in a call that no signal interrupts, the thread itself writes the report and
+ends the process.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from ringlab.comm.ring import Ring
 
 SIGNALLED = "a signal to end, while no rank had failed: the job was cancelled, or its time was over"
 _TICK = 0.2  # seconds between two checks whether stacks were requested
-_SETTLE = 3.0  # seconds for a failure to reach the board
+_SETTLE = 3.0  # seconds until all ranks know of a failure
 _ANSWERS = 3.0  # seconds for the stacks of all ranks
 _PATIENCE = 5.0  # seconds for a rank to end by itself after a signal
 _LONGEST = 12_000  # characters of a stack
@@ -60,7 +60,7 @@ class Witness:
         self._store: dist.Store | None = None
         self._comm: DistributedComm | None = None
         self._hosts: dict[int, str] = {}
-        self._processes: dict[int, tuple[int, int]] = {}  # rank and pid of each process, by its descriptor
+        self._processes: dict[int, tuple[int, int]] = {}  # rank and pid of each watched process, by its pidfd
         self._stack, self._answered, self._ending, self._over = "", False, False, False
         self._signalled = 0.0
         self._awake, self._wake = os.pipe()
@@ -108,7 +108,8 @@ class Witness:
         assert isinstance(ring.comm, DistributedComm)
         self._comm, self.rank, self.world_size = ring.comm, ring.rank, ring.world_size
         self._store = _own_store()
-        # Another connection, because on the program's own the thread would wait whenever the program waits.
+        # The thread has its own connection. On the program's connection it would have to wait whenever the
+        # program waits.
         self.board = ring.comm.board = Board(self._store)
         self._say("who", json.dumps([socket.gethostname(), os.getpid()]))
         if self.file is not None:
@@ -256,7 +257,7 @@ def _stack_of(thread: int) -> str:
     The exception contains the frames that the thread has already left.
     """
     found: Any = sys._current_exceptions().get(thread)
-    error = found[1] if isinstance(found, tuple) else found  # a tuple before Python 3.12
+    error = found[1] if isinstance(found, tuple) else found  # before Python 3.12, a tuple
     stack = traceback.format_stack(sys._current_frames().get(thread))
     return "".join([*stack, *(traceback.format_exception(error) if error is not None else ())])
 

@@ -1,8 +1,8 @@
-"""Exercise 17's machinery: a JAX program for one device is run on a mesh of simulated devices.
+"""Exercise 17's machinery: it runs a JAX program for one device on a mesh of simulated devices.
 
-blocks   attention of one block, its backward, and the merge, which lesson 17 wrote and learners are given
+blocks   attention of one block, its backward, and the merge: lesson 17 writes them, exercise 17 provides them
 compiled the messages of a compiled program, read from its text
-examine  compile and run such a program, and return its values, its messages by type, and its memory use
+examine  compiles and runs a program, and returns its values, its messages by type, and its memory use
 
 Importing this package does not import JAX.
 """

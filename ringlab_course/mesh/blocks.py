@@ -1,7 +1,7 @@
 """One block in JAX, as in lesson 17: attention with lse, the merge, its identity, and one block's backward.
 
-Each function takes the arrays of one device, (B, H, L, D), and a mask (L, L) that is True where a query sees
-a key. Scores and state are float32 for every dtype of q, k and v.
+The arguments are the arrays of one device, (B, H, L, D), and a mask (L, L) that is True where a query sees a
+key. Scores and state are float32 for every dtype of q, k and v.
 """
 
 from __future__ import annotations

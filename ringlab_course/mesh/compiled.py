@@ -1,7 +1,8 @@
 """The messages of each device in a compiled program, read from XLA's text of the program. JAX is not needed.
 
-One computation calls others: a loop runs its body once per turn, and a branch runs only if its condition is
-true. So messages are counted from the entry computation down, each as often as its computation runs.
+XLA's text consists of computations that call each other: a loop runs its body once per turn, and a branch
+runs only if its condition is true. So counting begins at the entry computation, and each message is counted
+as often as its computation runs.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
-"""A one-device program compiled for a mesh of P simulated devices and run: its values, messages and memory.
+"""Compile a one-device program for a mesh of P simulated devices, run it, and measure messages and memory.
 
-In the judge this runs in the worker, beside the learner's code. The values can be trusted, because the judge
-compares them. The counts are only as honest as the submission, like the loads and stores of Triton kernels.
-A compiler for CPUs may widen the data that it sends, so types on the wire are read from the program before it
-is compiled. Only lax.scan records how often its loop turns; for lax.while_loop the compiler's number is used.
+In the judge this code runs in the worker, in the same process as the learner's code. The values can be
+trusted, because the judge compares them. The counts are only as honest as the submission, like the loads and
+stores of Triton kernels. A compiler for CPUs may widen the data that it sends, so the dtypes of messages are
+read from the program before it is compiled. Only lax.scan records how often its loop turns; for
+lax.while_loop the compiler's number is used.
 """
 
 from __future__ import annotations
@@ -76,7 +77,8 @@ def _walk(jaxpr: Any, times: int, found: Written) -> None:
             condition, body = Written(), Written()
             _walk(equation.params["cond_jaxpr"].jaxpr, 1, condition)
             _walk(equation.params["body_jaxpr"].jaxpr, 1, body)
-            # A condition runs once more often than its body, and an inner loop has its own number of turns.
+            # A condition runs once more than its body, and an inner loop has its own number of turns. So their
+            # messages cannot be counted with those of the body.
             found.unclear |= bool(condition.elements or body.loops or body.unclear)
             if body.elements:
                 found.loops.append((times, body.elements))
@@ -243,7 +245,7 @@ def _mesh(P: int) -> Any:
     import jax
     from jax.sharding import AxisType
 
-    # after JAX's first computation these settings are refused; the number of devices is checked below
+    # After JAX's first computation these settings are refused, so the number of devices is checked below.
     with contextlib.suppress(RuntimeError):
         jax.config.update("jax_platforms", "cpu")
         jax.config.update("jax_num_cpu_devices", DEVICES)

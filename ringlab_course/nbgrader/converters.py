@@ -1,8 +1,8 @@
 """The classes that replace nbgrader's own: they read submissions, have the judge grade them, and save scores.
 
-They never run a submission in nbgrader's process. This module alone imports nbgrader. `course.CONFIG` gives
-the names of its classes as text, so if they cannot be imported, nbgrader stops and does not execute what
-learners wrote.
+They never run a submission in nbgrader's process. This module alone imports nbgrader. The configuration
+`course.CONFIG` names these classes as text. If they cannot be imported, nbgrader stops, and learners' code is
+not executed.
 """
 
 from __future__ import annotations

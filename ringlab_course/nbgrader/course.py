@@ -1,4 +1,4 @@
-"""An nbgrader course folder: its configuration, and exercises as assignments in its source/."""
+"""Set up an nbgrader course folder: write its configuration, and the exercises as assignments in source/."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""A learner's submission as a notebook that nbgrader can read: the learner's code with metadata from ringlab.
+"""A learner's submission as a notebook that nbgrader can read: the learner's code with ringlab's metadata.
 
-nbgrader trusts a submission's metadata: a rewritten schema version stops the grading of a whole class, and a
-rewritten cell type or a second cell with the same id loses a score. nbgrader also shows Markdown unchanged in
-the instructor's browser. So only the text of a submission's cells is kept. A stage's result becomes the
-output of its graded cell: a number for nbgrader, and an explanation for people.
+nbgrader trusts the metadata in a submission. If a learner has changed the schema version, the grading of the
+whole class stops; if a cell's type was changed or an id occurs twice, a score is lost. nbgrader also shows
+Markdown unchanged in the instructor's browser. So only the text of a submission's cells is kept. A stage's
+result becomes the output of its graded cell: a number for nbgrader, and an explanation for people.
 """
 
 from __future__ import annotations

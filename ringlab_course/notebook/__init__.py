@@ -1,1 +1,1 @@
-"""The functions that lessons and exercises call, and the learner's own progress."""
+"""The functions that lessons and exercises call, and the file with the learner's own progress."""

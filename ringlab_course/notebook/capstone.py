@@ -1,6 +1,6 @@
-"""Functions that exercise 21 calls: the conformance suite on the learner's five functions, and a table.
+"""Functions that exercise 21 calls: run the conformance suite on the learner's functions, and show a table.
 
-The table compares the learner's reports with committed reports on known packages.
+The table compares the learner's reports with the reports on known packages that are part of the repository.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The functions that an exercise notebook calls: check, hint, progress. Their output is reproducible text."""
+"""The functions that an exercise calls: check, hint, progress. Each prints the same text on every run."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def check(stage_id: str, namespace: Mapping[str, Any] | None = None) -> None:
     Raises: CourseError if nbgrader itself runs the notebook to grade it, because a check that does not raise
     would get full marks.
     """
-    # nbgrader gives full marks to a cell that does not raise
+    # raise an error, because nbgrader gives full marks to a cell that raises none
     if os.environ.get("NBGRADER_EXECUTION") == "autograde":
         needed = "nbgrader's settings by which ringlab's judge does the grading"
         raise CourseError(needed, "nbgrader running the notebook itself", "ringlab nbgrader config")
@@ -90,7 +90,7 @@ def progress() -> None:
     for exercise_id in exercise_ids():
         try:
             exercise = load_exercise(exercise_id)
-        except Exception as error:  # one damaged exercise must not hide the others
+        except Exception as error:  # the other exercises are shown even if one is damaged
             rows.append((exercise_id, f"cannot be loaded: {type(error).__name__}", "–", "–", "–"))
             continue
         rows.append(_exercise_row(exercise, checks, hints, grades))

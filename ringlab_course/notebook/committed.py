@@ -1,4 +1,4 @@
-"""Diagnoses that a learner committed in the ward, kept in the progress file.
+"""Diagnoses that a learner has committed in exercise 16's clinic, stored in the progress file.
 
 A diagnosis is final once the patient's source has been opened.
 """

@@ -1,4 +1,4 @@
-"""Real text that every machine has: the source of the Python standard library, as bytes.
+"""A corpus of real text that every machine has: the source of the Python standard library, as bytes.
 
 The text differs a little between Python versions, so a notebook whose outputs are compared must not print
 anything that depends on its details. It may print shapes, counts, bytes, rounds, and errors rounded to a

@@ -1,4 +1,4 @@
-"""A guess that a learner commits before a run, and its comparison with the measured result."""
+"""Ask the learner for a guess before a run, store it, and compare it with the measured result."""
 
 from __future__ import annotations
 

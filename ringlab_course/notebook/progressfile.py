@@ -119,7 +119,7 @@ class ProgressFile:
         """Lock the file, so that only one notebook at a time reads, changes and writes it."""
         try:
             import fcntl
-        except ImportError:  # Windows has no fcntl: the last writer wins
+        except ImportError:  # without fcntl, as on Windows, the last writer wins
             yield
             return
         with open(self.path.with_name(self.path.name + ".lock"), "w") as lock:

@@ -1,6 +1,6 @@
 """The functions that learners call in exercise 16's clinic for faulty rings.
 
-They read the complaints about a ring, run examinations on it, submit a diagnosis, and show the ring's source.
+They show the complaint about a ring, examine the ring, commit a diagnosis, and show the ring's source.
 """
 
 from __future__ import annotations
