@@ -1,4 +1,4 @@
-"""The class page's content for one exercise: scores, failed checks, misconceptions, times, what is missing."""
+"""The class page's content for one exercise: scores, failing checks, misconceptions, times, missing work."""
 
 from __future__ import annotations
 

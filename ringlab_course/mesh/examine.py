@@ -77,8 +77,8 @@ def _walk(jaxpr: Any, times: int, found: Written) -> None:
             condition, body = Written(), Written()
             _walk(equation.params["cond_jaxpr"].jaxpr, 1, condition)
             _walk(equation.params["body_jaxpr"].jaxpr, 1, body)
-            # A condition runs once more than its body, and an inner loop has its own number of turns. So their
-            # messages cannot be counted with those of the body.
+            # A condition runs once more than its body, and an inner loop has its own number of turns. So
+            # their messages cannot be counted with those of the body.
             found.unclear |= bool(condition.elements or body.loops or body.unclear)
             if body.elements:
                 found.loops.append((times, body.elements))

@@ -1,6 +1,6 @@
-"""Functions that leave their work to ringlab, PyTorch or other packages, and similar honest functions.
+"""Functions that let ringlab, PyTorch or other packages do their work, and similar functions that are honest.
 
-`check()` and the judge must refuse the same functions.
+Tests use these functions to show that `check()` and the judge refuse the same ones.
 """
 
 from __future__ import annotations

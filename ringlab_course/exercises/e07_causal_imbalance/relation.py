@@ -252,7 +252,9 @@ def _expect_few(tiles: list[Bounds], pair: Pair) -> None:
 
 def _check_long(subject: Any, rng: np.random.Generator) -> None:
     """Probe the coverage of runs of two million tokens at random places and at the edges."""
-    _expect_no_mask(subject, rng)  # checked first, because an answer with masks would fill the memory below
+    _expect_no_mask(
+        subject, rng
+    )  # checked first, because an answer that makes masks would fill the memory in the runs below
     n = 2_000_003 + int(rng.integers(1000))
     for shift in (0, -1, -n, n - 2, int(rng.integers(2, n)), -int(rng.integers(2, n))):
         step = int(rng.integers(1, 9))

@@ -132,7 +132,9 @@ def _peak(subject: Any, layout: Layout, runs: Tuples) -> int:
 
 
 def _check_million(subject: Any, rng: np.random.Generator) -> None:
-    _expect_no_masks(subject, rng)  # checked first, because an answer with masks would fill the memory below
+    _expect_no_masks(
+        subject, rng
+    )  # checked first, because an answer that makes masks would fill the memory in the runs below
     for make in (layouts.contiguous, layouts.striped, layouts.zigzag):
         layout = make(MANY + int(rng.integers(1000)), 8)
         try:

@@ -103,7 +103,7 @@ def test_copies_are_right_and_wrong_by_turns_and_all_different() -> None:
 
 
 class Counted(Exception):
-    """Raised in place of an outcome, with the number of ranks that a check asked for."""
+    """Raised instead of running a ring, with the number of ranks that the check requested."""
 
 
 class Counting:
@@ -138,5 +138,5 @@ def test_real_submissions_are_watched_on_their_way() -> None:
     rounding = 2 * len(PHASES) * 0.0005 + 0.005
     assert 0 < 2 * sum(part["seconds_each"].values()) <= part["wall_s"] + rounding
     assert part["cpu_s_each"]["workers"] > 0
-    # Both numbers are rounded, which matters if a busy machine makes the rate small.
+    # Both numbers are rounded. If a busy machine makes the rate small, rounding is a large part of it.
     assert part["per_minute"] == pytest.approx(120 / part["wall_s"], rel=0.02, abs=0.06)

@@ -1,4 +1,4 @@
-"""`ringlab bench lessons` and `all` write their results, and replace nothing if a bench fails."""
+"""`ringlab bench lessons` and `bench all` write result files, and replace no file whose benchmark fails."""
 
 from __future__ import annotations
 

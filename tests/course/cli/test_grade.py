@@ -1,6 +1,6 @@
-"""`ringlab grade` for a class and `ringlab gradebook`, with a judge that needs no sandbox.
+"""`ringlab grade` for a class and `ringlab gradebook` work as documented, with a judge that needs no sandbox.
 
-The course's commands: one JSON object on stdout, exit statuses, and errors that help.
+The course's commands print one JSON object on stdout, and have the right exit statuses and helpful errors.
 """
 
 from __future__ import annotations

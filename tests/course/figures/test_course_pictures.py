@@ -1,4 +1,4 @@
-"""Pictures of lessons, losses, exchanges and packed rows show the data of the catalogue, the record or a loop."""
+"""Pictures of lessons, losses, exchanges and packed rows show the data that the tests expect."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_every_schedule_computes_a_quarter_and_needs_the_other_keys_of_its_heads
 
 def test_what_survives_is_what_a_loop_over_tokens_keeps():
     alphas, C = [0.5, 0.9, 0.8], 3
-    fractions, read = [1.0, *[0.0] * C], []  # fractions of the entering state and of each write
+    fractions, read = [1.0, *[0.0] * C], []  # what remains of the entering state, and of each write
     for token, alpha in enumerate(alphas):
         fractions = [alpha * each for each in fractions]
         fractions[token + 1] = 1.0

@@ -1,4 +1,4 @@
-"""The decision map's regions follow the cost model's seconds and bytes; its line is the ring's threshold."""
+"""The decision map's regions follow from the cost model, and its line is the threshold for hidden hops."""
 
 from __future__ import annotations
 
@@ -62,7 +62,10 @@ def seconds(asked: Question, c: int, B: float) -> dict[int, float]:
 
 
 def hybrid_seconds(asked: Question, c: int, B: float, U: int, block: float) -> float:
-    """Return the seconds that rows of U ranks expose: all-to-alls, and hops beside U times a ring's work."""
+    """Return the seconds that the hybrid with rows of U ranks exposes.
+
+    All-to-alls are exposed fully. A hop is exposed as far as it takes longer than U blocks of a ring.
+    """
     a, e = asked.sizes, element_bytes(asked.sizes.dtype)
     head, k = c * a.D * e / B, max(1, a.K // U)
     trades = (U - 1) * head * (2 * a.H // U + 2 * k) + 2 * asked.latency_s
@@ -70,7 +73,7 @@ def hybrid_seconds(asked: Question, c: int, B: float, U: int, block: float) -> f
 
 
 def in_memory(asked: Question, c: int, degrees: list[int]) -> list[int]:
-    """Return the degrees whose rows fit into memory, or all degrees if none does."""
+    """Return the degrees for which a rank's arrays fit into memory, or all degrees if they fit for none."""
     a, e = asked.sizes, element_bytes(asked.sizes.dtype)
     head = c * a.D * e
     held = {U: head * (2 * a.H + 2 * a.K + 2 * a.H + 4 * U * max(1, a.K // U)) for U in degrees}

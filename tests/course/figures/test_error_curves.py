@@ -71,7 +71,7 @@ def test_what_is_rounded_shows_as_the_lesson_says() -> None:
     assert max(one.errors["nothing"]) < 1.15 * min(one.errors["nothing"])
     assert one.growth("out") > 2 and one.growth("lse") > 2
     assert one.errors["lse"][-1] > one.errors["out"][-1] > 2 * one.errors["nothing"][-1]
-    for rounded in ROUNDED:  # a single block is merged with nothing, so there is no state to round yet
+    for rounded in ROUNDED:  # one block is never merged, so there is no state to round
         assert one.errors[rounded][0] == pytest.approx(one.errors["nothing"][0], rel=0.02)
 
 

@@ -28,7 +28,7 @@ SHAPES = {"q_ptr": (S, D), "k_ptr": (S, D), "out_ptr": (S, D)}
 
 @dataclass(frozen=True)
 class Access:
-    """One access to memory with the fields that the interpreter records."""
+    """A record of one memory access, with the same fields as `ringlab_course.checking.accesses.Access`."""
 
     program: tuple[int, int, int]
     kind: str
@@ -44,7 +44,7 @@ def tile(program: int, kind: str, argument: str, first: int, rows: int = BLOCK) 
 
 
 def causal() -> list[Access]:
-    """Return the accesses of two programs of a causal kernel, of which the second reads both tiles of K."""
+    """Return the accesses of a causal kernel with two programs. Only the second one reads both tiles of K."""
     return [
         tile(0, "load", "q_ptr", 0),
         tile(0, "load", "k_ptr", 0),

@@ -1,4 +1,4 @@
-"""Pictures of layouts: the owner of each token, the kind of each tile, and the work of each rank in each step."""
+"""Pictures of layouts show each token's owner, each tile's kind, and the work of each rank in each step."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SIZES = st.tuples(st.sampled_from(sorted(LAYOUTS)), st.integers(1, 40), st.integ
 
 
 def local_mask(layout: Layout) -> np.ndarray:
-    """Return the causal mask by positions, rank after rank in local order."""
+    """Return the causal mask with its rows and columns in the order of the ranks' local tokens."""
     order = np.concatenate([layout.positions(rank) for rank in range(layout.P)])
     return np.greater_equal.outer(order, order)
 
@@ -107,13 +107,13 @@ def test_the_strip_gives_every_token_to_its_owner(name) -> None:
 
 
 def cells(ax) -> dict[tuple[int, int], tuple[float, ...]]:
-    """Return the colour of every cell by (rank, column)."""
+    """Return the colour of every cell, with (rank, column) as the key."""
     boxes = [p for p in ax.patches if str(p.get_gid()).startswith("cell")]
     return {(int(p.get_y()), int(p.get_x())): p.get_facecolor()[:3] for p in boxes}
 
 
 def numbers(ax) -> dict[tuple[int, int], str]:
-    """Return the texts inside the axes by the (row, column) of their cell."""
+    """Return the texts inside the axes, with the (row, column) of their cell as the key."""
     return {(int(t.get_position()[1]), int(t.get_position()[0])): t.get_text() for t in ax.texts}
 
 

@@ -28,7 +28,7 @@ def test_the_ledger_counts_the_bytes_of_real_arrays(layer: Layer, S: int) -> Non
 
 def test_flops_are_two_products_of_multiply_adds() -> None:
     layer = Layer(heads=1, kv_heads=1, head_dim=4)
-    assert layer.flops(4) == 2 * (2 * 4 * 4 * 4)  # a worked example: 64 multiply-adds for each product
+    assert layer.flops(4) == 2 * (2 * 4 * 4 * 4)  # worked by hand: 64 multiply-adds in each product
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ SIZES = st.sampled_from(
 
 
 def bars(ax, kind: str) -> list[tuple[float, float]]:
-    """Return the (start, end) on the time axis of each bar of a kind."""
+    """Return the (start, end) times of all bars of a kind."""
     found = [bar for bar in ax.patches if bar.get_gid() == kind]
     return [(bar.get_x(), bar.get_x() + bar.get_width()) for bar in found]
 

@@ -56,7 +56,7 @@ MATRIX = KillMatrix(
 
 
 class Moved:
-    """A picture that each control must change into a state not seen before."""
+    """A picture and all states that it has shown, to test that each control leads to a new state."""
 
     def __init__(self, picture: Any) -> None:
         self.picture, self.seen = picture, [picture.value]

@@ -27,7 +27,7 @@ def attend(q, k, v):
 
 
 def plain_ring(ring, q, k, v, *, hops=None, posts=False, forwards=True):
-    """Run a ring, on request with a wrong number of hops, or without passing blocks on."""
+    """Run a ring. The caller may ask for a wrong number of hops, or for ranks that do not pass blocks on."""
     hops = ring.world_size - 1 if hops is None else hops
     own, state = (k, v), Partial.identity(q)
     for step in range(hops + 1):
@@ -101,7 +101,7 @@ def test_a_message_from_another_source_changes_who_holds_what() -> None:
     wrong = replaced(trace, trace.exchanges(2)[0], source=3)
     assert ring_view.frames(trace)[1].held == (3, 0, 1, 2)
     assert ring_view.frames(wrong)[1].held == (3, 0, None, 2)  # rank 3 never sent to rank 2
-    assert ring_view.frames(wrong)[2].held[2] == 1  # the first message of rank 1, one step late
+    assert ring_view.frames(wrong)[2].held[2] == 1  # the first message of rank 1 comes one step late
     assert ring_view.coverage(wrong)[2, 3] == 0
     assert "unknown" in ring_view.frames(wrong)[1].describe()
 

@@ -1,4 +1,4 @@
-"""The data behind the tile scan picture: tiles, their kinds and order, and the live set."""
+"""The data of the tile scan picture are right: the tiles, their kinds and order, and the arrays in memory."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_kinds_say_what_the_position_mask_says(size: tuple[int, int], causal: bo
                 for key in range(k_start, k_stop)
             }
             kind = picture.kinds[i][j]
-            if kind == "diagonal":  # a tile of one token consists of its diagonal only
+            if kind == "diagonal":  # the only score of a 1 × 1 tile is on its diagonal
                 assert causal and i == j and True in seen
             else:
                 assert seen == {kind == "full"}

@@ -1,11 +1,12 @@
-"""A program that kills a run at chosen moments, resumes it, and compares its book with an undisturbed one.
+"""A program that kills a grading run, resumes it, and compares the gradebook with that of an undisturbed run.
 
     python -m tests.course.gradebook.killing FOLDER MOMENTS SUBMISSIONS {grade,regrade} {Gradebook,a mutant} SEED
 
 MOMENTS is a number of random moments, "all", or "until": all moments up to the first that causes a fault. A
-moment is a number of lines that have run. The program is a process of its own because it forks. It prints as
-JSON the number of moments, the moments after which the resumed book differs from an undisturbed one
-(`wrong`), and those after which a result was missing although the run had reported it as done (`lost`).
+moment is the number of lines of Python that the run has executed. The program is a process of its own because
+it forks. It prints JSON: the number of moments, the moments after which the resumed gradebook differs from
+that of an undisturbed run (`wrong`), and the moments after which the gradebook lacked a result that the run
+had reported as done (`lost`).
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ BOOKS = {book.__name__: book for book in (Gradebook, NoTransaction, AllInOne, Ad
 
 
 class Countdown:
-    """A trace function that counts the lines of the store and the runner, and kills this process after `left`."""
+    """A trace function that counts executed lines of store and runner, and kills this process after `left`."""
 
     def __init__(self, left: int) -> None:
         self.left, self.lines = left, 0
@@ -106,7 +107,7 @@ def run(
 
 
 def content(path: Path) -> list[Any]:
-    """Return all that must be equal: the results in order, the ungraded submissions, and those still to grade."""
+    """Return what must be equal in two books: results in order, ungraded submissions, and those to regrade."""
     with Gradebook(path) as book:
         results = book._book.execute(
             "SELECT learner, exercise, path, digest, contract, seed, submitted_at, earned, maximum, report"
@@ -117,17 +118,17 @@ def content(path: Path) -> list[Any]:
 
 
 def killed(kind: type[Gradebook], path: Path, folder: Path, regrade: bool, left: int, told: Path) -> None:
-    """Run the grading in a child process, which kills itself after `left` lines."""
+    """Run the grading in a child process that kills itself when it has executed `left` lines."""
     child = os.fork()
     if child == 0:
         with contextlib.suppress(BaseException):
             run(kind, path, folder, regrade, Countdown(left), told)
-        os._exit(0)  # a mutant may end before the moment to be killed
+        os._exit(0)  # a mutant may execute fewer than `left` lines
     os.waitpid(child, 0)
 
 
 def done(path: Path) -> int:
-    """Return how many results and failures the book has."""
+    """Return the number of results and of failed attempts that the book contains."""
     with Gradebook(path) as book:
         return len(book._book.execute("SELECT id FROM results").fetchall()) + sum(
             e.tries for e in book.ungraded()
@@ -136,7 +137,7 @@ def done(path: Path) -> int:
 
 def main() -> None:
     """Kill and resume a run at each chosen moment, and print the faults as JSON."""
-    versions._sources = cache(versions._sources)  # nobody changes the course while this runs
+    versions._sources = cache(versions._sources)  # the course's files do not change during this program
     folder, moments, count, what, kind, seed = sys.argv[1:]
     work, regrade, book = Path(folder), what == "regrade", BOOKS[kind]
     handed_in, begun, undisturbed = work / "class", work / "begun", work / "undisturbed"
@@ -161,7 +162,7 @@ def main() -> None:
         if told.exists() and done(path) - before < told.stat().st_size:
             lost.append(moment)
         run(book, path, handed_in, False)
-        if content(path) != expected and regrade:  # the request was not recorded: repeat it
+        if content(path) != expected and regrade:  # killed before it recorded the regrade
             run(book, path, handed_in, True)
         if content(path) != expected:
             wrong.append(moment)

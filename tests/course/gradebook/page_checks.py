@@ -40,7 +40,7 @@ class Element:
 
 @dataclass
 class Page(HTMLParser):
-    """A parsed page: its elements in order, and all text a reader sees."""
+    """A parsed page: its elements in the order of the file, and all text that a reader sees."""
 
     source: str
     elements: list[Element] = field(default_factory=list)
@@ -77,7 +77,7 @@ class Page(HTMLParser):
             element.text += data
 
     def all(self, tag: str) -> list[Element]:
-        """Return the elements of this name."""
+        """Return all elements with this tag name."""
         return [element for element in self.elements if element.tag == tag]
 
 

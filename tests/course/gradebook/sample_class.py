@@ -19,7 +19,7 @@ HIDDEN = "THE PROBE OF A HIDDEN CHECK"
 
 @cache
 def graded(stem: str, exercise_id: str = "01") -> dict[str, Any]:
-    """Return the report of a submission, as from a judge that forgets to remove hidden counterexamples."""
+    """Return the report of a submission, with the hidden checks' counterexamples, which a judge removes."""
     exercise = load_exercise(exercise_id)
     space = namespace(submission(f"{exercise_id}/{stem}"))
     stages = tuple(_marked(run_in_process(stage, space, "all", seed=1)) for stage in exercise.stages)
@@ -39,7 +39,7 @@ def entry(learner: str, stem: str = "right_looped", exercise_id: str = "01", **f
 
 
 def a_class() -> list[Entry]:
-    """Return the entries of a class with one entry of every kind."""
+    """Return the entries of a class: on time, late, overridden, unreadable, and for two exercises."""
     late = {"late_s": 9000.0, "penalty": 2.5, "submitted_at": "2026-11-02T23:59:00+00:00"}
     reason = "the projector caught fire (grace, 2026-11-21T20:37:41.632594+00:00)"
     return [

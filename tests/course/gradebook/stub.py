@@ -1,4 +1,4 @@
-"""A judge without a sandbox that gives a notebook the points it asks for, and classes of such notebooks."""
+"""A judge without a sandbox, which gives each notebook the points written in it, and classes of notebooks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ POINTS = (2, 3, 5)
 
 
 def report(path: str, exercise: str = "05", earned: int = 10, seed: int = 0, reason: str = "") -> GradeReport:
-    """Return a report of three checks, of which the first ones hold, up to `earned` points."""
+    """Return a report of three checks. As many of the first checks pass as `earned` points allow."""
     checks = []
     for number, points in enumerate(POINTS):
         ok = sum(POINTS[: number + 1]) <= earned
@@ -32,7 +32,7 @@ def report(path: str, exercise: str = "05", earned: int = 10, seed: int = 0, rea
 def judge(
     path: Path, exercise: str | None, *, unsafe: bool = False, seed: int | None = None, patience: float = 1.0
 ) -> GradeReport:
-    """Return a report with the points that the first word of the file names, or fail as that word demands."""
+    """Return a report with the points that the file's first word gives, or fail if the word names a failure."""
     word = Path(path).read_text().split()[0]
     if word == "sandbox":
         raise SandboxError("a worker that starts", "none", "try again")

@@ -1,4 +1,4 @@
-"""A Dask cluster gives the same book as this machine, and reports missing parts before a run begins."""
+"""A Dask cluster gives the same gradebook as this machine. What workers lack is reported before a run begins."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def compared(book: Gradebook) -> list[tuple]:
 
 
 def zero_for_links(path: Path, exercise: str | None, **options: Any) -> GradeReport:
-    """Judge as the stub does, and give a link no points."""
+    """Judge as the stub does, but give a notebook that is a symbolic link no points."""
     if path.is_symlink():
         return report(str(path), exercise or "", 0, options["seed"] or 0, "a symbolic link")
     return judge(path, exercise, **options)

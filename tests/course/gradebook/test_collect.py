@@ -1,4 +1,4 @@
-"""Each notebook in a learner's folder becomes a submission or a note of that learner, whatever else is there."""
+"""Each notebook in a learner's folder becomes a submission or a note, whatever else the folder contains."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from ringlab_course.gradebook.versions import digest_of
 def notebook(
     path: Path | bytes, exercise: str | None = "05", text: str = "", at: float | None = None
 ) -> None:
-    """Write a notebook whose metadata name `exercise`, with `at` as the time of its last change."""
+    """Write a notebook with `exercise` in its metadata, and set the time of its last change to `at`."""
     metadata = {"grade": f"{exercise}.step"} if exercise else {}
     cell = {"cell_type": "code", "source": text, "metadata": metadata, "outputs": [], "execution_count": None}
     path = Path(os.fsdecode(path))
@@ -108,7 +108,7 @@ def test_of_several_notebooks_the_last_counts_and_the_notes_say_so(tmp_path: Pat
         notebook(tmp_path / "ada" / f"{name}.ipynb", at=at)
     notebook(
         tmp_path / "ada" / "05_emulated_ring.ipynb", None, at=400
-    )  # no cell names an exercise, as in a lesson
+    )  # no cell's metadata names an exercise, as in a lesson
     found = collect([tmp_path])
     assert [each.path.name for each in found.submissions] == ["c.ipynb"]
     assert len(found.notes) == 1 and "4 notebooks" in found.notes[0] and "c.ipynb counts" in found.notes[0]

@@ -1,4 +1,4 @@
-"""CSV, JSON and text exports contain what the book contains, and no spreadsheet runs them as formulas."""
+"""CSV, JSON and text exports contain what the gradebook contains. Spreadsheets find no formula in them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Honest learners get the same results whether or not every second submission of the class is hostile."""
+"""Honest learners get the same results whether or not the other half of their class is hostile."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ NO_NOTEBOOKS = ("a link to itself", "a pipe", "a folder", "ten gigabytes of hole
 def judge(
     path: Path, exercise: str | None, *, unsafe: bool = False, seed: int | None = None, patience: float = 1.0
 ) -> GradeReport:
-    """Grade by the small contract; only hostile submissions have a short deadline, as honest ones may end late."""
+    """Grade by the small contract. Honest submissions get more time, because a busy machine may delay them."""
     honest = path.parent.name[3:] in {**RIGHT, **WRONG}
     return grade(
         path, EXERCISE, unsafe=unsafe, seed=seed, timeout=HONEST_SECONDS if honest else SECONDS, bounds=BOUNDS
@@ -105,7 +105,7 @@ def graded(folder: Path, book: Path | None) -> dict[str, str]:
 
 
 def children() -> Iterator[tuple[str, str]]:
-    """Yield the children of this process, adopted ones too, each with the letter of its state."""
+    """Yield the id and the state letter of each child of this process, including adopted children."""
     for task in Path("/proc/self/task").iterdir():
         for child in _told(task / "children").split():
             status = _told(Path(f"/proc/{child}/stat")).rpartition(")")[2].split()
@@ -121,7 +121,7 @@ def left() -> Iterator[str]:
 
 
 def _told(path: Path) -> str:
-    """Return the text of a file of the kernel, "" if its process has just ended."""
+    """Return the text of a file in /proc, or "" if its process has just ended."""
     try:
         return path.read_text(errors="replace")
     except OSError:
@@ -144,7 +144,7 @@ def heir():
     libc.prctl(become_subreaper, 1)
     yield
     libc.prctl(become_subreaper, 0)
-    # These children were adopted and have ended. Other tests would take them for workers left behind.
+    # Adopted children that have ended are removed, because other tests would take them for forgotten workers.
     for child, state in children():
         if state == "Z" and child not in before:
             os.waitpid(int(child), 0)

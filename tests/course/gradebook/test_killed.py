@@ -32,13 +32,13 @@ main()
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Iterator[Path]:
-    """Yield a folder in memory if the system has one, because every result would wait for the disk."""
+    """Yield a folder in memory if the system has one, because on a disk every result waits for a write."""
     memory = Path("/dev/shm")
     if not os.access(memory, os.W_OK):
         yield tmp_path
         return
-    # The prefix differs from that of the ranks' windows, and the name is random, as a killed run may leave a
-    # folder.
+    # The prefix differs from that of ranks' shared memory. The name is random, because a killed run may leave
+    # its folder behind.
     with tempfile.TemporaryDirectory(prefix="gradebook-", dir=memory) as path:
         yield Path(path)
 
@@ -76,12 +76,15 @@ def test_a_book_that_is_not_safe_is_noticed(folder: Path, book: str, what: str, 
 
 
 def fields_of(stat: Path) -> list[str]:
-    """Return the fields of a process's stat file after its name, which may be no text; [] if it has ended."""
+    """Return the fields after the name in a process's stat file, [] if the process has ended.
+
+    The name is skipped because it may be no valid text.
+    """
     return status_text(stat).rpartition(")")[2].split()
 
 
 def descendants(pid: int) -> dict[int, str]:
-    """Return the processes below `pid` with their start times, since a number alone may be used again."""
+    """Return the processes below `pid` with their start times, because a process id may be used again."""
     parents, started = {}, {}
     for path in Path("/proc").glob("[0-9]*/stat"):
         if not (fields := fields_of(path)):
@@ -133,7 +136,7 @@ def test_a_real_run_that_is_stopped_goes_on_and_leaves_no_process(
     book = tmp_path / "book"
     start = [sys.executable, "-c", COMMAND, "grade", str(tmp_path / "class")]
     words = [*start, "--book", str(book), "--seed", "5", "--jobs", "2"]
-    for least in (0, 1):  # the least number of results when the run is stopped
+    for least in (0, 1):  # the run is stopped when it has this many results
         # The run gets a new session, so that Ctrl-C reaches all its processes and no others, as in a
         # terminal.
         running = subprocess.Popen(

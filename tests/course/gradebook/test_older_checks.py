@@ -1,4 +1,4 @@
-"""A book with results of older checks opens, keeps its scores, and reports them until they are regraded."""
+"""A gradebook with results of older checks opens, keeps the scores, and reports them until they are regraded."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ NOTE = "graded by older checks, and kept as they are: 3 of exercise 05, 1 of exe
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    """Return the path of a book of older checks; the notebooks it has graded are in `class` beside it."""
+    """Return the path of a gradebook with results of older checks. The folder `class` beside it has the notebooks."""
     for (learner, exercise), word in WORDS.items():
         write(tmp_path / "class", learner, word, NAMES[exercise])
     with Gradebook(tmp_path / "older.db") as book:

@@ -1,4 +1,4 @@
-"""Pages of grades are complete and true, safe from learners' text, and silent about others and hidden probes."""
+"""Pages of grades are complete and correct, safe from learners' text, and reveal no other learner or probe."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ EVIL = (
 
 
 def rendered(tmp_path: Path, entries: list[Entry], **more) -> dict[str, str]:
-    """Return the text of every page by its path below the folder."""
+    """Write the pages of `entries`, and return the text of each page by its path below the folder."""
     paths = pages.write_pages(entries, tmp_path, "A class", **more)
     return {path.relative_to(tmp_path).as_posix(): path.read_text(encoding="utf-8") for path in paths}
 
@@ -159,11 +159,11 @@ def secretive() -> list[Entry]:
 
 
 def given_away(texts: dict[str, str]) -> list[str]:
-    """Return the pages, linked from the table of scores, that lack their learner or show another one."""
+    """Return a line for each learner's page that does not show its learner, or shows another learner."""
     hrefs = [a.attributes["href"] for a in Page(texts["index.html"]).all("a")]
     links = [href for href in hrefs if href.startswith("learners/")][
         : len(SECRETS)
-    ]  # the links of the table of scores come first
+    ]  # the first links are those in the table of scores
     found = []
     for who, href in zip(SECRETS, links, strict=True):
         shown = {
@@ -324,7 +324,7 @@ def test_without_jinja2_the_remedy_is_told(monkeypatch) -> None:
     pages.environment.cache_clear()
 
 
-# Mutants of the pages that the tests above must catch.
+# The tests below change the code of the pages, and expect that the tests above then fail.
 
 
 def test_mutant_without_escaping_is_caught(monkeypatch, tmp_path) -> None:

@@ -1,4 +1,4 @@
-"""Pages of grades in a real browser fit a phone, obey their own policy, load nothing, and need no mouse."""
+"""In a real browser, pages of grades fit a phone, obey their security policy, load nothing, need no mouse."""
 
 from __future__ import annotations
 

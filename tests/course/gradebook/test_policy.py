@@ -58,7 +58,7 @@ def test_what_is_no_policy_is_refused(text: str) -> None:
         (
             "2026-03-29T02:30 Europe/Berlin",
             "2026-03-29T01:30:00.000000+00:00",
-        ),  # this time does not exist, and the later reading counts
+        ),  # a time skipped by the clock change; the later reading counts
     ],
 )
 def test_deadlines_have_a_zone(text: str, in_utc: str) -> None:

@@ -1,4 +1,4 @@
-"""A run grades submissions without a result, keeps failures apart, and changes nothing when it is repeated."""
+"""A run grades submissions without a result, records failures apart, and changes nothing when repeated."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_a_second_run_does_nothing_and_a_new_notebook_is_graded(folder: Path) ->
 
 @pytest.fixture
 def checks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return a folder that stands in for the packages of exercises 05, 06 and 07 and their shared checks."""
+    """Return a folder that replaces the packages of exercises 05, 06, 07 and the checks that they share."""
     for name in ("05_ring", "06_cost", "07_load"):
         (tmp_path / f"ringlab_course/exercises/e{name}/right").mkdir(parents=True)
         (tmp_path / f"ringlab_course/exercises/e{name}/contract.py").write_text("1")

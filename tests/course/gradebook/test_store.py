@@ -1,4 +1,4 @@
-"""The gradebook keeps each result once, and rejects files that it did not write."""
+"""The gradebook stores each result once, and rejects files that it did not write."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ results = st.lists(
 
 
 def kept(book: Gradebook) -> list[tuple]:
-    """Return everything in the book except the times of grading."""
+    """Return everything in the gradebook except the times at which results were graded."""
     rows = book._book.execute(
         "SELECT learner, exercise, path, digest, contract, seed, submitted_at, earned, maximum, report FROM results"
     ).fetchall()
@@ -206,7 +206,7 @@ def test_a_book_is_nobody_elses_to_read(tmp_path: Path) -> None:
 def test_after_a_run_was_killed_the_file_alone_holds_its_results(tmp_path: Path) -> None:
     with Gradebook(tmp_path / "book") as book:
         book.record(**data())
-        (tmp_path / "copy").write_bytes((tmp_path / "book").read_bytes())  # without the files beside it
+        (tmp_path / "copy").write_bytes((tmp_path / "book").read_bytes())  # without -wal and -shm
         with Gradebook(tmp_path / "copy", create=False) as copy:
             assert [entry.learner for entry in copy.entries()] == [data()["learner"]]
 

@@ -1,4 +1,4 @@
-"""Fixtures for both kinds of workers: forked by a server, as most are, or each started in a new sandbox."""
+"""Fixtures for the two kinds of workers: forked by a server, the usual kind, or started in a new sandbox."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ Ask: TypeAlias = Callable[..., Any]
 
 @pytest.fixture(scope="module", params=[True, False], ids=["forked", "started"])
 def forked(request: pytest.FixtureRequest) -> bool:
-    """Return whether the test's worker is forked."""
+    """Return True for a test with a forked worker, and False for a test with a started one."""
     return request.param
 
 
 @pytest.fixture
 def own_servers(monkeypatch: pytest.MonkeyPatch) -> Iterator[servers._Servers]:
-    """Yield fork servers for this test alone, without what other tests have learned about forking."""
+    """Yield fork servers for this test alone, and forget the failures to fork that other tests recorded."""
     own = servers._Servers()
     monkeypatch.setattr(servers, "_servers", lambda pid: own)
     monkeypatch.setattr(process, "_UNFORKED", {})
@@ -34,7 +34,10 @@ def own_servers(monkeypatch: pytest.MonkeyPatch) -> Iterator[servers._Servers]:
 
 @contextmanager
 def asked(source: str, functions: Sequence[str], forked: bool, **options: Any) -> Iterator[Ask]:
-    """Yield a function of (name, *args) that calls a function of `source` in a worker of this kind."""
+    """Yield a function of (name, *args) that calls the function `name` of `source` in a worker.
+
+    forked: whether the worker is forked or started.
+    """
     with Session([source], functions, torch=False, **options) as session:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(process, "_UNFORKED", {} if forked else {"numpy": "a test"})

@@ -1,6 +1,7 @@
 """A contract of two stages, small enough to read at a glance, for tests of the judge itself.
 
-The file also finds what a submission has left behind: processes of its workers, and files with its mark.
+This file also has functions that find what a submission has left behind: processes of its workers, and files
+that bear its mark.
 """
 
 from __future__ import annotations
@@ -99,7 +100,7 @@ def notebook(folder: Path, *sources: str, grade: str = "90.double", name: str = 
 
 
 def led_through() -> dict[Path, set[str]]:
-    """Return the folders in a sandbox that exist only as parents of a visible path, with their entries' names."""
+    """Return the parents of all visible paths in a sandbox, each with the names of its visible entries."""
     led: dict[Path, set[str]] = {}
     for path in sandbox._visible():
         for inner, outer in itertools.pairwise((path, *path.parents)):
@@ -113,20 +114,20 @@ PLACES = (
 
 
 def turn() -> int:
-    """Return the number of uids that this process has given to workers, offset by its first one."""
+    """Return the number of the uid that the next worker of this process gets, without using it up."""
     return next(copy.copy(sandbox._turn))
 
 
 def processes(first: int) -> set[int]:
-    """Return the processes of the workers begun since `first`, a value of `turn()`, without the fork servers.
+    """Return the processes of all workers begun after `turn()` had returned `first`, without fork servers.
 
-    Workers are found by their uids, and the processes below this process's own sandboxes count as well.
+    Workers are found by their uids. The processes in sandboxes that this process started are included.
     """
     ours = sandbox._uids()[0]
     uids = {ours[number % len(ours)] for number in range(first, turn())}
     found = set()
     for status in Path("/proc").glob("[0-9]*/status"):
-        # A process can choose its name, and those of other tests have names that are no text.
+        # A process can choose its name. Some tests have processes whose names are no valid text.
         fields = dict(line.split(":\t", 1) for line in status_text(status).split("\n") if ":\t" in line)
         if not fields:  # it has ended
             continue
@@ -140,7 +141,7 @@ def processes(first: int) -> set[int]:
 
 
 def forked_processes(bwrap: int) -> set[int] | None:
-    """Return the processes that a fork server in this sandbox has made, None if no fork server runs in it."""
+    """Return the processes that this sandbox's fork server has made, or None if it has no fork server."""
     with contextlib.suppress(OSError):
         if b"fork_server" in Path(f"/proc/{bwrap}/cmdline").read_bytes():
             return {
@@ -153,7 +154,10 @@ def forked_processes(bwrap: int) -> set[int] | None:
 
 
 def mine(first: int) -> set[int]:
-    """Return this test's processes that do not end in 30 s; other tests may have workers at the same time."""
+    """Return the processes of workers begun since `first` that do not end within 30 s.
+
+    Workers of other tests, which may run at the same time, are not included.
+    """
     deadline = time.monotonic() + 30
     while (left := processes(first)) and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -168,7 +172,7 @@ def marked(mark: str, *folders: Path) -> list[str]:
 def _marked(mark: str, folders: list[Path]) -> Iterator[str]:
     for folder in {folder for folder in folders if os.access(folder, os.R_OK) and folder.is_dir()}:
         yield from (f"{folder}/{name}" for name in os.listdir(folder) if mark in name)
-    sockets = Path("/proc/net/unix").read_text(errors="replace")  # other programs choose these names
+    sockets = Path("/proc/net/unix").read_text(errors="replace")  # names may be no text
     yield from (line for line in sockets.splitlines() if mark in line)
     for kind in ("shm", "sem", "msg"):
         lines = Path("/proc/sysvipc", kind).read_text().splitlines()[1:]

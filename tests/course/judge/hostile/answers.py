@@ -1,8 +1,7 @@
 """Submissions whose answers are strange objects: false arrays, pickles, and objects that pose as numbers.
 
-Some submissions are strange but right: their points show that the judge refuses no more than it must.
-
-Other submissions answer with tensors that are no plain arrays of numbers, or change torch itself.
+Others answer with tensors that are no plain arrays of numbers, or change torch itself. Some submissions are
+strange but right, and earn points, so the judge does not refuse too much.
 """
 
 from __future__ import annotations

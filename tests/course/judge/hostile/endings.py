@@ -1,6 +1,7 @@
 """Submissions that never answer, because they exit, crash, loop, or attack while they are loaded.
 
-Other submissions behave at first, or leave something behind in their worker, and attack in a later call.
+Other submissions give right answers at first, or leave something behind in their worker, and attack in a
+later call.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Notebook files that are no notebooks, or have been changed, by kind and name, with the result to expect."""
+"""Files that are no notebooks, and changed notebooks, by kind and name, each with the expected result."""
 
 from __future__ import annotations
 
@@ -36,17 +36,17 @@ def document(*cells: Any, **more: Any) -> dict[str, Any]:
 
 
 def of(*cells: Any, earned: int = 5, told: str = "", **more: Any) -> File:
-    """Return the `File` of a notebook with these cells."""
+    """Return a `File` that is a notebook with these cells."""
     return raw(json.dumps(document(*cells, **more)).encode(), earned, told)
 
 
 def raw(data: bytes, earned: int = 0, told: str = "") -> File:
-    """Return the `File` with these bytes."""
+    """Return a `File` with these bytes as its content."""
     return File(lambda path: path.write_bytes(data), earned, told)
 
 
 def large(data: Callable[[], bytes], earned: int = 0, told: str = "") -> File:
-    """Return a `File` of many megabytes, which are made only when it is written, to keep none in memory."""
+    """Return a `File` of many megabytes. To save memory, its content is made when the file is written."""
     return File(lambda path: path.write_bytes(data()), earned, told)
 
 
@@ -69,7 +69,7 @@ def _link_to_a_pipe(path: Path) -> None:
 def _socket(path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as server:
         here = os.getcwd()
-        os.chdir(path.parent)  # the path of a socket must be short
+        os.chdir(path.parent)  # because a socket's path must be short
         try:
             server.bind(path.name)
         finally:
@@ -207,7 +207,7 @@ FILES: dict[str, dict[str, File]] = {
             code("FOUR = !echo 4", None),
             code("def double(x):\n    return x * FOUR / 2"),
             earned=0,
-            told="ValueError",  # FOUR is an empty list here
+            told="ValueError",  # in a worker, FOUR is an empty list
         ),
         "times itself": of(code("%%time\n" + RIGHT)),
         "has a command in the middle": of(code(RIGHT + "!touch @MARK@\n")),

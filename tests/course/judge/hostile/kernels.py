@@ -1,7 +1,7 @@
-"""Submissions with Triton kernels that reach outside of their tensors, never end, or record accesses never made.
+"""Submissions with Triton kernels that reach outside of their tensors, never end, or record false accesses.
 
-`test_hostile_kernels` gives two points for the double of a tensor, and three more if the worker reports that
-a kernel read every element once.
+`test_hostile_kernels` gives two points for doubling a tensor, and three more if the worker reports that a
+kernel read every element once.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Submissions that fill 64 MiB each and try to hide this from the judge's measurement."""
+"""Submissions that each use 64 MiB of memory and try to hide this from the judge's measurement."""
 
 from __future__ import annotations
 

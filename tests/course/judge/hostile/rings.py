@@ -1,7 +1,7 @@
 """Submissions for a ring exercise of two ranks that reach the other rank's data, or the judge, past the ring.
 
 `test_hostile_rings` gives two points for the sum of both ranks' tensors, and three more if one exchange with
-the next rank brought the values. A submission that gets the values by another way earns two.
+the next rank brought the values. A submission that gets the values in another way earns two points.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The contract of the hostile functions, whose checks make three calls each with increasing sizes.
+"""The contract by which hostile functions are graded. Each check makes three calls, of increasing size.
 
 The file also has code with which several hostile submissions begin.
 """
@@ -62,9 +62,9 @@ EXERCISE = Exercise(id="90", slug="90_hostile", title="hostile", stages=(stage("
 
 
 def together(sources: Mapping[str, str]) -> tuple[list[str], Exercise]:
-    """Return the cells of one notebook with all `sources`, and an exercise with a stage for each, in order.
+    """Return the cells of one notebook with all `sources`, and an exercise with a stage for each source.
 
-    The sources must not disturb each other.
+    The names that a source defines are changed, so that no source disturbs another.
     """
     cells = [own(source, number) for number, source in enumerate(sources.values())]
     tensors = any("import torch" in cell for cell in cells)
