@@ -1,9 +1,9 @@
 """The kill matrix of the checks: `python -m tests.course.matrix` runs all checks of a stage on its wrong answers.
 
 It writes to benchmarks/results/judge/kill_matrix.json which checks find a wrong answer, and which of these
-name its mistake. The site's page of checks and tests/course/test_kill_matrix.py read this file. A wrong
+name its mistake. The site's page of checks and tests/course/test_kill_matrix.py read the JSON file. A wrong
 answer is run again only if the answer, its contract or a text about mistakes has changed, or its last run had
-faults; `--all` runs everything, which takes about 20 minutes on two cores.
+faults; `--all` runs all wrong answers, which takes about 20 minutes on two cores.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ VALUES = "values"
 
 @cache
 def told_digest(stage: str) -> str:
-    """Return a hash of the texts about a stage's mistakes: the checks that find them, names and messages."""
+    """Return a hash of a stage's entries in wrong_answers.md: names of mistakes, checks and messages."""
     told = [
         (each.name, each.fields, each.text)
         for each in entries(stage[:2])
@@ -38,7 +38,7 @@ def told_digest(stage: str) -> str:
 
 
 def is_fresh(name: str, known: dict[str, Any] | None) -> bool:
-    """Return whether the entry of a wrong answer fits the answer, the contract and the texts of today."""
+    """Return whether a wrong answer's entry was made with the current answer, contract and texts."""
     return (
         known is not None
         and seeds.is_fresh(name, known, 1)
@@ -53,7 +53,7 @@ def reported(wrong: WrongAnswer) -> StageReport:
 
 
 def entry(name: str) -> dict[str, Any]:
-    """Return one entry of the results.
+    """Return the entry of one wrong answer in the results.
 
     failed: the checks that find the answer. naming: those of them that name its mistake. message: VALUES, or
     a hash of the message of the check that must find the answer. told: a hash of the texts about mistakes.
@@ -91,6 +91,6 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    from tests.course import matrix  # other processes find the pickled functions by this name
+    from tests.course import matrix  # workers find pickled functions under this module name
 
     matrix.main()

@@ -38,7 +38,7 @@ SEED = 1
 
 
 def contract_for(name: str) -> Exercise:
-    """Return the contract to grade by, which has only the stage concerned if the submission is a wrong one."""
+    """Return the contract of a submission. For a wrong answer, it has only the answer's stage."""
     contract = load_exercise(name[:2])
     if "/wrong_" not in name:
         return contract
@@ -46,7 +46,7 @@ def contract_for(name: str) -> Exercise:
 
 
 def notebook(name: str, folder: Path) -> Path:
-    """Return the path of a submission as a notebook; Python code becomes the only cell of one."""
+    """Return the path of a submission as a notebook. A Python file becomes a notebook of one cell."""
     if is_solution(name):
         return CHECKOUT / "solutions" / f"{contract_for(name).slug}.ipynb"
     cell = {
@@ -85,7 +85,7 @@ def _between(ours: StageReport, theirs: StageReport) -> list[str]:
 
 
 def entry(name: str) -> dict[str, Any]:
-    """Return one entry of the results."""
+    """Return the entry of one submission in the results."""
     found = differences(name)
     return {
         "submission": digest(name),

@@ -68,7 +68,7 @@ def contract_digest(exercise_id: str) -> str:
 
 
 def code(text: str) -> str:
-    """Return a module's text without docstrings, comments and empty lines: new words need no new run of the answers."""
+    """Return a module's text without docstrings, comments and empty lines, which change no result."""
     lines = text.splitlines()
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
         if token.type == tokenize.COMMENT:
@@ -86,7 +86,7 @@ def code(text: str) -> str:
 
 
 def faults(name: str, seed: int) -> list[str]:
-    """Return the failed checks of a right answer, or the unexpected reason for which a wrong answer failed."""
+    """Return the failed checks of a right answer, or how a check failed to find a wrong answer."""
     exercise_id, _, stem = name.partition("/")
     if stem.startswith("wrong_"):
         return _wrong_faults(name, seed)
@@ -121,7 +121,7 @@ def namespace_of(name: str) -> dict[str, Any]:
 
 
 def over_seeds(name: str, seeds: Iterable[int]) -> dict[str, Any]:
-    """Return one entry of the results: the faults of a submission over these seeds."""
+    """Return the entry of one submission in the results: its faults with each of these seeds."""
     seeds = list(seeds)
     found = {str(seed): faults(name, seed) for seed in seeds}
     exercise_id = name.partition("/")[0]
@@ -134,7 +134,7 @@ def over_seeds(name: str, seeds: Iterable[int]) -> dict[str, Any]:
 
 
 def one_thread() -> None:
-    """Keep torch and NumPy to one thread: many processes run side by side."""
+    """Limit torch to one thread, because many processes run at the same time."""
     import torch
 
     torch.set_num_threads(1)
@@ -143,7 +143,7 @@ def one_thread() -> None:
 def sweep(
     names: list[str], entry: Callable[[str], dict[str, Any]], output: Path, jobs: int, command: str
 ) -> None:
-    """Compute `entry(name)` for every name; after each, in their order, write all results so far to `output`."""
+    """Compute `entry(name)` for every name, and after each one write all results so far to `output`."""
     known = {name: entry for name, entry in read(output).items() if name in wants()}
     write(output, known, command)
     with ProcessPoolExecutor(jobs, get_context("spawn"), one_thread) as pool:
@@ -154,12 +154,12 @@ def sweep(
 
 
 def read(path: Path) -> dict[str, Any]:
-    """Return the entries of a file of results; {} if there is no file."""
+    """Return the entries of a file of results, or {} if the file does not exist."""
     return json.loads(path.read_text(encoding="utf-8"))["entries"] if path.exists() else {}
 
 
 def write(path: Path, entries: dict[str, Any], command: str) -> None:
-    """Write the entries in one order, one line each, so that a later sweep changes few lines."""
+    """Write one line per entry, in the given order, so that a later sweep changes few lines of the file."""
     lines = ",\n".join(f"  {json.dumps(name)}: {json.dumps(entry)}" for name, entry in entries.items())
     path.parent.mkdir(parents=True, exist_ok=True)
     text = f'{{\n "command": {json.dumps(command)},\n "entries": {{\n{lines}\n }}\n}}\n'
@@ -169,7 +169,7 @@ def write(path: Path, entries: dict[str, Any], command: str) -> None:
 
 
 def is_fresh(name: str, entry: dict[str, Any] | None, seeds: int) -> bool:
-    """Return whether an entry fits today's submission and contract, and has as many seeds."""
+    """Return whether an entry has no faults, the current submission and contract, and at least `seeds` seeds."""
     return (
         entry is not None
         and entry["submission"] == digest(name)
@@ -180,7 +180,7 @@ def is_fresh(name: str, entry: dict[str, Any] | None, seeds: int) -> bool:
 
 
 class _Entry:
-    """A call that runs one submission over the first seeds; being a class, it can be sent to other processes."""
+    """A callable that runs one submission over the first seeds, and that can be pickled."""
 
     def __init__(self, seeds: int) -> None:
         self.seeds = seeds
@@ -199,7 +199,7 @@ def arguments(parser: argparse.ArgumentParser, output: Path) -> argparse.Namespa
 
 
 def names_of(chosen: argparse.Namespace, fresh: Callable[[str, dict[str, Any] | None], bool]) -> list[str]:
-    """Return the names that a sweep has to run: all requested names whose entries are not `fresh`."""
+    """Return the names that a sweep has to run: all requested names that have no fresh entry."""
     known = read(chosen.output)
     names = [name for name in wants() if name.startswith(tuple(chosen.only))]
     return [name for name in names if chosen.all or not fresh(name, known.get(name))]

@@ -46,7 +46,7 @@ class Submission:
 
     @property
     def expected(self) -> WrongAnswer:
-        """Return the stage, check and misconception that a wrong answer names."""
+        """Return a wrong answer's entry, with its stage, its check and its misconception."""
         assert self.wrong is not None, f"{self.name} is a right answer"
         return self.wrong
 
@@ -174,7 +174,7 @@ print(double(4))
 
 
 def small_course(root: Path) -> Path:
-    """Write the sources of a course with one lesson and one exercise under `root`; return it."""
+    """Write the sources of a course with one lesson and one exercise below `root`, and return `root`."""
     for path, text in (
         (lesson_source(root), LESSON),
         (exercise_source(root), EXERCISE),

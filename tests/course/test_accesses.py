@@ -46,7 +46,7 @@ def test_names_of_views_of_one_tensor(kernels: Any) -> None:
         kernels.add_rows[(2, 2)](q, k, out, q.stride(0), ROWS=2, COLUMNS=2)
     assert torch.equal(out, q + k)
     mine = [summary(access) for access in accesses if access.program == (1, 0, 0)]
-    rows = [24, 25, 36, 37]  # columns 0 and 1 of rows 2 and 3, where rows begin 12 apart
+    rows = [24, 25, 36, 37]  # columns 0 and 1 of rows 2 and 3; a row begins every 12 elements
     assert mine == [
         ((1, 0, 0), "load", "q", rows, (2, 2), 0),
         ((1, 0, 0), "load", "k", rows, (2, 2), 0),

@@ -1,4 +1,4 @@
-"""Notebooks equal those built from their sources, byte for byte, and the builder overwrites nobody's work."""
+"""The builder makes the same notebooks byte for byte, and overwrites no notebook that somebody has edited."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def built_once(tmp_path_factory):
 
 @pytest.fixture
 def course(built_once, tmp_path):
-    """Return the root of a copy of the built course that a test may spoil."""
+    """Return the root of a copy of the built course, which a test may change."""
     import shutil
 
     return Path(shutil.copytree(built_once, tmp_path / "course"))
@@ -206,7 +206,7 @@ def test_outputs_that_are_no_longer_given_are_found_by_a_rerun(course):
         notebook.metadata["ringlab"]["outputs"] = sources.outputs_hash(notebook)
 
     edit(path, as_if_recorded)
-    assert all(r.ok for r in builder.check(root=course))  # the quick check cannot find this
+    assert all(r.ok for r in builder.check(root=course))  # without running cells, this is not found
     bad = [r for r in builder.check(root=course, rerun=True) if not r.ok]
     assert len(bad) == 1 and "cell 3" in bad[0].message and "another output" in bad[0].message
 

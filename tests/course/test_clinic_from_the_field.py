@@ -1,4 +1,4 @@
-"""The four patients from the field have the faults of their charts, and the named check finds each of them."""
+"""The four patients from the field have the faults in their charts, which the checks in the charts find."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def matrix() -> KillMatrix:
 @given(st.lists(st.integers(0, 6), min_size=1, max_size=4), st.integers(1, 4))
 def test_the_sound_loss_is_the_oracles_for_any_documents_on_any_ranks(documents: list[int], P: int) -> None:
     case = Case(P, sum(documents), 1, documents=tuple(documents))
-    if max(documents) > 1:  # otherwise no label counts
+    if max(documents) > 1:  # a document of one token has no label
         assert examine(packed_row.loss, case).well, str(examine(packed_row.loss, case))
 
 
@@ -96,7 +96,7 @@ def test_a_patient_is_ill_of_the_smallest_batch_and_well_if_one_thing_that_matte
 
 
 def smaller(case: Case) -> Iterator[Case]:
-    """Yield all batches with fewer tokens or ranks and not more of either, if one document has a label."""
+    """Yield all smaller batches, with fewer tokens or ranks and not more of either, that have a label."""
     for P in range(1, case.P + 1):
         for S in range(2, case.S + 1):
             for documents in compositions(S):

@@ -1,4 +1,4 @@
-"""Contracts as data, the comparison of answers, misconceptions with their names, and errors of learners' code."""
+"""Tests of contracts, the comparison of answers, the names of misconceptions, errors in learners' code."""
 
 from __future__ import annotations
 
@@ -280,7 +280,7 @@ def emulated(answer, x):
 
 def test_an_emulator_that_gives_the_truth_explains_nothing():
     """A mistake that makes no difference on these inputs is not named, even if the answer is close to the truth."""
-    x = np.zeros((1, 3)) + 2.0  # for one row the sum is the mean
+    x = np.zeros((1, 3)) + 2.0  # for one row the sum equals the mean
     with pytest.raises(Failure) as wrong:
         compare_emulated([emulated(x[0] + 5e-9, x)], (SUMS,))
     assert wrong.value.misconception is None
@@ -291,7 +291,7 @@ def test_an_emulated_mistake_is_named_by_all_cases_or_not_at_all():
     one, two = np.array([[0.0, 0.0], [1.0, 1.0]]), np.array([[1.0, 2.0], [3.0, 4.0]])
     last = Misconception("last", "You took the last row.", lambda x: x[-1])
     for cases, name in (
-        ([(one, one.sum(0))], None),  # the sum is the last row, too
+        ([(one, one.sum(0))], None),  # with one row, the sum is also the last row
         ([(one, one.sum(0)), (two, two.sum(0))], "sums"),
         ([(one, one.sum(0)), (two, two[0])], None),
     ):

@@ -1,4 +1,4 @@
-"""The page of errata computes every figure and refutes every claim, and the tests notice a wrong correction."""
+"""The errata page computes every number and refutes every claim. The tests find a wrong correction."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Exercise 06: its expected values equal the package's, and its order of events that of the virtual clock."""
+"""Exercise 06's expected values equal the package's, and its order of events equals the virtual clock's."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SECONDS = st.integers(0, 32).map(lambda n: n / 8)
 
 
 class Given(Costs):
-    """The virtual seconds of a run, taken from two arrays."""
+    """Costs that read the virtual seconds of a run from two arrays."""
 
     def __init__(self, compute_s: np.ndarray, hop_s: np.ndarray) -> None:
         self.compute_s, self.hop_s = compute_s, hop_s

@@ -1,4 +1,4 @@
-"""Exercise 07: the answers that its checks expect, against masks and against the virtual clock, and its named crashes."""
+"""Exercise 07's expected answers agree with masks and the virtual clock, and crashes get the right names."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_the_work_that_is_asked_for_is_that_of_the_position_mask(P, S, chunk, fo
 
 
 class BySeconds(Costs):
-    """Costs that take the seconds of a rank's step from a table; every message takes equally long."""
+    """Costs that read the seconds of each rank's steps from a table. All messages take the same time."""
 
     def __init__(self, seconds, hop):
         self.seconds, self.hop = seconds, hop
@@ -85,7 +85,7 @@ def test_keys_that_are_poisoned_are_in_no_tile_of_the_rows_and_most_hidden_keys_
 
 
 class Stands:
-    """A subject that answers small calls rightly and large ones with a crash."""
+    """A subject that gives right answers to calls with short runs, and crashes in calls with long runs."""
 
     function = "work_per_step"
 

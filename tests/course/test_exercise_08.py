@@ -87,7 +87,7 @@ def test_the_work_of_packed_documents_equals_that_of_the_mask(lengths, P, shuffl
 
 def test_stretches_are_counted_document_by_document():
     assert begins([3, 4]) == [0, 3]
-    assert stretches(np.array([2, 3]), [3, 4]) == 1  # neighbours, but in two documents
+    assert stretches(np.array([2, 3]), [3, 4]) == 1  # neighbouring positions, but in two documents
     assert stretches(np.array([6, 0, 3]), [3, 4]) == 2 and stretches(np.zeros(0, np.int64), [3]) == 0
 
 

@@ -84,7 +84,7 @@ def test_real_processes_keep_what_they_had_when_one_is_killed(capfd: pytest.Capt
     assert caught.value.rank == 2
     told = re.findall(r"\[rank (\d)\] seen (\[.*\])", capfd.readouterr().out)
     said = {int(rank): json.loads(seen) for rank, seen in told}
-    most = {0: 3, 1: 4, 3: 2}  # block 1 ends with rank 2; the other counts depend on time
+    most = {0: 3, 1: 4, 3: 2}  # block 1 is lost with rank 2; other losses depend on timing
     assert set(said) == set(most)
     for rank, seen in said.items():
         assert seen == [(rank - step) % 4 for step in range(len(seen))] and 1 <= len(seen) <= most[rank]

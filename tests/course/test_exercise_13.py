@@ -1,4 +1,4 @@
-"""Exercise 13: its expected values agree with the package and with the faults put in."""
+"""Exercise 13's expected values agree with the package, and with the faults put into traces."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_the_report_counts_as_the_cost_model_does(run):
     pairs = S * (S + 1) // 2 if run.causal else S * S
     backward = (
         8 / 10 * attention_flops(shape, pairs, backward=True)
-    )  # scores computed again are no work of the model
+    )  # scores that are computed twice count once
     flops = attention_flops(shape, pairs) + run.backward * backward
     _, mfu, link = e13_report.truth(run)
     assert mfu == pytest.approx(flops / run.seconds[1] / (P * run.peak_tflops * 1e12))

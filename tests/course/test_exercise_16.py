@@ -1,4 +1,4 @@
-"""The clinic: patients have the faults of their charts, sound rings pass, and learners' charts are tested."""
+"""The clinic's patients have the faults in their charts, sound rings pass, and learners' charts are tested."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ def test_a_diagnosis_may_change_until_the_source_is_open_and_is_final_then(
     for change in ({"fault": "blind rows"}, {"check": "blind rows"}):
         with pytest.raises(CourseError, match=r"“deadlock”[\s\S]*final once the source was seen"):
             visit.commit("ash", CHART | change)
-    committed._HERE.clear()  # as in another process: the progress file has the diagnosis
+    committed._HERE.clear()  # as in a new process, which reads the progress file
     with pytest.raises(CourseError):
         visit.commit("ash", CHART | {"fault": "blind rows"})
 

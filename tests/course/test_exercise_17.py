@@ -1,4 +1,4 @@
-"""Exercise 17: its expected values, programs that are not run, and the reports of workers about programs."""
+"""Tests of exercise 17: expected values, programs that are not run, and workers' reports about programs."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_only_workers_with_jax_get_its_devices_and_more_threads():
 
 
 def namespace_like(function):
-    """Return a namespace in which this function answers for every stage."""
+    """Return a namespace in which `function` is the answer to every stage."""
     return {stage.function: function for stage in EXERCISE.stages}
 
 

@@ -1,4 +1,4 @@
-"""Exercise 21: the suite tests a learner's ring on every transport, the judge grades it, and reports are tabled."""
+"""Exercise 21: the suite tests a learner's ring on every transport, and the judge grades it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The mistake behind a wrong answer is found by making it on the same arguments, and named if no other fits."""
+"""A wrong answer's mistake is found by making known mistakes on its arguments, and named if only one fits."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ HERE = np.arange(4)
 
 
 def noted(function, *calls, stage=CAUSAL) -> list[explain.Call]:
-    """Return the recorded calls of a learner's function, each with (queries, keys)."""
+    """Call a learner's function with each (queries, keys) of `calls`, and return the recorded calls."""
     subject = explain.Noted(InProcessSubject(stage, {stage.function: function}))
     for args in calls:
         with contextlib.suppress(Failure):

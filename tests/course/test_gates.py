@@ -1,4 +1,4 @@
-"""The gates of points: cost counts only if the answers are right, and speed only if cost is right, too."""
+"""Checks of cost give points only if the answers are right; checks of speed only if cost is right as well."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_what_is_no_question_of_values_is_no_check_of_correctness(exercise_id):
                     "06.threshold",
                     "13.launch",
                     "19.travel",
-                )  # the answers of these stages are bytes and launches
+                )  # here bytes and launches are the answers
                 assert check.kind != "correctness" or of_values, (stage.id, check.id)
 
 

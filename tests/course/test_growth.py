@@ -1,4 +1,4 @@
-"""Exponents of memory are right for known growth, and never above the truth for inexact readings."""
+"""Exponents of memory growth are right for known growth, and never too large for inexact readings."""
 
 from __future__ import annotations
 

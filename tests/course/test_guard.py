@@ -1,6 +1,6 @@
 """`check()` finds code that leaves its work to ringlab or PyTorch, or changes its arguments, but no honest code.
 
-The judge decides alike on the same submissions, so that neither accepts an answer that the other refuses.
+The judge's tests use the same submissions, so neither `check()` nor the judge accepts what the other refuses.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ X = torch.zeros(1, 2, 4, 4)
 
 
 def one_check(limits: OffLimits, source: str, x: object = X, may_change: tuple[str, ...] = ()) -> str:
-    """Return the message of `check` about f(x), "" if it finds no fault."""
+    """Return the message of a check that calls the f of `source` with x, or "" if the check passes."""
 
     def run(subject, rng):
         subject.call(x)
@@ -153,7 +153,7 @@ def test_a_shard_that_a_rank_changes_is_named() -> None:
 
 
 def stage(kind: str) -> Stage:
-    """Return a stage of a function f, whose one check looks at nothing."""
+    """Return a stage for a function f, with one check that accepts every answer."""
     return Stage(
         "91.f",
         "f",

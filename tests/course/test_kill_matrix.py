@@ -26,14 +26,15 @@ COMMAND = "python -m tests.course.matrix"
 
 
 def not_run():
-    """Return the names of the wrong answers that the committed runs lack, and of those that are there no more."""
+    """Return the names of wrong answers without a committed run, and of runs without a wrong answer."""
     return sorted(set(kill_matrix.entries()) ^ {each.name for each in submissions("*/wrong_*")})
 
 
 def unnamed():
-    """Return a wrong answer, by name, for each check that must find none: the first one that it found.
+    """Return, for each check that is named by no wrong answer, the first wrong answer that the check finds.
 
-    If runs are missing there are none, and `test_what_was_run_is_every_wrong_answer_and_contract_as_they_are` fails.
+    If runs are missing, the result is empty, and
+    `test_what_was_run_is_every_wrong_answer_and_contract_as_they_are` fails.
     """
     found = {}
     for exercise_id in [] if not_run() else exercise_ids():

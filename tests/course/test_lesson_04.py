@@ -35,7 +35,7 @@ for name, constants in CONSTANTS.items():
 
 
 def kernels(path: Path, prefix: str) -> str:
-    """Return the source of a notebook's kernels, renamed; if the source has solutions, the solved kernels."""
+    """Return a notebook's kernels from its source, solved and with `prefix` added to their names."""
     text = path.read_text(encoding="utf-8")
     found = re.findall(r"(?:^|\n)(@triton\.jit\ndef .*?)(?=\n\n|\n# %%|\Z)", text, re.DOTALL)
     return "\n\n\n".join(re.sub(r"def (\w+_kernel)", rf"def {prefix}_\1", one) for one in found)
@@ -47,7 +47,7 @@ def test_the_first_kernels_compile_for_a_gpu(tmp_path: Path, pointer: str) -> No
     course, name = find_root() / "ringlab_course", "04_triton_from_zero"
     lesson = kernels(course / f"lessons/{name}.py", "lesson")
     exercise = kernels(course / f"exercises/e{name}/exercise.py", "exercise")
-    # The lesson's kernels multiply weights in float32, so that they work for float32 only, as in its text.
+    # The lesson's kernels multiply weights in float32, so they work for float32 only, as the lesson says.
     skip = 'CONSTANTS = {k: v for k, v in CONSTANTS.items() if "exercise" in k}\nfor name,'
     script = COMPILE if pointer == "*fp32" else COMPILE.replace("for name,", skip, 1)
     (tmp_path / "kernels_of_lessons.py").write_text(

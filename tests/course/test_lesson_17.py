@@ -23,9 +23,9 @@ ANSWER = "for step in range(1, min(layout.P, -(-(window - 1) // q.shape[2]) + 1)
 
 
 def needed(cell: str, first: bool) -> str:
-    """Return the statements of a cell that the task needs.
+    """Return the statements of a cell that the lesson's last task needs.
 
-    The first cell sets up JAX, so the whole cell is returned.
+    The first cell sets up JAX, so all its statements are returned.
     """
     kinds = (ast.Import, ast.ImportFrom, ast.FunctionDef)
     body = [

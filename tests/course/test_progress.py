@@ -143,7 +143,7 @@ def test_the_widget_commits_and_then_rests(monkeypatch, file):
     monkeypatch.setattr("IPython.display.display", shown.append)
     predict("91.c", "P or P - 1?", ["P", "P - 1"])
     _, buttons, status = shown[0].children
-    assert shown[0].layout.min_height == predictions.ROOM  # the measured value appears below
+    assert shown[0].layout.min_height == predictions.ROOM  # room for the measured value, which appears below
     buttons.children[1].click()
     assert shown[0].layout.min_height is None
     assert status.value == "you predicted: P - 1. Now run on." and buttons.children[0].disabled

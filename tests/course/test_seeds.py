@@ -1,6 +1,6 @@
-"""Right answers pass, and wrong ones fail for their reason, on every draw of the probes, not only on a lucky one.
+"""Right answers pass and wrong ones fail by their mistake, whatever probes are drawn.
 
-The judge in its sandbox reports the same of a submission as `check()` does in the notebook.
+The judge in its sandbox reports the same about a submission as `check()` does in the notebook.
 """
 
 from __future__ import annotations

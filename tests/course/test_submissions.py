@@ -19,9 +19,9 @@ from tests.course.submissions_of import cases, graded_code, namespace, solution_
 
 
 def every_tier(stage, space, seed, limits):
-    """Return the report of all tiers; only the visible tier watches calls, since watching doubles the time.
+    """Return the report of all tiers. Calls off limits are refused in the visible tier only, to save time.
 
-    The judge's tests would find a right answer that calls something off limits only for hidden inputs.
+    If a right answer makes such a call only for hidden inputs, the judge's tests find it.
     """
     watched = {"visible": limits}
     return joined(stage, [run_in_process(stage, space, tier, seed, watched.get(tier)) for tier in TIERS])

@@ -29,13 +29,11 @@ pytestmark = pytest.mark.thorough
 
 SEEDS = (101, 202, 303)
 ASKED_BY_NAME = ("chart",)  # the argument is a patient's name; the answer is tested on that patient
-TAUGHT = [
-    each for each in exercise_ids() if each not in ("00", "21")
-]  # 00 asks for nothing, 21 has no lesson
+TAUGHT = [each for each in exercise_ids() if each not in ("00", "21")]  # 00 has no task, 21 has no lesson
 
 
 def best_pasted(exercise_id: str) -> dict[str, tuple[int, str]]:
-    """Return, for each stage, the function of the exercise's lesson that earns most, and its points."""
+    """Return, for each stage, the most points that a function of the lesson earns, and its name."""
     space = dict(graded_code("exercises", exercise_id))
     lesson = _lesson(exercise_id)
     best = {}
@@ -79,7 +77,7 @@ def _earned(stage: Stage, namespace: Mapping[str, Any]) -> int:
 
 
 class Noted:
-    """A subject that notes a digest of the inputs of every call, under the name of the check that makes it."""
+    """A subject that counts the digest of the inputs of every call."""
 
     def __init__(self, subject: Any, seen: Counter[str]) -> None:
         self._subject, self._seen = subject, seen
@@ -190,7 +188,7 @@ def _alone(stage: Stage, check: Any) -> Any:
 
 
 def repeated(exercise_id: str) -> list[str]:
-    """Return the checks whose inputs occur again in another grading, each with how many of its inputs do."""
+    """Return a line for each check with inputs that occur in another grading too: how many of them do."""
     runs = [drawn(exercise_id, seed) for seed in SEEDS]
     lines = []
     for check in runs[0]:

@@ -1,4 +1,4 @@
-"""The files of wrong answers, written as edits of right ones with texts for learners: format and effects."""
+"""Tests of wrong_answers.md, files with edits of right answers and texts for learners: format and effects."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ Nobody wrote this one down.
 
 @pytest.fixture
 def written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
-    """Yield a function that replaces exercise 01's answers by one right answer and a file of wrong ones."""
+    """Yield a function that replaces exercise 01's answers by one right answer and a given wrong_answers.md."""
     caches = (module.right_answers, module.wrong_answers, module.entries, module.misconceptions_of)
 
     def write(text: str) -> None:

@@ -32,7 +32,7 @@ def report(path: str, exercise: str = "05", earned: int = 10, seed: int = 0, rea
 def judge(
     path: Path, exercise: str | None, *, unsafe: bool = False, seed: int | None = None, patience: float = 1.0
 ) -> GradeReport:
-    """Return a report with the points that the file's first word gives, or fail if the word names a failure."""
+    """Return a report with the points that the file's first word gives, or fail if it names a failure."""
     word = Path(path).read_text().split()[0]
     if word == "sandbox":
         raise SandboxError("a worker that starts", "none", "try again")

@@ -1,4 +1,4 @@
-"""A gradebook with results of older checks opens, keeps the scores, and reports them until they are regraded."""
+"""A gradebook with results of older checks keeps their scores, and reports them until they are regraded."""
 
 from __future__ import annotations
 
@@ -25,7 +25,10 @@ NOTE = "graded by older checks, and kept as they are: 3 of exercise 05, 1 of exe
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    """Return the path of a gradebook with results of older checks. The folder `class` beside it has the notebooks."""
+    """Return the path of a gradebook with results of older checks.
+
+    The graded notebooks are in the folder `class` in the same place.
+    """
     for (learner, exercise), word in WORDS.items():
         write(tmp_path / "class", learner, word, NAMES[exercise])
     with Gradebook(tmp_path / "older.db") as book:

@@ -1,6 +1,6 @@
-"""The seconds of computing per tier are processor time, and a tier out of time leaves the other tiers.
+"""The limit on computing in each tier is in processor time, and if one tier uses it up, the others still run.
 
-Each rank's work is counted as well: as products in the notebook, and as processor time by the judge.
+Each rank's work is counted as well: as multiplications in the notebook, and as processor time by the judge.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def test_what_an_ended_worker_computed_still_counts_and_loading_does_not() -> No
     slow_to_load = CODE + "\nwaste = computes(0.8)\n"
     with Session([slow_to_load], ["computes"], torch=False, seconds=60) as session:
         session.allowance.begin("visible")
-        for seconds in (0.01, 0.8):  # if loading counted, the second call would be refused
+        for seconds in (0.01, 0.8):  # the second call would be refused if loading counted
             SandboxedSubject(session, "computes").call(seconds)
         session.discard(session._loaded[0])
         with pytest.raises(Crashed, match="Not run: the visible checks"):
@@ -143,8 +143,8 @@ def test_the_processors_time_of_each_rank_is_read_from_outside() -> None:
     with Session([SOURCE.replace('ring.compute("product", torch.matmul, x, arrived)', "x @ arrived")], ["ring_forward"], torch=True) as session:  # fmt: skip
         subject = SandboxedSubject(session, "ring_forward")
         runs = [subject.efforts(3, shards())[1] for _ in range(4)][1:]
-        # The least of each, because the clock charges interrupts and the loss of the processor to the
-        # process.
+        # The least time of each rank over all runs, because the clock may add interrupts and switches between
+        # processes.
         idle, _, busy = map(min, zip(*runs, strict=True))
         assert 0 <= idle < busy / 2
         assert sum(run[2] for run in runs) < sum(worker.computed() for worker in session.workers(3))
@@ -229,7 +229,7 @@ def test_after_a_call_that_hung_the_next_ones_have_less_time() -> None:
 
 @pytest.fixture
 def busy():
-    """Yield a session of one worker that shares its processor with six processes; calls may take a second."""
+    """Yield a session of one worker on a processor that six processes use too. Calls may take a second."""
     core = min(os.sched_getaffinity(0))
     with contextlib.ExitStack() as stack:
         for _ in range(6):
@@ -279,6 +279,6 @@ def test_a_deadline_is_put_off_by_the_time_without_a_processor_and_no_more(
     assert each.left() == 5.0, "it does not outlast the other"
     now[0] = 126.0
     assert each.left() == 7.0
-    # 20 s of CPU time since the start, the most that two processors can spend in 10 s
+    # 20 s of CPU time have been used since the start. Two processors cannot use more in 10 s.
     now[0], waited[0], computed[0] = 134.0, 99.0, 23.0
     assert each.over and whole.left() == 14.0

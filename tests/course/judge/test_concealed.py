@@ -1,4 +1,4 @@
-"""A report contains nothing that the submission has learned from a hidden probe, whichever way it tries."""
+"""A report contains nothing that the submission has learned from a hidden probe, in whatever way it tries."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def secrets(seed: int) -> list[str]:
 
 def told(tmp_path, teller: str):
     path = notebook(tmp_path, REMEMBERS, TELLERS[teller])
-    return grade(path, TWO, seed=5, bounds=BOUNDS, timeout=60)  # a worker that is ended early tells nothing
+    return grade(path, TWO, seed=5, bounds=BOUNDS, timeout=60)  # a timed-out worker would tell nothing
 
 
 @pytest.mark.parametrize("teller", TELLERS)
@@ -123,7 +123,7 @@ def test_no_hidden_probe_is_told(tmp_path, teller) -> None:
 
 
 def _one_after_the_other(exercise, session, submission, seed):
-    """A mutant that runs the checks in the order of the contract, as the judge once did."""
+    """A mutant of the judge that runs hidden checks between others, in the order of the contract."""
     reports = []
     for stage in exercise.stages:
         report = run_stage(stage, SandboxedSubject(session, stage.function), "all", seed)
@@ -138,7 +138,7 @@ def _one_after_the_other(exercise, session, submission, seed):
 def test_a_judge_that_mixes_hidden_checks_with_others_tells_them(tmp_path, monkeypatch, teller) -> None:
     monkeypatch.setattr(judge, "_graded", _one_after_the_other)
     reports = []
-    for _ in range(3):  # on a busy machine, a worker may be ended before it tells anything
+    for _ in range(3):  # repeated, because on a busy machine a worker may end before it tells anything
         reports.append(json.dumps(told(tmp_path, teller).as_dict()))
         if any(secret in reports[-1] for secret in secrets(5)):
             return

@@ -1,6 +1,6 @@
-"""Injected faults have the same effect in the notebook and the judge, and none on programs that keep the rules.
+"""Injected faults of the network act alike in notebook and judge, and change no program that keeps the rules.
 
-An honest mistake of a program is reported in words, and never counts as an attack.
+An honest mistake in a program is reported with an explanation, and never counts as an attack.
 """
 
 from __future__ import annotations
@@ -151,7 +151,7 @@ BAD = [
 
 @pytest.fixture(scope="module")
 def session():
-    """Yield a session whose workers have loaded the programs above."""
+    """Yield a session whose workers have loaded PROGRAMS."""
     may_change = {name: ["x"] if name == "changes_what_it_sent" else [] for name in NAMES}
     with Session([PROGRAMS], may_change, torch=True, seconds=60, total_seconds=600) as session:
         yield session
@@ -274,7 +274,7 @@ def test_a_rank_that_never_gets_so_far_is_not_killed_and_errors_are_told_as_ever
 
 
 def test_workers_are_not_lost_with_a_killed_rank(session, monkeypatch) -> None:
-    monkeypatch.setattr(network, "ABORT_S", 60.0)  # the machine may stall for a while
+    monkeypatch.setattr(network, "ABORT_S", 60.0)  # seconds, because a busy machine may stall
     sandboxed, _ = subjects(session, "ring_sum")
     before = [*session.workers(3)]
     for exchange in (0, 1):

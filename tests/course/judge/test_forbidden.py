@@ -1,4 +1,4 @@
-"""Code in a worker cannot use ready answers of ringlab and PyTorch; all that an exercise gives is available."""
+"""Code in a worker cannot use answers from ringlab or PyTorch, but can use all that an exercise provides."""
 
 from __future__ import annotations
 
@@ -72,7 +72,10 @@ def f(x):
 
 @pytest.fixture(scope="module")
 def call():
-    """Yield a function of (use, limits) that calls code in one worker for each limit, as torch starts slowly."""
+    """Yield a function of (use, limits) that calls one of the sources in a worker with these limits.
+
+    Calls with equal limits share a worker, because torch starts slowly.
+    """
     sources = {**BORROWED, **MORE, **FROM_THE_DISK}
     cells = [text.replace("def f(", f"def f{number}(") for number, text in enumerate(sources.values())]
     names = [f"f{number}" for number in range(len(cells))]
@@ -221,8 +224,8 @@ ANSWERS = (
 
 @inside
 def test_neither_source_nor_byte_code_of_answers_is_there() -> None:
-    # Byte code that another process writes later would not be hidden. A fresh checkout has none, so write it
-    # now.
+    # Byte code is written now, because a fresh checkout has none, and byte code that is written after the
+    # worker's start would not be hidden.
     for package in PACKAGES:
         compileall.compile_dir(HOME / package, quiet=2)
     answers = {path.parent.name for path in (HOME / "ringlab_course/exercises").glob("*/wrong_answers.md")}
@@ -244,7 +247,7 @@ def test_a_worker_needs_nothing_that_is_hidden(kernels) -> None:
         absent = SandboxedSubject(session, "f").call()
     assert absent == (
         ["ringlab.blocks"] if kernels else []
-    )  # in the sandbox, `ringlab.blocks` has only its submodule `triton`
+    )  # of `ringlab.blocks`, only `triton` is in the sandbox
 
 
 def test_limits_travel_as_text() -> None:

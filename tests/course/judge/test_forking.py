@@ -1,4 +1,4 @@
-"""Workers forked by a server are isolated and import nothing; workers are started if forking is forbidden."""
+"""Workers that a server forks are isolated and import nothing. Without forking, each worker is started."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def session(**options: object) -> Session:
 def test_workers_of_one_server_find_nothing_of_each_other() -> None:
     with session() as one, session() as other:
         SandboxedSubject(one, "leave").call("mark")
-        mounted = led_through().get(Path("/tmp"), set())  # if the checkout is below /tmp
+        mounted = led_through().get(Path("/tmp"), set())  # not empty if the checkout is below /tmp
         assert {*SandboxedSubject(one, "find").call()} == {*mounted, "mark", "a socket"}, (
             "what is looked for would be found"
         )

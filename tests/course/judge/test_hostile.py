@@ -61,7 +61,7 @@ _marks = itertools.count()
 
 
 class Class:
-    """An instructor's folder, servers on this machine, and a process that has the seed in its arguments."""
+    """A class to attack: its instructor's folder, servers, and a process with the seed in its arguments."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -90,7 +90,7 @@ class Class:
         self.other.communicate()
 
     def tree(self) -> dict[str, str]:
-        """Return the text of every file by its path."""
+        """Return the text of every file in the folder, with its path as the key."""
         return {str(p): p.read_text() if p.is_file() else "" for p in self.folder.rglob("*")}
 
     def called(self) -> list[str]:
@@ -271,7 +271,7 @@ def test_what_an_answer_itself_takes_is_not_counted_twice() -> None:
 
 
 def test_a_peak_that_is_read_once_would_be_hidden_from(monkeypatch) -> None:
-    monkeypatch.setattr(process, "ROOM", 1 << 40)  # as if the peak were not read again with the answer
+    monkeypatch.setattr(process, "ROOM", 1 << 40)  # so that the peak is not read again with the answer
     with Session([measures.SUBMISSIONS["computes after it is done"]], ["double"], torch=False) as ours:
         measured = SandboxedSubject(ours, "double").measure(np.arange(5.0))
     assert np.array_equal(measured.answer, 2 * np.arange(5.0)) and measured.peak_bytes < 1 << 20

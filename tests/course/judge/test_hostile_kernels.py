@@ -40,7 +40,7 @@ RIGHT = COMMON + "def double(x): return copied(x, 2.0)\n"
 
 @pytest.fixture(scope="module")
 def handed_in():
-    """Yield one session with all submissions, renamed apart, because Triton's interpreter starts slowly."""
+    """Yield one session with all submissions under different names, as Triton's interpreter starts slowly."""
     first, sources = turn(), [*SUBMISSIONS.values(), RIGHT]
     cells = [own(source, number) for number, source in enumerate(sources)]
     functions = [f"double_{number}" for number in range(len(sources))]
@@ -50,7 +50,7 @@ def handed_in():
 
 
 def earned(session: Session, number: int, seconds: float) -> int:
-    """Return the points that the submission earns in a session with a clean record."""
+    """Clear the session's record of losses and attacks, and return the points that the submission earns."""
     session.losses, session.condemned, session.seconds = 0, "", 60
     session.workers(1)
     session.seconds = seconds
@@ -73,5 +73,5 @@ def test_hostile_kernels_earn_nothing(handed_in, name) -> None:
 
 def test_after_all_of_them_a_right_kernel_earns_everything(handed_in) -> None:
     for worker in list(handed_in.workers(1)):
-        handed_in.discard(worker)  # its interpreter may have been replaced
+        handed_in.discard(worker)  # a hostile kernel may have replaced its interpreter
     assert earned(handed_in, len(SUBMISSIONS), 60) == STAGE.points

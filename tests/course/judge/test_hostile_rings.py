@@ -57,7 +57,7 @@ STAGE = Stage(
 
 
 class Rings:
-    """One session with all submissions, each as another function, because ranks with torch start slowly."""
+    """One session with all submissions under different names, because ranks with torch start slowly."""
 
     def __init__(self) -> None:
         self.mark = f"ring-{os.getpid()}-"
@@ -72,7 +72,7 @@ class Rings:
         self.session.losses, self.session.overdue, self.session.condemned, self.session.seconds = 0, 0, "", 60
 
     def earned(self, stage: Stage, function: str, seconds: float) -> int:
-        """Return the points that this function earns, in a session with a clean record."""
+        """Clear the session's record of losses and attacks, and return the points that `function` earns."""
         self.forgive()
         self.session.workers(2)
         self.session.seconds = seconds
@@ -115,7 +115,7 @@ def test_a_wire_between_ranks_would_earn_everything() -> None:
 
 
 class Rank:
-    """A stand-in for a worker, in a thread of this process, with the interface that the network uses."""
+    """A stand-in for a worker: a thread of this process with the interface that the judge's network uses."""
 
     send, read_available = WorkerProcess.send, WorkerProcess.read_available
 

@@ -1,4 +1,4 @@
-"""The parts of the machine that code in a worker can reach, tried from inside, one way after the other."""
+"""Code in a worker tries, one after another, the ways to reach other parts of the machine. None succeeds."""
 
 from __future__ import annotations
 
@@ -196,7 +196,7 @@ def test_descriptors_lead_to_the_judges_socket_and_nowhere_else(look) -> None:
 
 def test_the_other_processes_inside_show_nothing(look, forked) -> None:
     assert look("of_others") == []
-    if not forked:  # the process of bubblewrap has the worker's uid without root
+    if not forked:  # without root, bubblewrap's process has the worker's uid
         assert look("first_process") == []
 
 

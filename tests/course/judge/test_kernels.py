@@ -1,4 +1,4 @@
-"""Submissions with Triton kernels run in the interpreter inside the sandbox; reads and writes are recorded."""
+"""Submissions with kernels run in Triton's interpreter inside the sandbox, and accesses are recorded."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The loader runs only the cells that define the graded functions and their setup.
 
-So errors in a learner's experiments, which are in other cells, cost no points.
+So an error in another cell, where learners experiment, costs no points.
 """
 
 from __future__ import annotations

@@ -124,20 +124,20 @@ NAMES = [
 
 @pytest.fixture(scope="module")
 def session():
-    """Yield a session whose workers have loaded the programs above."""
+    """Yield a session whose workers have loaded PROGRAMS."""
     with Session([PROGRAMS], NAMES, torch=True, seconds=60, total_seconds=600) as session:
         yield session
 
 
 @pytest.fixture(autouse=True)
 def forgiven(session) -> None:
-    """Give every test a clean record, but the same workers, because torch starts slowly."""
+    """Clear the record of the session before each test. The workers stay, because torch starts slowly."""
     session.losses, session.overdue, session.condemned, session.seconds = 0, 0, "", 60
 
 
 @pytest.fixture
 def patient(monkeypatch) -> None:
-    """Let ranks wait a minute for each other, so that a stalled machine ends none that could have gone on."""
+    """Let the judge wait a minute for aborted ranks, so that it kills no rank because the machine stalls."""
     monkeypatch.setattr(network, "ABORT_S", 60.0)
 
 

@@ -102,7 +102,7 @@ def test_random_bytes_are_refused_or_wait_for_more(data) -> None:
         frames = reader.feed(data)
     except ProtocolError:
         with pytest.raises(ProtocolError):
-            reader.feed(flat(Frame("result")))  # a broken stream stays broken
+            reader.feed(flat(Frame("result")))  # after an error, further frames are refused too
     else:
         assert not frames and (reader.unparsed or not data)
 
@@ -115,7 +115,7 @@ def test_damaged_frames_never_crash(value, rng: random.Random, damages) -> None:
         data[rng.randrange(4, len(data))] = rng.randrange(256)
     try:
         for frame in FrameReader().feed(data):
-            pack(frame)  # every accepted frame has an ordinary value
+            pack(frame)  # every accepted frame can be packed again
     except ProtocolError:
         pass
 

@@ -111,7 +111,7 @@ def test_nobody_inside_has_any_rights(look) -> None:
     status = look("status")
     assert status["CapEff"] == status["CapPrm"] == "0" * 16 and status["NoNewPrivs"].strip() == "1"
     assert "0" not in status["Uid"].split() and "0" not in status["Gid"].split()
-    # Without root, a process keeps the groups of the user who grades; its namespace shows all as nobody's.
+    # Without root, a process keeps the groups of the user who grades, which its namespace shows as 65534.
     assert {*status["Groups"].split()} <= ({"65534"} if os.getuid() else set())
     assert look("become_root") == []
 
@@ -135,7 +135,7 @@ def test_only_the_interpreter_and_the_package_are_there(look, tmp_path) -> None:
     assert all((HOME / name).is_dir() for name in HIDDEN)
     frame = led_through()
     assert look("readable", [path for path in paths if Path(path) not in frame]) == []
-    for folder in {*frame} - {Path("/"), Path("/tmp")}:  # they have /proc and learners' files
+    for folder in {*frame} - {Path("/"), Path("/tmp")}:  # / also has /proc, /tmp also has learners' files
         assert {*look("names", str(folder))} == frame[folder]
     assert look("readable", [str(HOME / "ringlab/errors.py"), str(HOME / "ringlab_course/judge/worker.py")])
 

@@ -1,6 +1,7 @@
-"""A notebook is read within bounds, whatever it contains, and earns the same whichever program has saved it.
+"""Reading a notebook takes bounded time and memory, and a notebook earns the same whichever program saved it.
 
-Reading 32 MiB of any JSON takes seconds and less than a gigabyte; the kernel ends a reader that takes more.
+Reading 32 MiB of any JSON takes a few seconds and less than a gigabyte. The tests set limits by which the
+kernel ends a reader that takes more.
 """
 
 from __future__ import annotations
@@ -143,7 +144,7 @@ def filled(unit: bytes, count: int = N, head: bytes = HEAD, tail: bytes = b"0]}"
     return head + unit * min(count, (N - len(head) - len(tail)) // len(unit)) + tail
 
 
-# Files that the reader must refuse before it parses them: parsed, they would be fifty times as large.
+# Files that the reader must refuse before it parses them, because their parsed form is fifty times as large.
 TOO_MANY = {
     "brackets": lambda: b'{"cells":' + b"[" * N,
     "empty lists": lambda: filled(b"[],"),
@@ -155,7 +156,7 @@ TOO_MANY = {
     "lines of code": lambda: filled(b'"",', head=b'{"nbformat":4,"cells":[{"source":[', tail=b'""]}]}'),
     "a format of numbers": lambda: filled(b"1,", head=b'{"cells":[],"nbformat":['),
 }
-# For each kind, the largest file that passes the counts.
+# For each kind of file, the largest one with few enough brackets and commas to be parsed.
 JUST_SO = {
     "objects of one": lambda: filled(b'{"":0},', 400_000),
     "nested objects": lambda: filled(b'{"":' * 900 + b"0" + b"}" * 900 + b",", 500),
@@ -291,7 +292,7 @@ def with_helper_cells(notebook: Notebook) -> None:
 
 
 def in_one_cell_each(notebook: Notebook) -> None:
-    """Move every function to an unmarked cell, and let the marked cells call it by a class over cells."""
+    """Move each graded function to an unmarked cell. The function in the marked cell calls it by way of a class."""
     cells = []
     for cell in notebook["cells"]:
         source = text(cell)
@@ -342,7 +343,7 @@ def handed_in(folder: Path, name: str, notebook: Notebook, mark: bool = False) -
 
 
 def earned(exercise: str, submission: Submission) -> dict[str, int]:
-    """Return the points that a submission earns in the visible checks, by stage."""
+    """Return the points that a submission earns in each stage's visible checks."""
     stages = load_exercise(exercise).stages
     names = [name for stage in stages for name in (stage.function, *stage.helpers)]
     space, _ = load(submission.code, names)

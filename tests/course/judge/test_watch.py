@@ -1,6 +1,6 @@
-"""The judge's watch over sums over ranks and children, and children in no group, which limits per process miss.
+"""The judge limits the sums over all ranks and child processes, which limits per process do not bound.
 
-Exercises are graded, too, for faults that only the judge sees, because it is the network and reads memory.
+Other tests grade exercises with faults that only the judge can see, as it is the network and reads memory.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def hold(mib):
     ids=["memory", "tasks"],
 )
 def test_children_count_where_processes_can_be_started(tmp_path, monkeypatch, source, bounds, said) -> None:
-    monkeypatch.setattr(spawn, "filter_program", lambda **_: None)  # as on a machine without a filter
+    monkeypatch.setattr(spawn, "filter_program", lambda **_: None)  # as without system-call filters
     report = grade(notebook(tmp_path, source), EXERCISE, bounds=bounds, timeout=60)
     (first, *others) = report.stages[0].checks
     assert said in first.message and report.earned == 0
@@ -220,7 +220,7 @@ def test_what_is_ended_and_what_is_not(tmp_path) -> None:
     try:
         while not (below := descendants(root.pid)):
             time.sleep(0.01)
-        alone = held([root.pid])[0]  # measured first, as it may still grow
+        alone = held([root.pid])[0]  # measured first, because the process may still grow
         size, tasks = held([root.pid, *below])
         assert tasks >= 2 and size > alone > 1 << 20
         end_all(root.pid, b"a mark of its own 1")
@@ -236,7 +236,7 @@ pytestmark = pytest.mark.needs_bwrap
 
 
 def failing(stage_id: str, cells: str) -> dict[str, str | None]:
-    """Return the failing checks of a stage under the judge, each with the mistake that it names."""
+    """Return the checks of a stage that fail in the judge, each with the mistake that it names."""
     stage = load_stage(stage_id)
     names = [stage.function, *stage.helpers]
     with Session([cells], names, torch=True, seconds=120, total_seconds=1200) as session:

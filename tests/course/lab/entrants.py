@@ -1,4 +1,4 @@
-"""Entrants of lab L3 as participants might hand them in."""
+"""Entrants of lab L3: rings that participants might hand in, correct, wrong, crashing and cheating ones."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def dies(q: Tensor, k: Tensor, v: Tensor, *, ring: Ring) -> Any:
 
 
 def killed(q: Tensor, k: Tensor, v: Tensor, *, ring: Ring) -> Any:
-    """A ring in which rank 1 is killed, as by the system when memory runs out."""
+    """A ring in which rank 1 is killed, as happens when the machine runs out of memory."""
     if ring.rank == 1:
         os.kill(os.getpid(), signal.SIGKILL)
     return ring.shift(q)
@@ -54,7 +54,10 @@ def hangs(q: Tensor, k: Tensor, v: Tensor, *, ring: Ring) -> Any:
 
 
 def killed_beside_a_hang(q: Tensor, k: Tensor, v: Tensor, *, ring: Ring) -> Any:
-    """A ring in which rank 1 is killed while rank 0 waits, deaf to signals, for rank 2, which never ends."""
+    """A ring in which rank 1 is killed while rank 0 waits for rank 2, which never ends.
+
+    No signal interrupts the wait of rank 0.
+    """
     if ring.rank == 0:
         ring.comm.exchange(receive=(torch.empty(1),), source=2, tag="never").wait()
     time.sleep(2.0)
@@ -77,14 +80,14 @@ def first_call_only(q: Tensor, k: Tensor, v: Tensor, *, ring: Ring, causal: bool
 
 
 def one_call_wrong(q: Tensor, k: Tensor, v: Tensor, *, ring: Ring, causal: bool, positions: Any) -> Any:
-    """A ring that forgets a shift once: in its fifth call, which is timed."""
+    """A ring that omits a shift in one call only: the fifth, which is timed."""
     CALLS[ring.rank] += 1
     scale = 1.01 if CALLS[ring.rank] == 5 else 1.0
     return attend(ring, scale * q, k, v, causal=causal, positions=positions)
 
 
 class _Remembered(torch.autograd.Function):
-    """The result of the first call, returned for every call."""
+    """A function that returns the result and gradients of its first call in every call."""
 
     kept: ClassVar[dict[int, dict[str, Any]]] = {}
 
@@ -120,7 +123,7 @@ def no_gradient_no_work(q: Tensor, k: Tensor, v: Tensor, *, ring: Ring, causal: 
 
 
 class Later(Tensor):
-    """A subclass of tensor that might compute only when its values are read."""
+    """A subclass of Tensor, which might compute its values only when they are read."""
 
 
 def computes_later(q: Tensor, k: Tensor, v: Tensor, *, ring: Ring, causal: bool, positions: Any) -> Any:

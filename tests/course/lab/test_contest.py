@@ -1,4 +1,4 @@
-"""The gate of the contest checks the result of every call, and gives no two calls the same inputs."""
+"""The contest checks the result of every call, and gives no two calls the same inputs."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_an_entrant_that_is_right_is_right_in_every_call() -> None:
     assert all(correct(found).values()) and len(correct(found)) == 4
     for each in found:
         assert each["contenders"][l3.OURS]["correct"]
-        if each["case"] == "contest":  # the first call, two to warm up, two rounds
+        if each["case"] == "contest":  # one first call, two to warm up, and two rounds
             assert {one["calls_looked_at"] for one in each["contenders"].values()} == {5}
 
 

@@ -1,4 +1,4 @@
-"""The three labs on gloo processes: the contents of their files, correct entrants, and the state after a crash."""
+"""The three labs on gloo processes write the right files, accept correct entrants, and report crashes."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ L2 = l2.L2(S=64, c=32, H=2, D=16, rounds=2)
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
-    """Return the results that the labs write when they all run in one start of two processes."""
+    """Return the results of all labs, run one after another in the same two processes."""
     folder = tmp_path_factory.mktemp("labs")
     jobs = {
         "l1": ("l1", l1.cases, L1), "l2": ("l2", l2.cases, L2),
@@ -169,7 +169,7 @@ def test_what_is_there_stays_and_force_replaces_it_by_what_is_finished(tmp_path:
     assert run("l1", _one_case, L1, start, begun.append) == path
     assert begun == [path]
     first = path.read_text()
-    assert path.stat().st_mode & 0o777 == 0o666 & ~_umask()  # others may read it, to collect it
+    assert path.stat().st_mode & 0o777 == 0o666 & ~_umask()  # others may read and collect the file
     with pytest.raises(RankFailedError):
         run("l1", _breaks, L1, replace(start, force=True))
     assert path.read_text() == first and not load(tmp_path / "l1-2.json")["finished"]
@@ -203,7 +203,7 @@ def test_what_is_asked_wrongly_is_refused_before_any_rank_starts(
 ) -> None:
     from ringlab_course.lab import start
 
-    if "smoke" not in words:  # launch refuses these words itself, before it starts anything
+    if "smoke" not in words:  # `launch` itself refuses these words before it starts ranks
         monkeypatch.setattr(start, "launch", lambda *_, **__: pytest.fail("ranks were started"))
     monkeypatch.chdir(tmp_path)
     done = CliRunner().invoke(app, ["lab", *words.split()])
@@ -276,7 +276,7 @@ def ended_on_three_ranks(entrant: str, tmp_path: Path, *options: str) -> dict[st
         ("dies", 1, "ended with status 3"),
         ("killed", 1, "was killed by SIGKILL"),
         ("leader_killed", 0, "was killed by SIGKILL"),  # another rank writes
-        ("killed_beside_a_hang", 1, "was killed by SIGKILL"),  # rank 0 is in a wait that no signal ends
+        ("killed_beside_a_hang", 1, "was killed by SIGKILL"),  # rank 0 waits, and no signal ends it
     ],
 )
 def test_under_torchrun_the_rank_that_died_first_is_named(
@@ -336,7 +336,7 @@ def test_ranks_that_do_not_come_are_named_long_before_the_lab_would_be_over(
     for name, value in of_torchrun.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(TransportTimeout, match="within 3 s\n.*no word from ranks 1, 2 of 3"):
-        # Even on a busy machine there is time to reach the store itself.
+        # Within 3 s a rank reaches the store even on a busy machine, so the missing ranks are the reason.
         look(L1, Start(Path("l1.json"), timeout=3600.0, connect=3.0))
 
 

@@ -1,4 +1,4 @@
-"""Each check of preflight finds the fault made for it, and every rank reports the same."""
+"""Each check of preflight finds the fault that a test makes for it, and all ranks report the same."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ CPU = torch.device("cpu")
 
 
 def healthy(P: int = 4) -> list[dict[str, Any]]:
-    """Return the facts of ranks on two healthy machines with GPUs."""
+    """Return the facts that ranks on two machines with GPUs gather if nothing is wrong."""
     return [
         {
             "rank": rank, "host": f"node{rank // 2}", "kind": "cuda", "device": "a GPU", "id": f"GPU-{rank}",
@@ -105,7 +105,7 @@ def test_a_busy_device_may_be_allowed_and_nothing_else() -> None:
 
 
 class Crossed(Ring):
-    """A link on which a number changes."""
+    """A ring in which rank 1 receives a changed number, as over a faulty link."""
 
     def shift(self, *tensors: torch.Tensor, **options: Any) -> Any:
         got = super().shift(*tensors, **options)

@@ -1,4 +1,4 @@
-"""The page of results ranks correct entrants by score, survives hostile files, and loads nothing."""
+"""The page of lab results ranks correct entrants by score, can show hostile files, and loads nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every command of the run sheets can be typed, the scripts start these commands, and recorded runs exist."""
+"""The command line accepts all commands of the run sheets, the scripts start them, and recorded runs exist."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LINES = [
 
 
 def read_by_the_command_line(words: list[str]) -> None:
-    """Let typer parse the words after `ringlab`. Raises: typer's error for a wrong word."""
+    """Parse the words after `ringlab` with typer, which raises an error for a wrong word."""
     command: Any = typer.main.get_command(app)
     arguments = words[words.index("ringlab") + 1 :]
     while hasattr(command, "get_command"):

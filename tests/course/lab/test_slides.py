@@ -1,4 +1,4 @@
-"""The slides of the run sheets contain every section and every block, and no slide is cut off."""
+"""The slides of the run sheets contain every section and block, and no slide is cut off at its end."""
 
 from __future__ import annotations
 

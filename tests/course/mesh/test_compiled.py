@@ -1,4 +1,4 @@
-"""The messages of a compiled program, read from its text: loops, branches, collectives, messages to oneself."""
+"""Messages of compiled programs are counted, also in loops, branches, collectives, and from a rank to itself."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The submissions of a class: released notebooks, filled in rightly, wrongly, with malice or with missing cells.
 
-The file also serves nbgrader's formgrader for a course folder, on this machine only and with a token.
+`serve` runs nbgrader's formgrader for a course folder, on this machine only and with a token.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def untouched(notebook: Notebook, course: Path) -> None:
 
 
 def hostile(notebook: Notebook, course: Path) -> None:
-    """Overwrite the checks in their cells, rewrite the gradebook, and inject HTML for the instructor."""
+    """Overwrite the check cells, add code that rewrites the gradebook, and inject HTML for the instructor."""
     book = course / "gradebook.db"
     attack = (
         "import ringlab_course, ringlab_course.checking.reports, builtins\n"
@@ -112,7 +112,7 @@ def missing(notebook: Notebook, course: Path) -> None:
 
 
 def rewritten(notebook: Notebook, course: Path) -> None:
-    """Write metadata that break nbgrader's own reading, ask for more points, or claim another exercise."""
+    """Change metadata that nbgrader would fail to read, and claim more points and another exercise."""
     right(notebook, course)
     notebook["metadata"]["ringlab"] = {"exercise": "00"}
     for number, cell in enumerate(notebook["cells"]):

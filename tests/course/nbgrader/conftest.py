@@ -14,7 +14,7 @@ import pytest
 def environment_restored() -> Iterator[None]:
     """Begin each test as in an activated environment, and restore the environment for the next tests."""
     before = dict(os.environ)
-    # nbgrader starts `alembic` by its bare name.
+    # nbgrader starts `alembic` without a path, so it must be on PATH.
     os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{before.get('PATH', '')}"
     yield
     os.environ.clear()

@@ -1,4 +1,4 @@
-"""nbgrader's converters with ours, in this process; the judge is a stand-in that gives the report a test chooses."""
+"""nbgrader's converters work with ringlab's in this process. A stand-in for the judge returns fixed reports."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ FORGED = "<script>alert('&')</script>"
 
 
 def a_report(earned: dict[str, int], **fields: Any) -> GradeReport:
-    """Return a report with two checks per stage: one that holds, for the points earned, and one that fails."""
+    """Return a report with two checks per stage: one passes and gives the points earned, the other fails."""
     exercise = load_exercise("02")
     stages = []
     for stage in exercise.stages:
@@ -40,7 +40,7 @@ def a_report(earned: dict[str, int], **fields: Any) -> GradeReport:
 
 
 def own_cells(cells: list[dict[str, Any]]) -> None:
-    """Double a stage's points and add a test and a question to answer in words, as an instructor might."""
+    """Double a stage's points, and add a test and a question to answer in words, as an instructor might."""
     for cell in cells:
         if cell["metadata"].get("nbgrader", {}).get("grade_id") == "02-update-check":
             cell["metadata"]["nbgrader"]["points"] = 16
@@ -56,7 +56,7 @@ def answered(notebook: dict[str, Any], course: Path) -> None:
 
 
 class Folder:
-    """A course folder with exercise 02 released, with cells of the instructor's own."""
+    """A course folder in which exercise 02 is released, with some cells that the instructor has added."""
 
     def __init__(self, root: Path) -> None:
         from nbgrader.converters import GenerateAssignment

@@ -1,4 +1,4 @@
-"""A submission as nbgrader reads it has the learner's code, and the released text in all other cells."""
+"""nbgrader gets a submission with the learner's code, and with the released text in all other cells."""
 
 from __future__ import annotations
 

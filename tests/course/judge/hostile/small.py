@@ -33,7 +33,7 @@ def _hidden(subject, rng) -> None:
 
 
 class _Tensors:
-    """A subject that turns the arrays of a check into tensors before it calls the submission."""
+    """A subject that turns a check's arrays into tensors and then calls the submission's function."""
 
     def __init__(self, subject) -> None:
         self.subject = subject
