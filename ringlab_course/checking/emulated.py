@@ -44,7 +44,7 @@ def compare_emulated(cases: Iterable[Emulated], mistakes: Sequence[Misconception
     try:
         raise_first(compared())
     except Failure as failure:
-        if failure not in failures:  # raised by a call and not by a comparison of values
+        if failure not in failures:  # the failure came from a call, and not from a wrong value
             raise
         raise _named(failure, seen, mistakes) from None
 

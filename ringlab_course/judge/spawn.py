@@ -105,7 +105,7 @@ def filter_of(arrays: str) -> bytes | None:
 
     It is None on a machine whose system calls are not listed.
     """
-    return filter_program(alone=arrays == "jax")  # only submissions with a ring have several workers
+    return filter_program(alone=arrays == "jax")  # JAX runs in one worker, rings in several
 
 
 def file_in_memory(name: str, content: bytes) -> int:

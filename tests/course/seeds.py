@@ -169,7 +169,7 @@ def write(path: Path, entries: dict[str, Any], command: str) -> None:
 
 
 def is_fresh(name: str, entry: dict[str, Any] | None, seeds: int) -> bool:
-    """Return whether an entry has no faults, the current submission and contract, and at least `seeds` seeds."""
+    """Return whether an entry has no faults, enough seeds, and the current submission and contract."""
     return (
         entry is not None
         and entry["submission"] == digest(name)

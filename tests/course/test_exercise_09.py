@@ -93,7 +93,7 @@ def test_couriers_in_one_exchange_with_the_blocks_are_right_and_cost_nothing_but
 
 
 def failing(stage_id, only=None, **mine):
-    """Return the failing checks, and the mistakes that they name, if the functions in `mine` replace right ones.
+    """Return the failing checks, and the mistakes that they name, if functions in `mine` replace right ones.
 
     only: the one check to run, in place of all checks of the stage.
     """

@@ -1,4 +1,4 @@
-"""The clinic's patients have the faults in their charts, sound rings pass, and learners' charts are tested."""
+"""The clinic's patients have the faults in their charts, sound rings pass, learners' charts are tested."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ Nobody wrote this one down.
 
 @pytest.fixture
 def written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
-    """Yield a function that replaces exercise 01's answers by one right answer and a given wrong_answers.md."""
+    """Yield a function that replaces exercise 01's answers by a right answer and a given wrong_answers.md."""
     caches = (module.right_answers, module.wrong_answers, module.entries, module.misconceptions_of)
 
     def write(text: str) -> None:

@@ -1,4 +1,4 @@
-"""Checks of 06.threshold: the least tokens per rank that hide a hop, computed from a data sheet."""
+"""Checks of 06.threshold: the least number of tokens per rank that hides a hop, from a data sheet."""
 
 from __future__ import annotations
 

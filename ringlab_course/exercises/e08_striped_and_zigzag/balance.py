@@ -1,4 +1,4 @@
-"""Checks of 08.balance: a function that compares the time of the busiest ranks with the ideal."""
+"""Checks of 08.balance: the work of each step's busiest rank, added up and divided by the ideal."""
 
 from __future__ import annotations
 

@@ -152,7 +152,7 @@ def _verify(subject: Any, cases: Sequence[Problem]) -> None:
     for given in cases:
         try:
             report = read(subject.call(dict(given.layer), given.S, given.P, dict(given.machine)), given)
-        except Failure:  # after a wrong report, an error ends the comparison and is not raised
+        except Failure:  # an error after a wrong report only ends the comparison
             if wrong is None:
                 raise
             break

@@ -107,7 +107,7 @@ def run(
 
 
 def content(path: Path) -> list[Any]:
-    """Return what must be equal in two books: results in order, ungraded submissions, and pending regrades."""
+    """Return what must be equal in two books: results in order, ungraded submissions, pending regrades."""
     with Gradebook(path) as book:
         results = book._book.execute(
             "SELECT learner, exercise, path, digest, contract, seed, submitted_at, earned, maximum, report"

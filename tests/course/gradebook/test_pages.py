@@ -1,4 +1,4 @@
-"""Pages of grades are complete and correct, safe from learners' text, and reveal no other learner or probe."""
+"""Pages of grades are complete and correct, safe from learners' text, and reveal no other learner's data."""
 
 from __future__ import annotations
 

@@ -292,7 +292,7 @@ def with_helper_cells(notebook: Notebook) -> None:
 
 
 def in_one_cell_each(notebook: Notebook) -> None:
-    """Move each graded function to an unmarked cell. The function in the marked cell calls it by way of a class."""
+    """Move each graded function to an unmarked cell, and call it from a new function in its marked cell."""
     cells = []
     for cell in notebook["cells"]:
         source = text(cell)

@@ -1,4 +1,4 @@
-"""Messages of compiled programs are counted, also in loops, branches, collectives, and from a rank to itself."""
+"""Messages of compiled programs are counted, also those in loops, branches, collectives, and to oneself."""
 
 from __future__ import annotations
 
