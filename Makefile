@@ -1,6 +1,6 @@
 # make lab    set everything up and open JupyterLab on lesson 00      (LAB_ARGS=--no-browser for a headless machine)
 # make test   set everything up and run the checks that guard a user: about eleven minutes on two cores
-# make test-all  the same, mypy, and everything long: processes, sweeps, compilers, browsers, peers, the site; CI runs it
+# make test-all  the same, mypy, and everything long: processes, sweeps, compilers, browsers, peers, the site; CI runs a third
 # make site   build the course as web pages that load nothing from anywhere, into build/site   (SITE_ARGS='--address=https://… --repository=https://…': where they, and the code, will be)
 # make slides the labs' run sheets as slides, into build/slides.html
 # make gpu    on a machine with an NVIDIA GPU: its tests, benchmarks and pictures, into benchmarks/results; installs nothing
@@ -13,6 +13,7 @@ PYTHON ?=
 LAB_ARGS ?=
 SITE_ARGS ?=
 PYTEST_ARGS ?= -n 3
+PART ?=
 LOCK_ARGS ?=
 export PYTHON
 # glibc gives every thread a heap of its own and keeps it: virtual ranks are threads, and a test run starts thousands.
@@ -64,7 +65,7 @@ check: style
 	$(RUN) -m pytest $(PYTEST_ARGS) -m "not thorough" --ignore=tests/course tests
 
 # CI draws as `make test` does, so that one commit has one verdict.
-check-all: SEED = $(if $(CI),,--seed fresh)
+check-all: SEED = $(if $(CI),,--seed fresh) $(if $(PART),--part $(PART))
 check-all: style types
 	$(RUN) -m pytest $(PYTEST_ARGS) $(SEED) --ignore=tests/course tests
 	$(RUN) -m pytest $(PYTEST_ARGS) $(SEED) --nbval tests/course notebooks solutions

@@ -59,6 +59,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default="0",
         help="a number from which all draws of the tests follow, or 'fresh' for another one",
     )
+    parser.addoption("--part", default="0/1", help="of the thorough tests run only part I of N, given as I/N")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -134,7 +135,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return True if _ALL_THOROUGH.search(collection_path.read_text(encoding="utf-8")) else None
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Mark the cases of a sweep that only `make test-all` runs, and skip tests that cannot run on this machine.
 
     The name of a case decides whether the case is marked. Its place in the table could not decide, because
@@ -145,7 +146,21 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         sweep = item.get_closest_marker("sweep")
         if sweep is not None and crc32(item.nodeid.encode()) % sweep.args[0] != 0:
             item.add_marker(pytest.mark.thorough)
+    index, count = map(int, config.option.part.split("/"))
+    others = {
+        item
+        for item in items
+        if item.get_closest_marker("thorough") and _number(item) % count != index % count
+    }
+    config.hook.pytest_deselected(items=[*others])
+    items[:] = [item for item in items if item not in others]
     needs.skip_what_is_missing(items, needs.MAY_BE_ABSENT if needs.all_required() else needs.MISSING)
+
+
+def _number(item: pytest.Item) -> int:
+    """Return a number that decides on a test's part: one for all tests of a file, but one for each case of a sweep."""
+    swept = item.get_closest_marker("sweep") is not None
+    return crc32((item.nodeid if swept else item.nodeid.partition("::")[0]).encode()) // 1000
 
 
 @pytest.hookimpl(hookwrapper=True)
