@@ -28,10 +28,10 @@ CHECK_KINDS = ("correctness", "cost", "speed")
 
 @dataclass(frozen=True)
 class Misconception:
-    """A common mistake: the message for the learner, and a function that makes the same mistake.
+    """A common mistake: the message for the learner, and for kernels and JAX a function that makes the same mistake.
 
-    `imitate` takes the `inputs` and `keywords` of `compare_with`, and returns the wrong answer. It is None if
-    the mistake changes counts (rounds, bytes) and not values.
+    `imitate` takes the inputs of an `Emulated` case and returns the wrong answer (`ringlab_course.checking.emulated`).
+    It is None for mistakes that are found by running the stage's wrong answers, or by counts such as rounds and bytes.
     """
 
     name: str
