@@ -70,11 +70,19 @@ def reserve(path: Path) -> Path:
     raise LabError(f"a free name beside {path}", "a thousand taken names", "--output")
 
 
-def blame(path: Path, cause: str, stacks: Mapping[str, str] | None = None) -> None:
+def blame(
+    path: Path,
+    cause: str,
+    stacks: Mapping[str, str] | None = None,
+    header: Mapping[str, Any] | None = None,
+) -> None:
     """Write the cause into the results of a run that did not finish, as the starting process knows it.
 
-    stacks: the stack of each rank, by rank.
+    stacks: the stack of each rank, by rank. header: the header of a file that is still empty; without it the
+    file stays empty.
     """
+    if header is not None and not path.stat().st_size:
+        ResultFile(path, header).write()
     try:
         found = load(path)
     except LabError:  # no rank has begun
@@ -115,6 +123,8 @@ def header(
 def label(transport: str, ranks: list[dict[str, Any]]) -> str:
     """Return in words what was measured, and clearly whether GPUs were used."""
     devices = sorted({str(rank["device"]) for rank in ranks})
+    if not ranks:
+        return f"{transport}: ended before all ranks had connected"
     hosts = len({rank["host"] for rank in ranks})
     where = f"{hosts} machine{'s' if hosts > 1 else ''}"
     if all(rank["kind"] == "cpu" for rank in ranks):

@@ -97,9 +97,14 @@ def run(
     written = reserve(start.output) if tells else start.output
     if tells:
         began(written)
-    witness = Witness(written if tells else None, start.timeout, _report) if under_torchrun() else None
+
+    def report(file: Path, cause: str, stacks: dict[str, str]) -> None:
+        alone = header(lab, _plain(settings), [], start.transport)
+        blame(file, " ".join(cause.split())[:400], stacks, alone)
+
+    witness = Witness(written if tells else None, start.timeout, report) if under_torchrun() else None
     try:
-        with witness.signals() if witness else nullcontext():
+        with witness.watching(start.connect) if witness else nullcontext():
             _on_all(on_rank, start, lab, cases, settings, replace(start, output=written), witness=witness)
         if tells and start.force and written != start.output:
             written = written.replace(start.output)
@@ -120,10 +125,6 @@ def run(
     return written if tells else None
 
 
-def _report(file: Path, cause: str, stacks: dict[str, str]) -> None:
-    blame(file, " ".join(cause.split())[:400], stacks)
-
-
 def look(settings: Settings, start: Start) -> tuple[list[dict[str, Any]], list[Finding]]:
     """Return every rank's facts and the findings of preflight, without measuring anything."""
     everyone, found = _on_all(_preflight, start, settings, start)
@@ -136,7 +137,7 @@ def _on_all(program: Callable[..., Any], start: Start, *args: Any, witness: Witn
         message = min(start.message, start.timeout)
         with (
             connect(start.transport, message, start.connect) as ring,
-            witness.watching(ring) if witness else nullcontext(),
+            witness.connected(ring) if witness else nullcontext(),
         ):
             return program(ring, *args)
     try:

@@ -1,8 +1,8 @@
 """The witness of a rank under torchrun: it reports which rank failed first and how, and all ranks' stacks.
 
 A rank that is killed or stuck cannot report anything itself. So each rank has a thread that watches the
-processes of all ranks on its machine, and sends the stack of its own rank when another rank requests all
-stacks. If its own rank is stuck in a call that no signal interrupts, the thread itself writes the report and
+processes of all ranks on its machine from before they connect, and sends the stack of its own rank when
+another rank requests all stacks. If its own rank is stuck in a call that no signal interrupts, the thread itself writes the report and
 ends the process.
 """
 
@@ -25,9 +25,11 @@ from typing import Any
 
 import torch.distributed as dist
 
+from ringlab.comm.processes.connect import torchrun_store
 from ringlab.comm.processes.distributed import DistributedComm
 from ringlab.comm.processes.failure_board import Board, Failure
 from ringlab.comm.ring import Ring
+from ringlab.errors import CommError, RinglabError
 
 SIGNALLED = "a signal to end, while no rank had failed: the job was cancelled, or its time was over"
 _TICK = 0.2  # seconds between two checks whether stacks were requested
@@ -55,11 +57,13 @@ class Witness:
 
     def __init__(self, file: Path | None, timeout: float, report: Report) -> None:
         self.file, self.report, self.reported = file, report, False
-        self.board, self.rank, self.world_size = Board(None), int(os.environ.get("RANK", "0")), 1
+        self.board = Board(None)
+        self.rank, self.world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         self._deadline = time.monotonic() + timeout
         self._store: dist.Store | None = None
         self._comm: DistributedComm | None = None
-        self._hosts: dict[int, str] = {}
+        self._hosts: dict[int, str] = {}  # the host of each rank that has said who it is
+        self._meeting = threading.Lock()
         self._processes: dict[int, tuple[int, int]] = {}  # rank and pid of each watched process, by its pidfd
         self._stack, self._answered, self._ending, self._over = "", False, False, False
         self._signalled = 0.0
@@ -73,8 +77,8 @@ class Witness:
             raise Ended
 
     def why(self) -> str:
-        """Return the first failure, or SIGNALLED if there is none."""
-        return _told(self.first())
+        """Return the first failure or, if there is none, the ranks that had not begun, or else SIGNALLED."""
+        return self._in_words(self.first())
 
     def first(self) -> Failure | None:
         """Return the run's first failure, or None; it may reach the board shortly after the signal."""
@@ -86,7 +90,7 @@ class Witness:
         return found
 
     @contextmanager
-    def signals(self) -> Iterator[None]:
+    def _signals(self) -> Iterator[None]:
         """Make a signal to end raise Ended in the program, and wake the thread even if the program hangs."""
         if threading.current_thread() is not threading.main_thread():
             yield
@@ -100,47 +104,69 @@ class Witness:
             signal.signal(signal.SIGTERM, before)
 
     @contextmanager
-    def watching(self, ring: Ring) -> Iterator[None]:
-        """Watch the ranks while the block runs.
+    def watching(self, startup: float) -> Iterator[None]:
+        """Watch the ranks while the block connects them and runs their program.
 
-        If the block raises, report the first failure and all stacks.
+        startup: the seconds in which torchrun's store must answer. If the block raises, report the first
+        failure and all stacks. Raises: TransportTimeout without an answer of the store.
         """
+        with self._signals():
+            torchrun_store(startup)
+            self._store = _own_store()
+            # The thread has its own connection. On the program's connection it would have to wait whenever
+            # the program waits.
+            self.board = Board(self._store)
+            self._say("who", json.dumps([socket.gethostname(), os.getpid()]))
+            if self.file is not None:
+                self._say("file", str(self.file.resolve()))
+            thread = threading.Thread(target=self._run, name="witness", daemon=True)
+            thread.start()
+            try:
+                with self._reporting():
+                    yield
+            finally:
+                self._over = True
+                thread.join(_PATIENCE)
+
+    @contextmanager
+    def connected(self, ring: Ring) -> Iterator[None]:
+        """Watch the exchanges of `ring` too; report the block's error before the ring is closed."""
         assert isinstance(ring.comm, DistributedComm)
-        self._comm, self.rank, self.world_size = ring.comm, ring.rank, ring.world_size
-        self._store = _own_store()
-        # The thread has its own connection. On the program's connection it would have to wait whenever the
-        # program waits.
-        self.board = ring.comm.board = Board(self._store)
-        self._say("who", json.dumps([socket.gethostname(), os.getpid()]))
-        if self.file is not None:
-            self._say("file", str(self.file.resolve()))
-        self._over = False
-        thread = threading.Thread(target=self._run, name="witness", daemon=True)
-        thread.start()
+        self._comm = ring.comm
+        ring.comm.board = self.board
+        with self._reporting():
+            yield
+
+    @contextmanager
+    def _reporting(self) -> Iterator[None]:
         try:
             yield
         except BaseException as error:
             self._ending = True
-            if not isinstance(error, Ended):
-                ring.comm.fail(error)
-            elif self.first() is None:
-                self.board.record(self.rank, SIGNALLED)
-            self._stack = "".join(traceback.format_exception(error))
-            self._tell(error)
+            if not self._stack:
+                if not isinstance(error, Ended):
+                    self.board.fail(self.rank, error)
+                elif self.first() is None:
+                    self.board.record(self.rank, SIGNALLED)
+                self._stack = "".join(traceback.format_exception(error))
+                self._tell(error)
             raise
-        finally:
-            self._over = True
-            thread.join(_PATIENCE)
 
     def _tell(self, error: BaseException | None) -> None:
         """Write the first failure and all stacks into the results, if this rank is the one that writes."""
         first, stacks = self.first(), self._stacks()
         file = self._file(first)
-        if file is not None and not self.reported:
-            self.reported = True
-            own = not isinstance(error, Ended | None) and (first is None or first.rank == self.rank)
-            cause = f"{type(error).__name__}: {error}" if own else _told(first)
-            self.report(file, f"rank {self.rank} failed first: {cause}" if own else cause, stacks)
+        refused = isinstance(error, RinglabError) and not isinstance(error, CommError)
+        if file is None or self.reported or (refused and not file.stat().st_size):
+            return  # a lab that was refused before it began has no result
+        self.reported = True
+        own = not isinstance(error, Ended | None) and (first is None or first.rank == self.rank)
+        cause = (
+            f"rank {self.rank} failed first: {type(error).__name__}: {error}"
+            if own
+            else self._in_words(first)
+        )
+        self.report(file, cause, stacks)
 
     def _file(self, first: Failure | None) -> Path | None:
         """Return the result file on the rank that writes, and None on all others.
@@ -155,8 +181,8 @@ class Witness:
 
     def _run(self) -> None:
         with suppress(RuntimeError):  # the store is gone, because the process that hosts it is gone
-            self._meet()
             while not self._over:
+                self._meet()
                 ready, _, _ = select.select([self._awake, *self._processes], [], [], _TICK)
                 for each in ready:
                     if each == self._awake:
@@ -169,15 +195,21 @@ class Witness:
                 self._keep_time()
 
     def _meet(self) -> None:
-        """Open the processes of the other ranks on this machine."""
-        for rank in range(self.world_size):
-            host, pid = json.loads(self._read("who", rank))
-            self._hosts[rank] = host
-            if rank != self.rank and host == socket.gethostname() and hasattr(os, "pidfd_open"):
-                try:
-                    self._processes[os.pidfd_open(pid)] = rank, pid
-                except OSError:
-                    self._lost(rank, f"its process {pid} on {host} is gone")
+        """Open the processes of the ranks on this machine that have said who they are since the last call."""
+        with self._meeting:
+            for rank in self._unknown():
+                if not self._knows("who", rank):
+                    continue
+                host, pid = json.loads(self._read("who", rank))
+                self._hosts[rank] = host
+                if rank != self.rank and host == socket.gethostname() and hasattr(os, "pidfd_open"):
+                    try:
+                        self._processes[os.pidfd_open(pid)] = rank, pid
+                    except OSError:
+                        self._lost(rank, f"its process {pid} on {host} is gone, and it left no reason")
+
+    def _unknown(self) -> list[int]:
+        return [rank for rank in range(self.world_size) if rank not in self._hosts]
 
     def _gone(self, descriptor: int) -> None:
         rank, pid = self._processes.pop(descriptor)
@@ -205,16 +237,27 @@ class Witness:
         """Return the stack of every rank, by its number."""
         self._say("asked", "1", 0)
         self._answer()
+        self._meet()
         deadline = time.monotonic() + _ANSWERS
-        while not all(self._knows("stack", rank) for rank in range(self.world_size)):
+        while not all(self._knows("stack", rank) for rank in self._hosts):
             if time.monotonic() > deadline or self._store is None:
                 break
             time.sleep(_TICK / 4)
-        ranks = range(self.world_size)
+        silent = dict.fromkeys(self._hosts, "no answer") | dict.fromkeys(self._unknown(), "not begun")
         return {
-            str(rank): self._read("stack", rank) if self._knows("stack", rank) else "no answer"
-            for rank in ranks
+            str(rank): self._read("stack", rank) if self._knows("stack", rank) else silent[rank]
+            for rank in range(self.world_size)
         }
+
+    def _in_words(self, first: Failure | None) -> str:
+        """Return the first failure in words. A rank that only received a signal has not failed."""
+        if first is not None and SIGNALLED not in str(first):
+            return str(first)
+        absent = self._unknown() if self._store is not None else []
+        if not absent:
+            return SIGNALLED
+        which = f"rank{'s' if len(absent) > 1 else ''} {', '.join(map(str, absent))}"
+        return f"a signal to end, before {which} had begun: see torchrun's output for how they ended"
 
     def _answer(self) -> None:
         if not self._answered:
@@ -269,7 +312,8 @@ def _own_store() -> dist.Store | None:
         store = dist.TCPStore(*where, is_master=False, timeout=timedelta(seconds=60))
     except (KeyError, ValueError, RuntimeError):
         return None
-    return dist.PrefixStore("ringlab/lab", store)
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")  # torchrun may start all ranks again
+    return dist.PrefixStore(f"ringlab/lab/{attempt}", store)
 
 
 def _how_it_ended(pid: int) -> str:
@@ -281,8 +325,3 @@ def _how_it_ended(pid: int) -> str:
     if os.WIFSIGNALED(status):
         return f"was killed by {signal.Signals(os.WTERMSIG(status)).name}"
     return f"ended with status {os.WEXITSTATUS(status)}"
-
-
-def _told(first: Failure | None) -> str:
-    """Return the first failure in words. A rank that only received a signal has not failed."""
-    return SIGNALLED if first is None or SIGNALLED in str(first) else str(first)

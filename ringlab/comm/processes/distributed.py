@@ -151,8 +151,7 @@ class DistributedComm(Comm):
 
     def fail(self, error: BaseException) -> None:
         """Record `error` on the board as this rank's failure, unless another rank has failed before."""
-        first_line = str(error).split("\n")[0]
-        self.board.record(self.rank, f"{type(error).__name__}: {first_line}")
+        self.board.fail(self.rank, error)
 
     def finish(self) -> None:
         """Record that this rank's program has ended, and wait briefly for the other ranks to end as well.

@@ -53,6 +53,12 @@ class Board:
         self._ask(lambda store: store.compare_set(_FAILURE, "", content))
         return self.first_failure() or mine
 
+    def fail(self, rank: int, error: BaseException) -> Failure | None:
+        """Record the class and first line of `error` if no failure is recorded yet; return the first failure."""
+        return self.record(
+            rank, f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+        )
+
     def first_failure(self) -> Failure | None:
         """Return the failure that was recorded first, or None."""
         content = self._ask(lambda store: store.get(_FAILURE) if store.check([_FAILURE]) else None)

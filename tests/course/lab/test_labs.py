@@ -295,6 +295,32 @@ def test_under_torchrun_the_rank_that_died_first_is_named(
         assert f"in {entrant}" in stack, stack
 
 
+@pytest.mark.parametrize(
+    ("rank", "stage", "said"),
+    [
+        (1, "unannounced", "a signal to end, before rank 1 had begun: see torchrun's output"),
+        (0, "connecting", r"rank 0 failed first: its process \d+ on .* (was killed by SIGKILL|is gone)"),
+    ],
+)
+def test_a_rank_that_is_killed_before_all_have_connected_is_named(
+    rank: int, stage: str, said: str, tmp_path: Path
+) -> None:
+    """The others wait in a call that no signal interrupts. They still name the dead rank and say where they wait."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "3"]
+    lab = ["-m", "tests.course.lab.killed_early", str(rank), stage, "lab", "l1", "--messages", "64,128", "--lengths", "16,32",
+           "--rounds", "1", "--output", str(tmp_path / "l1.json")]  # fmt: skip
+    done = subprocess.run([*command, *lab], capture_output=True, text=True, timeout=300, cwd=CHECKOUT)
+    assert done.returncode != 0
+    found = load(tmp_path / "l1.json")
+    assert re.match(said, found["ended_by"]), (found["ended_by"], done.stderr)
+    assert not found["finished"] and not found["cases"]
+    stacks = found["stacks"]
+    assert stacks.pop(str(rank)).startswith(("no stack: its process", "not begun"))
+    assert len(stacks) == 2 and all("connect.py" in stack for stack in stacks.values()), stacks
+    page, _ = report({tmp_path / "l1.json": found})
+    assert "ended before all ranks had connected" in page
+
+
 def test_under_torchrun_the_rank_that_hangs_is_named_after_the_time_of_a_message(tmp_path: Path) -> None:
     found = ended_on_three_ranks("hangs", tmp_path, "--message-timeout", "3")
     assert re.search("failed first: TransportTimeout: .*rank 2 to (send|take) 'shift'", found["ended_by"])
@@ -320,6 +346,7 @@ def test_the_signal_by_which_torchrun_ends_a_rank_is_written_down(
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setattr("ringlab_course.lab.start._on_all", cut_short)
+    monkeypatch.setattr("ringlab_course.lab.witness.torchrun_store", lambda startup: None)
     before = signal.getsignal(signal.SIGTERM)
     with pytest.raises(LabError, match="a signal to end, while no rank had failed"):
         run("l1", l1.cases, L1, Start(tmp_path / "l1.json"))
