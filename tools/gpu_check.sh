@@ -1,29 +1,19 @@
 #!/bin/sh
-# Everything that needs an NVIDIA GPU, in one go; `make gpu` runs it:
-#   tests    the case table on the GPU, the transports between processes (with cloudpickle), and tests of the
-#            benchmarks' clock and memory  (tests/gpu)
-#   kernels  `ringlab bench kernels`             -> $RESULTS/kernels-<gpu>.json
-#   ring     `ringlab bench ring --emulated 8`   -> $RESULTS/ring-<gpu>.json
-#   draw     bars and rooflines of all results   -> $FIGURES
-# Each part runs even if one before it failed; the exit status is 1 if any did.
+# `make gpu`: everything that needs an NVIDIA GPU, in the order of its value, by `ringlab bench hour`.
 #
 # Nothing is installed and no .venv is needed: ringlab is taken from this checkout. Python 3.11 to 3.13 must have
 # torch 2.11 or later with CUDA, triton 3.6 or later, numpy, matplotlib, jaxtyping, rich, typer and pytest.
+# With pytest-xdist the tests take less time, because most of it is compiling, which goes side by side.
 #
 #   PYTHON=python3            the interpreter; by default .venv/bin/python where that has CUDA, else python3
-#   PARTS="tests kernels"     some of the parts only
-#   RESULTS=benchmarks/results  FIGURES=build/figures   where results and pictures go
-#   KERNELS_ARGS="--rounds 11"  RING_ARGS="--emulated 4 --tokens 32768"   more options
-#   PYTEST_ARGS="-n 8"        with pytest-xdist: most of the tests' time is compiling, which goes side by side
-# It reads the GPU's clocks and never sets them. Look at the results before you commit them.
+#   HOUR_ARGS="--steps kernels --again"   options of `ringlab bench hour`
+# It reads the GPU's clocks and never sets them.
 set -u
 cd "$(dirname "$0")/.." || exit 1
 PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}"
 PYTHONUNBUFFERED=1
 export PYTHONPATH PYTHONUNBUFFERED
 unset TRITON_INTERPRET
-results="${RESULTS:-benchmarks/results}"
-figures="${FIGURES:-build/figures}"
 
 say() { printf '%s\n' "ringlab: $*" >&2; }
 
@@ -51,23 +41,5 @@ if ! has_cuda "$python"; then
     exit 1
 fi
 
-ringlab() { "$python" -c 'from ringlab.cli import main; main()' "$@"; }
-gpu="$("$python" -c 'import re, torch; print(re.sub("[^a-z0-9]+", "-", torch.cuda.get_device_name().lower()).strip("-"))')"
-
-part() { # shellcheck disable=SC2086 # options are lists of words
-    case "$1" in
-        tests) "$python" -m pytest -q -p no:cacheprovider --confcutdir=tests/gpu tests/gpu ${PYTEST_ARGS:-} ;;
-        kernels) ringlab bench kernels --output "$results/kernels-$gpu.json" ${KERNELS_ARGS:-} ;;
-        ring) ringlab bench ring --emulated 8 --output "$results/ring-$gpu.json" ${RING_ARGS:-} ;;
-        draw) ringlab bench draw "$results"/*.json --out "$figures" ;;
-        *) say "no part is called $1: tests, kernels, ring, draw" && return 1 ;;
-    esac
-}
-
-failed=""
-for name in ${PARTS:-tests kernels ring draw}; do
-    say "$name, on $gpu"
-    part "$name" || failed="$failed $name"
-done
-[ -z "$failed" ] || say "FAILED:$failed"
-[ -z "$failed" ]
+# shellcheck disable=SC2086 # options are a list of words
+exec "$python" -m ringlab bench hour ${HOUR_ARGS:-}

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib.metadata
 import os
 import platform
@@ -16,6 +17,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -236,6 +238,35 @@ def machine() -> dict[str, object]:
         "ringlab": ringlab.__version__,
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
     }
+
+
+def commit() -> str:
+    """Return the commit of ringlab's checkout, with "+" if files were edited, or "" outside of a checkout."""
+    folder = Path(ringlab.__file__).resolve().parents[1]
+    asked = ("rev-parse --short=12 HEAD", "status --porcelain --untracked-files=no")
+    try:
+        said = [
+            subprocess.run(
+                ["git", "-C", str(folder), *words.split()], capture_output=True, text=True, timeout=30
+            )
+            for words in asked
+        ]
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    if any(done.returncode for done in said) or not (folder / ".git").exists():
+        return ""
+    return said[0].stdout.strip() + ("+" if said[1].stdout.strip() else "")
+
+
+@cache
+def source() -> str:
+    """Return a digest of ringlab's Python files, which is equal if the files are, committed or not."""
+    folder = Path(ringlab.__file__).resolve().parent
+    digest = hashlib.sha256()
+    for file in sorted(folder.rglob("*.py")):
+        digest.update(f"{file.relative_to(folder).as_posix()}\0".encode())
+        digest.update(hashlib.sha256(file.read_bytes()).digest())
+    return digest.hexdigest()[:12]
 
 
 def _gpu() -> dict[str, Any]:

@@ -67,12 +67,11 @@ def draw_all(files: Sequence[Path], out: Path) -> list[tuple[Path, str]]:
         raise RinglabError("results of `ringlab bench … --output`", "no file", "name some, or measure first")
     out.mkdir(parents=True, exist_ok=True)
     drawn = []
-    for file in files:
-        result = _read(file)
+    for name, result in (each for file in files for each in _read(file)):
         for kind, draw in _DRAWERS[result["bench"]].items():
             with styled():
                 figure, alt = draw(result)
-                path = out / f"{file.stem}-{kind}.png"
+                path = out / f"{name}-{kind}.png"
                 _save(figure, alt, path)
             drawn.append((path, alt))
     pages = [f"![{alt}]({path.name})\n\n{alt}\n" for path, alt in drawn]
@@ -80,18 +79,22 @@ def draw_all(files: Sequence[Path], out: Path) -> list[tuple[Path, str]]:
     return drawn
 
 
-def _read(file: Path) -> Result:
+def _read(file: Path) -> list[tuple[str, Result]]:
+    """Return the results in a file, each with a name for its pictures; an hour's file has one for each bench."""
     try:
         result = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise RinglabError(
             "a JSON file", f"{file}: {error}", "give files that `ringlab bench` wrote"
         ) from None
+    if isinstance(result, dict) and result.get("bench") == "hour":
+        parts = [step.get("result") or {} for step in result["steps"].values()]
+        return [(f"{file.stem}-{part['bench']}", part) for part in parts if part.get("bench") in _DRAWERS]
     if not isinstance(result, dict) or result.get("bench") not in _DRAWERS:
         raise RinglabError(
             f"a result of {', '.join(_DRAWERS)}", str(file), "give files that `ringlab bench` wrote"
         )
-    return result
+    return [(file.stem, result)]
 
 
 def _save(figure: Figure, alt: str, path: Path) -> None:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from ringlab.cli.contributed import ExtensibleBench
-from ringlab.cli.output import Json, finish, people, print_json, progress_bar, reporting_errors
+from ringlab.cli.output import Json, finish, people, print_json, progress_bar, reporting_errors, stderr
 
 app = typer.Typer(
     cls=ExtensibleBench,
@@ -229,6 +231,63 @@ def ring(
         chosen = [block.strip() for block in blocks.split(",")]
         measured = bench_ring(problem, emulated, chosen, rounds, progress=lambda: bar.advance(task))
     _report_cases(measured, output, as_json)
+
+
+@app.command()
+def hour(
+    minutes: Annotated[
+        float | None,
+        typer.Option(
+            "--minutes", min=1.0, help="Limit of all steps: 60, with eight GPUs 30.", show_default=False
+        ),
+    ] = None,
+    again: Annotated[bool, typer.Option("--again", help="Run the steps that have passed once more.")] = False,
+    steps: Annotated[
+        str, typer.Option("--steps", help="Only steps whose names contain one of these, with commas.")
+    ] = "",
+    output: Output = None,
+    as_json: Json = False,
+) -> None:
+    """Run all tests, benchmarks and labs that need a GPU, in the order of their value. Needs a checkout.
+
+    Run it again to continue: steps that passed are kept until ringlab or the machine changes.
+    Exits 1 unless all steps have passed.
+    """
+    from ringlab.bench.hour import FAILED, LATE, STEPS, Hour
+
+    with reporting_errors(as_json):
+        import torch
+
+        gpus = torch.cuda.device_count()
+        name = re.sub(r"[^a-z0-9]+", "-", torch.cuda.get_device_name().lower()).strip("-") if gpus else ""
+        file = output or RESULTS / "hour" / f"{name}.json"
+        if again:
+            file.unlink(missing_ok=True)
+        words = [word.strip().lower() for word in steps.split(",") if word.strip()]
+        chosen = [step for step in STEPS if not words or any(word in step.name.lower() for word in words)]
+        if not chosen:
+            raise typer.BadParameter(
+                f"no step of {', '.join(step.name for step in STEPS)}", param_hint="--steps"
+            )
+
+        def tell(name: str, entry: Mapping[str, Any]) -> None:
+            seconds = f", {entry['seconds']:.0f} s" if "seconds" in entry else ""
+            stderr.print(f"{name}: {entry['state']}{seconds}  {entry.get('why', '')}", highlight=False)
+            for line in entry["last"] if entry["state"] in (FAILED, LATE) and "last" in entry else ():
+                stderr.print(f"    {line}", highlight=False, markup=False)
+            for row in entry.get("figures", ()):
+                stderr.print(f"    {row['line']}", highlight=False, markup=False)
+
+        run = Hour(file, Path("build/hour"), minutes or (30 if gpus >= 8 else 60), tell, chosen)
+        kept = [step.name for step in chosen if step.name in run.entries]
+        if kept and not as_json:
+            stderr.print(f"passed before: {', '.join(kept)}", highlight=False)
+        ok = run.run()
+    if as_json:
+        print_json({"ok": ok, "file": str(file), "steps": run.entries})
+    else:
+        people.print(f"{file}: look at it before you commit it\nringlab bench draw {file}", highlight=False)
+    finish(ok)
 
 
 @app.command()

@@ -20,7 +20,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ringlab.cli.output import Json, finish, people, print_json
-from ringlab.errors import BackendError, MissingExtraError, require_package
+from ringlab.errors import BackendError, MissingExtraError, RinglabError, require_package
 
 INTERPRETER = "from ringlab.blocks.triton.interpreter import repair; assert repair(); import triton; print(triton.__version__)"
 ASSEMBLERS = (
@@ -163,6 +163,26 @@ def _gpus(name: str) -> Diagnosis:
     return Diagnosis(name, "ok", ", ".join(names))
 
 
+def _hour(name: str) -> Diagnosis:
+    import torch
+
+    from ringlab.bench.device import no_cuda
+    from ringlab.bench.hour import available
+    from ringlab.checkout import find_checkout
+
+    if reason := no_cuda():
+        return Diagnosis(name, "missing", reason, "not needed: it tests and measures on GPUs")
+    try:
+        find_checkout()
+    except RinglabError as error:
+        return Diagnosis(name, "missing", error.got, error.remedy)
+    can, others = available(torch.cuda.device_count())
+    found = f"{len(can)} of {len(can) + len(others)} steps"
+    if others:
+        found += f"; not {', '.join(step.name for step in others)}, which need {others[0].gpus} GPUs"
+    return Diagnosis(name, "ok", found)
+
+
 def _fonts(name: str) -> Diagnosis:
     require_package("matplotlib", "figures", "figures")
     from matplotlib.font_manager import findfont, get_font
@@ -266,6 +286,7 @@ PROBES: dict[str, Callable[[str], Diagnosis]] = {
     "interpreter of triton": _interpreter,
     "compiler for absent GPUs": _assemblers,
     "GPUs": _gpus,
+    "make gpu": _hour,
     "flash operators of torch": _operators,
     "gloo": _gloo,
     "fonts": _fonts,

@@ -291,3 +291,7 @@ def _numbers(option: str, text: str) -> tuple[int, ...]:
 def _tells() -> bool:
     """Return whether this process prints for all ranks."""
     return os.environ.get("RANK", "0") == "0"
+
+
+if __name__ == "__main__":  # torchrun starts it in a checkout that is not installed
+    app()

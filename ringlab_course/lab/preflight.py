@@ -21,9 +21,10 @@ from typing import Any
 import torch
 
 import ringlab
+from ringlab.bench.device import source
 from ringlab.comm.ring import Ring
 from ringlab.errors import LabError
-from ringlab_course.lab.result import gather, source
+from ringlab_course.lab.result import gather
 
 BUSY_SHARE = 0.05
 """A larger share of a GPU's time or memory in use by others before the run makes all figures doubtful."""

@@ -7,22 +7,19 @@ the transport that the lab measures.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import os
-import subprocess
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
 
 import ringlab
-from ringlab.bench.device import machine
+from ringlab.bench.device import commit, machine, source
 from ringlab.blocks import known
 from ringlab.comm.protocol import CONTROL, Comm
 from ringlab.errors import LabError
@@ -130,35 +127,6 @@ def label(transport: str, ranks: list[dict[str, Any]]) -> str:
     if all(rank["kind"] == "cpu" for rank in ranks):
         return f"{len(ranks)} {transport} processes on the CPU of {where}: no GPU took part"
     return f"{len(ranks)} ranks over {transport} on {where}, {', '.join(devices)}"
-
-
-def commit() -> str:
-    """Return the commit of ringlab's checkout, with "+" if files were edited, or "" outside of a checkout."""
-    folder = Path(ringlab.__file__).resolve().parents[1]
-    asked = ("rev-parse --short=12 HEAD", "status --porcelain --untracked-files=no")
-    try:
-        said = [
-            subprocess.run(
-                ["git", "-C", str(folder), *words.split()], capture_output=True, text=True, timeout=30
-            )
-            for words in asked
-        ]
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    if any(done.returncode for done in said) or not (folder / ".git").exists():
-        return ""
-    return said[0].stdout.strip() + ("+" if said[1].stdout.strip() else "")
-
-
-@cache
-def source() -> str:
-    """Return a digest of ringlab's Python files, which is equal if the files are, committed or not."""
-    folder = Path(ringlab.__file__).resolve().parent
-    digest = hashlib.sha256()
-    for file in sorted(folder.rglob("*.py")):
-        digest.update(f"{file.relative_to(folder).as_posix()}\0".encode())
-        digest.update(hashlib.sha256(file.read_bytes()).digest())
-    return digest.hexdigest()[:12]
 
 
 def load(path: Path) -> dict[str, Any]:

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from ringlab import VirtualCluster
+from ringlab.bench.device import source
 from ringlab.comm.ring import Ring
 from ringlab.errors import LabError
 from ringlab_course.lab import preflight as looked_at
@@ -23,7 +24,6 @@ from ringlab_course.lab.preflight import (
     preflight,
     versions,
 )
-from ringlab_course.lab.result import source
 
 CPU = torch.device("cpu")
 

@@ -1,0 +1,367 @@
+"""The first hour on a machine with GPUs: its tests, benchmarks and labs, in the order of their value.
+
+Each step is a command with a limit of time, and has a log of its own. The result file is written whenever a
+step ends. A later run begins with the steps that have not passed, unless ringlab or the machine has changed.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ringlab.bench.device import NEEDED, machine, no_cuda, source
+from ringlab.bench.draw import ceiling
+from ringlab.checkout import find_checkout
+from ringlab.cost.hardware import hardware, hardware_names
+from ringlab.errors import DeviceError
+
+PASSED, FAILED, LATE, ABSENT = "passed", "failed", "out of time", "not here"
+_LAST_LINES = 12
+_GRACE = 10.0  # seconds between asking a step to end and killing it
+
+
+@dataclass(frozen=True)
+class Step:
+    """One command of the hour.
+
+    words: what follows `python`; {out} becomes the file of its results, {gpus} the number of GPUs. minutes: its
+    limit. gpus: the fewest GPUs that it needs. Steps of one `wave` that need one GPU run side by side where
+    there are enough GPUs.
+    """
+
+    name: str
+    words: tuple[str, ...]
+    minutes: float
+    wave: int
+    gpus: int = 1
+
+    @property
+    def is_test(self) -> bool:
+        """Whether the command is pytest."""
+        return "pytest" in self.words
+
+
+def _tests(name: str, minutes: float, wave: int, *words: str, gpus: int = 1) -> Step:
+    words = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "--confcutdir=tests/gpu", *words)
+    return Step(name, words, minutes, wave, gpus)
+
+
+def _ringlab(name: str, minutes: float, wave: int, command: str) -> Step:
+    return Step(name, ("-m", "ringlab", *command.split(), "--output", "{out}"), minutes, wave)
+
+
+def _lab(name: str, minutes: float, command: str) -> Step:
+    torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "{gpus}")
+    common = "--transport nccl --dtype bfloat16 --heads 16 --head-dim 128 --rounds 7 --output {out}"
+    # As a module, because a checkout that is not installed has no command `ringlab lab`.
+    words = (*torchrun, "-m", "ringlab_course.cli.lab", *command.split(), *common.split())
+    return Step(name, words, minutes, wave=4, gpus=2)
+
+
+_TABLE, _TRANSPORTS = "tests/gpu/test_case_table.py", "tests/gpu/test_transports.py"
+_MESSAGES = ",".join(str(2**power) for power in (12, 16, 20, 24, 28, 30))
+
+STEPS = (
+    _tests("shapes", 2, 1, _TABLE, "-k", "cudnns_lse or same_bits"),
+    _tests("triton bfloat16", 8, 1, _TABLE, "-k", "triton and bfloat16"),
+    _tests("native", 6, 1, _TABLE, "-k", "native"),
+    _tests("cudnn", 6, 1, _TABLE, "-k", "cudnn-"),
+    _tests("flash", 6, 1, _TABLE, "-k", "flash-"),
+    _tests("triton float16", 6, 1, _TABLE, "-k", "triton and float16 and not bfloat16"),
+    _tests("triton float32", 6, 1, _TABLE, "-k", "triton and float32"),
+    _tests("conformance suite", 3, 1, "tests/gpu/test_conformance_gpu.py"),
+    _tests("one GPU", 4, 1, _TRANSPORTS, "-m", "not needs_two_gpus"),
+    _ringlab("kernels", 5, 2, "bench kernels --blocks triton,native,cudnn,flash --rounds 15"),
+    _ringlab("ring on one GPU", 5, 2, "bench ring --emulated 8 --blocks triton,native --rounds 9"),
+    _tests("two GPUs", 5, 3, _TRANSPORTS, "-m", "needs_two_gpus", gpus=2),
+    _lab("lab L1", 4, f"l1 --lengths 1024,2048,4096,8192 --messages {_MESSAGES}"),
+    _lab("lab L2", 5, "l2 --tokens 131072 --per-rank 16384"),
+    _lab("lab L2 triton", 5, "l2 --tokens 131072 --per-rank 16384 --layouts zigzag --block triton"),
+    _ringlab("tune", 10, 5, "tune --dtype 16-bit --head-dim 128 --most 12 --processes 8 --json"),
+)
+"""Right results first, then speed; what needs the most GPUs and what takes longest come last."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """A measured value beside the expected one.
+
+    odd: whether a person should look at it: it is far below what is expected, or above what the GPU can do.
+    """
+
+    name: str
+    measured: float
+    expected: float
+    unit: str
+    source: str
+    least: float = 0.7
+    most: float = 1.1
+
+    @property
+    def odd(self) -> bool:
+        """Whether the measured value is outside the expected range."""
+        return not self.least * self.expected <= self.measured <= self.most * self.expected
+
+    def __str__(self) -> str:
+        mark = "  <- look at this" if self.odd else ""
+        return f"{self.name}: {self.measured:.3g} {self.unit}, expected {self.expected:.3g} ({self.source}){mark}"
+
+
+# (pass, causal) → contender → TFLOP/s on H100, head dim 128, 16k tokens
+_ON_H100 = {
+    ("forward", False): {"flash": 370, "native": 370, "cudnn": 595, "triton": 395},
+    ("forward", True): {"flash": 335, "native": 335, "cudnn": 539, "triton": 378},
+    ("backward", False): {"flash": 322, "native": 322, "cudnn": 516},
+}
+_PAPER = "FlashAttention-3's paper, H100: FlashAttention-2, Triton's own kernel and cuDNN"
+_EFFICIENCY = {"forward": 0.85, "forward_backward": 0.90}
+_RING_PAPER = "ring-flash-attention's zig-zag ring on 8 H800, 8k tokens a GPU"
+
+
+def expected(step: str, result: Mapping[str, Any], gpu: str, gpus: int) -> list[Row]:
+    """Return the figures of a step's result beside the expected ones, for a GPU with torch's name `gpu`.
+
+    A figure without a published or computed counterpart is left out.
+    """
+    compare = {"kernels": _kernels, "ring on one GPU": _ring, "lab L1": _link}.get(step)
+    if step.startswith("lab L2"):
+        compare = _scaling
+    return list(compare(result, gpu, gpus)) if compare else []
+
+
+def _kernels(result: Mapping[str, Any], gpu: str, gpus: int) -> Iterator[Row]:
+    roof = ceiling(gpu)
+    hopper = any(name in gpu for name in ("H100", "H200", "H800"))
+    for case in result["cases"]:
+        kind = case["pass"], case["causal"]
+        for name, found in case["contenders"].items():
+            what = f"{name}, {kind[0]}, {'causal' if kind[1] else 'full'}"
+            published = _ON_H100.get(kind, {}).get(name) if hopper else None
+            if published:
+                yield Row(what, found["tflops"], published, "TFLOP/s", _PAPER, most=2.0)
+            if roof:
+                yield Row(what, found["tflops"], roof.flops / 1e12, "TFLOP/s", "peak", least=0.2, most=1.0)
+
+
+def _ring(result: Mapping[str, Any], gpu: str, gpus: int) -> Iterator[Row]:
+    for case in result["cases"]:
+        for name, ratios in case["speed_ratio"].items():
+            once = name.replace(" ring", " once")
+            if once in ratios:
+                what = f"{name} / {once}, {case['pass'].replace('_', ' + ')}"
+                yield Row(what, ratios[once], 1.0, "as fast", "the same products", least=0.8)
+
+
+def _link(result: Mapping[str, Any], gpu: str, gpus: int) -> Iterator[Row]:
+    named = [each for each in hardware_names() if re.search(rf"\b{each}\b", gpu.lower())]
+    if not named:
+        return
+    link = hardware(named[0]).inside
+    largest = max(
+        (case for case in result["cases"] if case["case"] == "bandwidth"), key=lambda case: case["bytes"]
+    )
+    what = f"{largest['bytes'] / 2**20:.0f} MiB to the next rank"
+    yield Row(
+        what, largest["bytes_per_s"] / 1e9, link.bytes_per_s / 1e9, "GB/s", f"{link.name}, one way", 0.5
+    )
+
+
+def _scaling(result: Mapping[str, Any], gpu: str, gpus: int) -> Iterator[Row]:
+    for case in result["cases"]:
+        if case["case"] == "scaling" and case["P"] == 8 and "zigzag" in case["contenders"]:
+            what = f"zig-zag, {case['scaling']} scaling, {case['pass'].replace('_', ' + ')}"
+            efficiency = case["contenders"]["zigzag"]["efficiency"]
+            yield Row(
+                what, efficiency, _EFFICIENCY[case["pass"]], "of a perfect split", _RING_PAPER, 0.85, 1.2
+            )
+
+
+def available(gpus: int) -> tuple[list[Step], list[Step]]:
+    """Return the steps that a machine with `gpus` GPUs can run, and the others."""
+    can = [step for step in STEPS if step.gpus <= gpus]
+    return can, [step for step in STEPS if step not in can]
+
+
+@dataclass
+class Hour:
+    """A run of the steps on this machine.
+
+    file: the result file. logs: the folder of logs and of the steps' own results. minutes: the limit of all.
+    tell: called with the name and the entry of each step as it ends. Raises: DeviceError without a GPU.
+    """
+
+    file: Path
+    logs: Path
+    minutes: float
+    tell: Callable[[str, Mapping[str, Any]], None] = lambda name, entry: None
+    steps: Sequence[Step] = STEPS
+    gpus: int | None = None
+
+    def __post_init__(self) -> None:
+        self.gpus = torch.cuda.device_count() if self.gpus is None else self.gpus
+        if not self.gpus:
+            raise DeviceError(
+                NEEDED, no_cuda() or "no GPU that CUDA_VISIBLE_DEVICES allows", "ringlab doctor"
+            )
+        self._deadline = time.monotonic() + 60 * self.minutes
+        self._head = {"bench": "hour", "machine": machine(), "gpus": self.gpus, "source": source()}
+        self._entries = self._kept()
+
+    @property
+    def entries(self) -> Mapping[str, Mapping[str, Any]]:
+        """The steps that have ended, by name: state, seconds, command, log, last lines, result and figures."""
+        return self._entries
+
+    @property
+    def ok(self) -> bool:
+        """Whether every step that this machine can run has passed."""
+        ended = [self._entries.get(step.name, {}).get("state") for step in self.steps]
+        return all(state in (PASSED, ABSENT) for state in ended)
+
+    def _kept(self) -> dict[str, Any]:
+        """Return the entries of an earlier run that passed, if ringlab and the machine are still the same."""
+        try:
+            before = json.loads(self.file.read_text(encoding="utf-8"))
+            same = _lasting(before) == _lasting(self._head)
+            return {name: each for name, each in before["steps"].items() if same and each["state"] == PASSED}
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            return {}
+
+    def run(self) -> bool:
+        """Run every step that has not passed, and return whether all have passed."""
+        assert self.gpus is not None
+        for wave in sorted({step.wave for step in self.steps}):
+            waiting = []
+            for step in self.steps:
+                if step.wave != wave or step.name in self._entries:
+                    continue
+                if step.gpus > self.gpus:
+                    self._end(step, {"state": ABSENT, "why": f"needs {step.gpus} GPUs"})
+                else:
+                    waiting.append(step)
+            self._wave(waiting, [str(gpu) for gpu in range(self.gpus)])
+        return self.ok
+
+    def _wave(self, waiting: list[Step], free: list[str]) -> None:
+        """Run steps, each on GPUs that no other one uses, until all have ended."""
+        running: list[_Running] = []
+        try:
+            while waiting or running:
+                for step in list(waiting):
+                    needed = len(free) if step.gpus > 1 else 1
+                    if step.gpus > len(free) or (step.gpus > 1 and running):
+                        break
+                    waiting.remove(step)
+                    left = self._deadline - time.monotonic()
+                    if left <= 0:
+                        self._end(step, {"state": LATE, "why": "no time was left; run it again"})
+                        continue
+                    taken, free = free[:needed], free[needed:]
+                    running.append(_Running(step, taken, self.logs, min(60 * step.minutes, left)))
+                for each in [each for each in running if each.ended()]:
+                    running.remove(each)
+                    free = sorted(free + each.taken)
+                    self._end(each.step, each.entry())
+                time.sleep(0.05)
+        finally:
+            for each in running:
+                each.stop()
+
+    def _end(self, step: Step, entry: dict[str, Any]) -> None:
+        gpu = str((self._head["machine"] or {}).get("gpu", {}).get("name", ""))  # type: ignore[attr-defined]
+        if entry.get("result"):
+            rows = expected(step.name, entry["result"], gpu, self.gpus or 0)
+            entry["figures"] = [{**asdict(row), "odd": row.odd, "line": str(row)} for row in rows]
+        self._entries[step.name] = entry
+        whole = {**self._head, "ok": self.ok, "steps": self._entries}
+        self.file.parent.mkdir(parents=True, exist_ok=True)
+        made = self.file.with_name(f".{self.file.name}.part")
+        made.write_text(json.dumps(whole, indent=1) + "\n", encoding="utf-8")
+        made.replace(self.file)
+        self.tell(step.name, entry)
+
+
+def _lasting(head: Mapping[str, Any]) -> tuple[Any, ...]:
+    about = head["machine"]
+    return head["source"], head["gpus"], about["torch"], about["gpus"], about.get("versions")
+
+
+class _Running:
+    """A step whose command runs in a process group of its own."""
+
+    def __init__(self, step: Step, taken: list[str], logs: Path, seconds: float) -> None:
+        self.step, self.taken, self.out = step, taken, logs / f"{_slug(step.name)}.json"
+        logs.mkdir(parents=True, exist_ok=True)
+        self.out.unlink(missing_ok=True)
+        self.log = logs / f"{_slug(step.name)}.log"
+        words = [w.replace("{out}", str(self.out)).replace("{gpus}", str(len(taken))) for w in step.words]
+        if step.is_test and importlib.util.find_spec("xdist"):  # most of the time is compiling
+            words += ["-n", str(max(1, min(8, (os.cpu_count() or 1) // max(1, torch.cuda.device_count()))))]
+        self.command = [sys.executable, *words]
+        self.began, self.seconds, self.stopped = time.monotonic(), seconds, False
+        environment = {**os.environ, "PYTHONUNBUFFERED": "1", "CUDA_VISIBLE_DEVICES": _visible(taken)}
+        environment.pop("TRITON_INTERPRET", None)
+        with self.log.open("w") as log:
+            self.process = subprocess.Popen(
+                self.command, cwd=find_checkout(), env=environment, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+            )  # fmt: skip
+
+    def ended(self) -> bool:
+        """Return whether the process has ended; end it if its time is over."""
+        if self.process.poll() is not None:
+            return True
+        if time.monotonic() - self.began > self.seconds:
+            self.stop()
+        return self.process.poll() is not None
+
+    def stop(self) -> None:
+        """End the command and all processes that it started."""
+        self.stopped = True
+        for sent in (signal.SIGTERM, signal.SIGKILL):
+            with suppress(ProcessLookupError):
+                os.killpg(self.process.pid, sent)
+            with suppress(subprocess.TimeoutExpired):
+                self.process.wait(_GRACE)
+
+    def entry(self) -> dict[str, Any]:
+        """Return the step's entry in the result file."""
+        last = self.log.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-_LAST_LINES:]
+        state = LATE if self.stopped else PASSED if self.process.returncode == 0 else FAILED
+        if state == PASSED and self.step.is_test and not re.search(r"\d+ passed", "\n".join(last)):
+            state = ABSENT  # every test was skipped
+        result = None
+        with suppress(OSError, ValueError):
+            result = json.loads(self.out.read_text(encoding="utf-8"))
+        return {
+            "state": state,
+            "seconds": round(time.monotonic() - self.began, 1),
+            "ended": datetime.now(UTC).isoformat(timespec="seconds"),
+            "command": " ".join(self.command[1:]),
+            "log": str(self.log),
+            "last": last,
+            "result": result,
+        }
+
+
+def _visible(taken: list[str]) -> str:
+    """Return the GPUs for CUDA_VISIBLE_DEVICES, of those that the hour itself may use."""
+    allowed = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+    return ",".join(allowed[int(each)] if allowed != [""] else each for each in taken)
+
+
+def _slug(name: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")

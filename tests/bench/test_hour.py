@@ -1,0 +1,227 @@
+"""`ringlab bench hour`: order, limits, continuation, GPUs and the figures beside which results are printed."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+from ringlab.bench import hour
+from ringlab.bench.hour import ABSENT, FAILED, LATE, PASSED, STEPS, Hour, Row, Step, available, expected
+from ringlab.cli import app
+from ringlab.errors import DeviceError
+
+MADE_UP = Path(__file__).parent / "made_up"
+HOPPER = "NVIDIA H200"
+
+
+def python(name: str, code: str, minutes: float = 1.0, wave: int = 1, gpus: int = 1) -> Step:
+    """Return a step that runs `code`; in it, `out` is the file of its results."""
+    return Step(name, ("-c", f"out = '{{out}}'\n{code}"), minutes, wave, gpus)
+
+
+def run(folder: Path, *steps: Step, gpus: int = 1, minutes: float = 5.0) -> dict[str, Any]:
+    """Run the steps, and return the result file."""
+    Hour(folder / "hour.json", folder / "logs", minutes, steps=steps, gpus=gpus).run()
+    found: dict[str, Any] = json.loads((folder / "hour.json").read_text())
+    return found
+
+
+def note(folder: Path, word: str) -> str:
+    return f"open({str(folder / 'order')!r}, 'a').write({word!r} + ' ')\n"
+
+
+def test_steps_run_by_wave_and_one_file_has_their_results(tmp_path: Path) -> None:
+    found = run(
+        tmp_path,
+        python("late", note(tmp_path, "late"), wave=2),
+        python("early", note(tmp_path, "early") + "open(out, 'w').write('[1, 2]')"),
+        python("wrong", note(tmp_path, "wrong") + "print('why it failed'); raise SystemExit(3)"),
+        python("many", "", gpus=2),
+    )
+    assert (tmp_path / "order").read_text().split() == ["early", "wrong", "late"]
+    states = {name: step["state"] for name, step in found["steps"].items()}
+    assert states == {"early": PASSED, "wrong": FAILED, "late": PASSED, "many": ABSENT}
+    assert found["steps"]["early"]["result"] == [1, 2] and not found["ok"]
+    assert found["steps"]["wrong"]["last"] == ["why it failed"]
+
+
+def test_a_second_run_begins_with_what_has_not_passed(tmp_path: Path) -> None:
+    good, bad = (
+        python("good", note(tmp_path, "good")),
+        python("bad", note(tmp_path, "bad") + "raise SystemExit(1)"),
+    )
+    run(tmp_path, good, bad)
+    mended = python("bad", note(tmp_path, "mended"))
+    assert run(tmp_path, good, mended)["ok"]
+    assert (tmp_path / "order").read_text().split() == ["good", "bad", "mended"]
+
+
+def test_another_source_is_another_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    good = python("good", note(tmp_path, "good"))
+    run(tmp_path, good)
+    monkeypatch.setattr(hour, "source", lambda: "changed")
+    run(tmp_path, good)
+    assert (tmp_path / "order").read_text().split() == ["good", "good"]
+
+
+@pytest.mark.parametrize("content", ["", "[]", '{"source": 1}', '{"steps": []}'])
+def test_a_file_that_cannot_be_continued_is_replaced(content: str, tmp_path: Path) -> None:
+    (tmp_path / "hour.json").write_text(content)
+    assert run(tmp_path, python("good", ""))["ok"]
+
+
+def test_a_step_that_takes_too_long_is_ended_with_its_children(tmp_path: Path) -> None:
+    child = f"import subprocess, sys, time\nchild = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])\nopen({str(tmp_path / 'pid')!r}, 'w').write(str(child.pid))\ntime.sleep(600)"
+    found = run(tmp_path, python("stuck", child, minutes=0.03), python("next", "", wave=2))
+    assert {name: step["state"] for name, step in found["steps"].items()} == {"stuck": LATE, "next": PASSED}
+    pid = int((tmp_path / "pid").read_text())
+    for _ in range(100):
+        if not Path(f"/proc/{pid}").exists() or "zombie" in Path(f"/proc/{pid}/status").read_text():
+            break
+        time.sleep(0.1)
+    else:
+        pytest.fail("the step's child still runs")
+
+
+def test_when_the_time_is_over_the_rest_is_left_for_the_next_run(tmp_path: Path) -> None:
+    found = run(tmp_path, python("slow", "import time; time.sleep(600)"), python("left", ""), minutes=0.03)
+    assert [found["steps"][name]["state"] for name in ("slow", "left")] == [LATE, LATE]
+    assert found["steps"]["left"]["why"] == "no time was left; run it again"
+
+
+def test_steps_of_a_wave_have_a_gpu_each_and_the_next_wave_has_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6")
+    meet = (
+        "import os, time, pathlib\nhere = pathlib.Path(out).parent\n"
+        "(here / ('gpu' + os.environ['CUDA_VISIBLE_DEVICES'])).touch()\n"
+        "while len(list(here.glob('gpu*'))) < 3: time.sleep(0.05)\n"
+    )
+    everyone = f"import os; assert os.environ['CUDA_VISIBLE_DEVICES'] == '4,5,6'; open({str(tmp_path / 'count')!r}, 'w').write('{{gpus}}')"
+    steps = [python(f"meet {number}", meet) for number in range(3)]
+    found = run(tmp_path, *steps, python("all", everyone, wave=2, gpus=2), gpus=3, minutes=1.0)
+    assert found["ok"], found
+    assert {path.name for path in (tmp_path / "logs").glob("gpu*")} == {"gpu4", "gpu5", "gpu6"}
+    assert (tmp_path / "count").read_text() == "3"
+
+
+@pytest.mark.thorough
+def test_tests_that_are_all_skipped_are_not_here(tmp_path: Path) -> None:
+    for code, state in (
+        ("pytest.skip('no flash')", ABSENT),
+        ("assert True", PASSED),
+        ("assert False", FAILED),
+    ):
+        (tmp_path / "test_it.py").write_text(f"import pytest\n\ndef test_it():\n    {code}\n")
+        step = Step("tests", ("-m", "pytest", "-q", "-p", "no:cacheprovider", f"--confcutdir={tmp_path}",
+                              "-c", os.devnull, str(tmp_path / "test_it.py")), 1.0, 1)  # fmt: skip
+        assert run(tmp_path, step)["steps"]["tests"]["state"] == state
+        (tmp_path / "hour.json").unlink()
+
+
+def test_without_a_gpu_it_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DeviceError, match="needed: an NVIDIA GPU"):
+        Hour(tmp_path / "hour.json", tmp_path, 60.0, gpus=0)
+
+
+def test_every_machine_has_an_hour_that_fits() -> None:
+    """Sixty minutes on one GPU; thirty on eight, where the steps of a wave run side by side."""
+    can, others = available(1)
+    assert sum(step.minutes for step in can) <= 70 and {step.gpus for step in others} == {2}
+    assert available(8)[1] == []
+    assert len({step.name for step in STEPS}) == len(STEPS)
+
+
+@pytest.mark.parametrize("step", [step for step in STEPS if not step.is_test], ids=lambda step: step.name)
+def test_the_command_of_every_step_has_options_that_exist(step: Step) -> None:
+    words = list(step.words)
+    if "ringlab_course.cli.lab" in words:
+        words = ["lab", *words[words.index("ringlab_course.cli.lab") + 1 :]]
+    else:
+        words = words[words.index("ringlab") + 1 :]
+    command: Any = typer.main.get_command(app)
+    while hasattr(command, "commands"):
+        command = command.commands[words.pop(0)]
+    context = command.make_context(step.name, words)
+    assert context.params["output"] == Path("{out}")
+
+
+COLLECT = """
+import json, sys, pytest
+class Seen:
+    def pytest_collection_finish(self, session):
+        self.tests = [item.nodeid for item in session.items]
+for words in json.loads(sys.argv[1]):
+    seen = Seen()
+    pytest.main([*words, "--collect-only", "-q", "-q"], plugins=[seen])
+    print("COLLECTED", json.dumps(seen.tests))
+"""
+
+
+@pytest.mark.thorough
+def test_every_step_of_tests_has_tests_and_together_they_are_all_of_them() -> None:
+    words = [list(step.words[2:]) for step in STEPS if step.is_test]
+    everything = [*words[0][:4], "tests/gpu"]
+    command = [sys.executable, "-c", COLLECT, json.dumps([everything, *words])]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[2])
+    found = [
+        json.loads(line.removeprefix("COLLECTED")) for line in done.stdout.splitlines() if "COLLECTED" in line
+    ]
+    whole, *steps = map(set, found)
+    assert len(steps) == len(words) and all(steps), done.stderr
+    assert set().union(*steps) == whole
+
+
+def figures(name: str, gpu: str = HOPPER) -> dict[str, Row]:
+    rows = expected(name, json.loads((MADE_UP / f"{name.split()[0]}.json").read_text()), gpu, 1)
+    return {f"{row.name} [{row.source[:4]}]": row for row in rows}
+
+
+def test_kernels_are_printed_beside_published_figures_and_the_peak() -> None:
+    rows = figures("kernels")
+    assert rows["flash, forward, full [Flas]"].expected == 370
+    peak = rows["triton, forward, causal [peak]"]
+    assert peak.expected == pytest.approx(989.5) and peak.unit == "TFLOP/s"
+    assert not expected(
+        "kernels", json.loads((MADE_UP / "kernels.json").read_text()), "A GPU nobody built", 1
+    )
+    assert all(row.source == "peak" for row in figures("kernels", "NVIDIA A100-SXM4-80GB").values())
+
+
+def test_a_ring_is_printed_beside_one_call_of_its_kernel() -> None:
+    rows = list(figures("ring on one GPU").values())
+    assert rows and all(row.expected == 1.0 and "once" in row.name for row in rows)
+
+
+def test_a_link_and_a_scaling_are_printed_beside_what_is_known() -> None:
+    cases = [{"case": "bandwidth", "bytes": 2**power, "bytes_per_s": 3e11} for power in (12, 30)]
+    (row,) = expected("lab L1", {"cases": cases}, HOPPER, 8)
+    assert (row.name, row.measured, row.expected) == (
+        "1024 MiB to the next rank",
+        300.0,
+        450.0,
+    ) and not row.odd
+    case = {
+        "case": "scaling",
+        "P": 8,
+        "scaling": "weak",
+        "pass": "forward",
+        "contenders": {"zigzag": {"efficiency": 0.4}},
+    }
+    (row,) = expected("lab L2 triton", {"cases": [case, {**case, "P": 2}]}, HOPPER, 8)
+    assert row.odd and "look at this" in str(row)
+    assert expected("tune", {}, HOPPER, 8) == []
+
+
+@pytest.mark.parametrize(("measured", "odd"), [(69, True), (71, False), (109, False), (111, True)])
+def test_a_figure_is_odd_far_below_and_above_what_is_expected(measured: float, odd: bool) -> None:
+    assert Row("x", measured, 100, "TFLOP/s", "peak").odd is odd
