@@ -55,3 +55,11 @@ def test_what_is_no_result_is_refused(text: str, tmp_path: Path) -> None:
         draw_all([file], tmp_path / "out")
     with pytest.raises(RinglabError, match="measure first"):
         draw_all([], tmp_path)
+
+
+def test_the_file_of_a_gpu_hour_is_drawn_by_its_benches(tmp_path: Path) -> None:
+    steps = {file.stem: {"result": json.loads(file.read_text())} for file in MADE_UP}
+    hour = tmp_path / "h200.json"
+    hour.write_text(json.dumps({"bench": "hour", "steps": {**steps, "tests": {"result": None}, "cut": {}}}))
+    names = {path.stem for path, _ in draw_all([hour], tmp_path / "out")}
+    assert names == {f"h200-{bench}-{kind}" for bench, kinds in KINDS.items() for kind in kinds}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
@@ -30,12 +31,17 @@ def test_results_of_a_gpu_are_shown(tmp_path: Path) -> None:
     """The page of benchmarks shows made-up results that have the form of `make gpu`'s results."""
     results = tmp_path / "benchmarks/results"
     shutil.copytree(CHECKOUT / "benchmarks/results", results)
-    for name in ("kernels", "ring"):
-        shutil.copy(CHECKOUT / f"tests/bench/made_up/{name}.json", results / f"{name}-made-up.json")
+    made_up = {
+        name: json.loads((CHECKOUT / f"tests/bench/made_up/{name}.json").read_text())
+        for name in ("kernels", "ring")
+    }
+    (results / "hour").mkdir(exist_ok=True)
+    steps = {name: {"result": result} for name, result in made_up.items()} | {"tests": {"result": None}}
+    (results / "hour/made-up.json").write_text(json.dumps({"bench": "hour", "steps": steps}))
     page = benchmarks.page(tmp_path)
     assert "Nothing has been measured" not in page
     for told in (
-        "`kernels-made-up.json`:",
+        "`made-up.json`, kernels:",
         "| forward, causal | triton |",
         "| forward, causal | triton ring |",
     ):

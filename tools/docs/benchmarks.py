@@ -108,11 +108,13 @@ def _beside(case: Result, peer: str) -> str:
 
 def _gpus(results: Path) -> Iterator[str]:
     yield "## On GPUs"
-    files = sorted([*results.glob("kernels-*.json"), *results.glob("ring-*.json")])
+    files = sorted(results.glob("hour/*.json"))
     if not files:
         yield "Nothing has been measured on a GPU yet. `make gpu` measures on yours and writes the results."
-    for file in files:
-        measured = _read(file)
+    steps = [(file, each["result"]) for file in files for each in _read(file)["steps"].values()]
+    for file, measured in steps:
+        if (measured or {}).get("bench") not in ("kernels", "ring"):
+            continue
         rows = [
             (
                 f"{case['pass'].replace('_', ' + ')}, {'causal' if case['causal'] else 'full'}",
@@ -126,7 +128,7 @@ def _gpus(results: Path) -> Iterator[str]:
             for case in measured["cases"]
             for name, found in case["contenders"].items()
         ]
-        yield f"`{file.name}`:\n\n{table(('', '', 'median', 'rate', 'speed'), rows)}"
+        yield f"`{file.name}`, {measured['bench']}:\n\n{table(('', '', 'median', 'rate', 'speed'), rows)}"
         yield _machine(measured)
 
 
