@@ -20,7 +20,7 @@ from ringlab.bench.problem import Problem
 
 pytest.importorskip("cloudpickle", reason="needs cloudpickle: pip install cloudpickle")
 
-from ringlab import VirtualCluster, launch, ring_attention, zigzag
+from ringlab import Mask, VirtualCluster, launch, ring_attention, zigzag
 from ringlab.comm.ring import Ring
 from ringlab.errors import BackendError
 
@@ -47,14 +47,20 @@ def messages(ring: Ring, device: str) -> list[torch.Tensor]:
     return [*came, ring.all_reduce(torch.full((3,), float(ring.rank + 1), device=device)).cpu()]
 
 
-def attention(ring: Ring, device: str) -> list[torch.Tensor]:
+CAUSAL, DOCUMENTS = Mask(), Mask(documents=(100, 0, 1, 200))
+
+
+def attention(
+    ring: Ring, device: str, block: str = "blockwise", heads: tuple[int, int] = (4, 2), mask: Mask = CAUSAL
+) -> list[torch.Tensor]:
     """Return out, dq, dk, dv of this rank's shards, twice in a row over the same buffers."""
     generator = torch.Generator().manual_seed(0)
     layout, results = zigzag(301, ring.world_size), []
+    H, K = heads
     for _ in range(2):
-        whole = [torch.randn(1, heads, 301, 32, generator=generator) for heads in (4, 2, 2)]
+        whole = [torch.randn(1, count, 301, 32, generator=generator) for count in (H, K, K)]
         q, k, v = (layout.shard(x, ring.rank).to(device).requires_grad_() for x in whole)
-        out = ring_attention(q, k, v, ring=ring, layout=layout, block="blockwise")
+        out = ring_attention(q, k, v, ring=ring, layout=layout, block=block, mask=mask)
         out.square().sum().backward()
         results += [out.detach().cpu(), *(x.grad.cpu() for x in (q, k, v) if x.grad is not None)]
     return results
@@ -80,6 +86,20 @@ def test_what_arrives_on_a_gpu_is_what_arrives_on_a_cpu(transport: str) -> None:
 def test_attention_on_gpus_is_that_of_virtual_ranks_on_the_cpu(transport: str) -> None:
     on_gpu = launch(attention, 2, "cuda", transport=transport, memory=False)
     on_cpu = VirtualCluster(2).run(attention, "cpu")
+    for mine, theirs in zip(on_gpu.results, on_cpu.results, strict=True):
+        assert_same(mine, theirs, rtol=1e-4)
+
+
+@pytest.mark.parametrize("transport", EVERYWHERE)
+@pytest.mark.parametrize("heads", [(4, 4), (4, 1)], ids=["4 heads", "4 heads of one key"])
+@pytest.mark.parametrize("mask", [CAUSAL, DOCUMENTS], ids=["causal", "documents"])
+def test_triton_between_gpus_is_blockwise_of_virtual_ranks_on_the_cpu(
+    transport: str, heads: tuple[int, int], mask: Mask
+) -> None:
+    """The kernels read what the transport has just delivered, which no virtual rank can show."""
+    ranks = 2 if transport == "shared-gpu" else torch.cuda.device_count()
+    on_gpu = launch(attention, ranks, "cuda", "triton", heads, mask, transport=transport, memory=False)
+    on_cpu = VirtualCluster(ranks).run(attention, "cpu", "blockwise", heads, mask)
     for mine, theirs in zip(on_gpu.results, on_cpu.results, strict=True):
         assert_same(mine, theirs, rtol=1e-4)
 
