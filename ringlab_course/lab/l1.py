@@ -4,11 +4,16 @@ The lab alternates between three measurements: the time of computing a block of 
 time of exchanging a K/V block of c tokens, and the time of doing both at once.
 hidden = (computing + exchanging − both) / min(computing, exchanging). It is 1 if the shorter of the two costs
 no extra time, 0 if both at once take as long as one after the other, and below 0 if they take even longer.
+
+On a GPU the times are those of its own events, around many calls that wait behind other work: otherwise a small
+message would be as slow as Python is at posting it. The seconds of posting are reported beside them.
 """
 
 from __future__ import annotations
 
+import math
 import statistics
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -71,7 +76,7 @@ class L1:
         """Return the most bytes that a rank allocates, whatever P is: two messages, blocks and scores."""
         c = max(self.tokens)
         tensors = 4 * c * (self.H + 3 * self.K) * self.D * 4
-        return 2 * max(self.messages) + tensors + 64 * 2**20
+        return 2 * max(self.messages) + tensors + 2**28 + 64 * 2**20
 
     @property
     def sizes(self) -> Attention:
@@ -86,12 +91,15 @@ def cases(ring: Ring, settings: L1, device: torch.device) -> Iterator[dict[str, 
     """
     settings.check(ring.world_size)
     links: dict[int, float] = {}
-    times = _in_turn(ring, {str(n): _exchange(ring, n, device) for n in settings.messages}, settings, device)
+    times, host = _in_turn(
+        ring, {str(n): _exchange(ring, n, device) for n in settings.messages}, settings, device
+    )
     for nbytes in settings.messages:
         links[nbytes] = statistics.median(times[str(nbytes)])
         yield {
             "case": "bandwidth", "bytes": nbytes, "median_s": links[nbytes],
             "bytes_per_s": nbytes / links[nbytes], "times_s": list(times[str(nbytes)]),
+            **({"host_s": host[str(nbytes)]} if host else {}),
         }  # fmt: skip
     try:
         latency_s, bytes_per_s = fit_link(links)
@@ -132,19 +140,71 @@ class _Own(Ranks):
         return end - begin
 
 
-def _in_turn(ring: Ring, runs: dict[str, Callable[[], Any]], settings: L1, device: torch.device) -> Times:
-    """Return the seconds of each run in every round, on the rank that took longest."""
-    turns = {name: Turn(partial(_run, run)) for name, run in runs.items()}
-    own = interleaved(turns, _Own(ring, device), settings.rounds, 2)
+class Queued(_Own):
+    """The seconds of one rank's GPU for one of `CALLS` calls in a row, by the GPU's events.
+
+    Before them the GPU is given so much other work that Python has posted all calls before the first begins.
+    """
+
+    CALLS = 8
+    FIRST = 0.01  # seconds of other work before anything is known about posting
+
+    def __init__(self, ring: Ring, device: torch.device) -> None:
+        super().__init__(ring, device)
+        self._other = torch.empty(2**28, dtype=torch.uint8, device=device)
+        self._posting = self.FIRST
+        self._pass_s = min(self._events(self._other.zero_) for _ in range(3))
+
+    def _events(self, run: Callable[[], Any]) -> float:
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        run()
+        end.record()
+        end.synchronize()
+        return begin.elapsed_time(end) / 1000
+
+    def seconds(self, run: Callable[[], Any]) -> float:
+        self.settle()
+        self.ring.barrier()
+        for _ in range(math.ceil(2 * self._posting / self._pass_s)):
+            self._other.zero_()
+        began = time.perf_counter()
+
+        def calls() -> None:
+            kept = None
+            for _ in range(self.CALLS):
+                kept = run()
+            self._posting = time.perf_counter() - began
+            del kept
+
+        return self._events(calls) / self.CALLS
+
+
+def _in_turn(
+    ring: Ring, runs: dict[str, Callable[[], Any]], settings: L1, device: torch.device
+) -> tuple[Times, dict[str, float]]:
+    """Return the seconds of each run in every round, on the rank that took longest, and the median seconds of posting it.
+
+    The latter is empty without a GPU, where a call ends only when its work is done.
+    """
+    posting: dict[str, list[float]] = {name: [] for name in runs}
+    turns = {name: Turn(partial(_run, run, posting[name])) for name, run in runs.items()}
+    clock = Queued(ring, device) if device.type == "cuda" else _Own(ring, device)
+    own = interleaved(turns, clock, settings.rounds, 2)
     everyone = gather(ring.comm, own, device)
-    return {
+    times = {
         name: tuple(max(of_round) for of_round in zip(*(each[name] for each in everyone), strict=True))
         for name in runs
     }
+    host = {name: statistics.median(seconds) for name, seconds in posting.items()}
+    return times, host if device.type == "cuda" else {}
 
 
-def _run(run: Callable[[], Any], _: Any) -> Any:
-    return run()
+def _run(run: Callable[[], Any], posting: list[float], _: Any) -> Any:
+    began = time.perf_counter()
+    kept = run()
+    posting.append(time.perf_counter() - began)
+    return kept
 
 
 def _exchange(ring: Ring, nbytes: int, device: torch.device) -> Callable[[], Any]:
@@ -170,7 +230,7 @@ def _overlap(ring: Ring, settings: L1, c: int, device: torch.device) -> dict[str
         part = compute()
         return part, work.wait()
 
-    times = _in_turn(ring, {"compute": compute, "exchange": exchange, "both": both}, settings, device)
+    times, host = _in_turn(ring, {"compute": compute, "exchange": exchange, "both": both}, settings, device)
     median = {name: statistics.median(seconds) for name, seconds in times.items()}
     shorter = min(median["compute"], median["exchange"])
     return {
@@ -179,6 +239,7 @@ def _overlap(ring: Ring, settings: L1, c: int, device: torch.device) -> dict[str
         "hidden": (median["compute"] + median["exchange"] - median["both"]) / shorter,
         "flops_per_s": 4 * settings.H * settings.D * c**2 / median["compute"],
         "times_s": {name: list(seconds) for name, seconds in times.items()},
+        **({"host_s": host["both"]} if host else {}),
     }  # fmt: skip
 
 

@@ -260,12 +260,16 @@ def _l1(cases: list[dict[str, Any]], prefix: str) -> Shown:
     blocks = [each for each in cases if each["case"] == "overlap"]
     fitted = next((each for each in cases if each["case"] == "link"), None)
     least = next((each for each in cases if each["case"] == "threshold"), None)
+    posted = all("host_s" in each for each in links)
     tables: list[dict[str, Any]] = [
         {
             "caption": "An exchange with both neighbours at once, each way"
             + (f": {fitted['latency_s'] * 1e6:.0f} µs and {fitted['bytes_per_s'] / 1e9:.3g} GB/s{', the fastest message, for ' + str(fitted['unfit']) if 'unfit' in fitted else ''}" if fitted else ""),
-            "headings": ("bytes", "median", "GB/s"),
-            "rows": [(f"{e['bytes']:,}", f"{e['median_s'] * 1e6:.0f} µs", f"{e['bytes_per_s'] / 1e9:.3g}") for e in links],
+            "headings": ("bytes", "median", "GB/s", *(("posted by Python in",) if posted else ())),
+            "rows": [
+                (f"{e['bytes']:,}", f"{e['median_s'] * 1e6:.0f} µs", f"{e['bytes_per_s'] / 1e9:.3g}", *((f"{e['host_s'] * 1e6:.0f} µs",) if posted else ()))
+                for e in links
+            ],
         },
         {
             "caption": "A block of c tokens, its hop, and both at once; hidden: 1 is all of the shorter"
