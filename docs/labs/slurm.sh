@@ -24,7 +24,8 @@ case $lab in
     l3) mkdir -p results && where+=(--timeout 2400 --output "results/l3-$SLURM_JOB_ID") ;;
     *) mkdir -p results && where+=(--timeout 2400 --output "results/$lab-$SLURM_JOB_ID.json") ;;
 esac
-exec srun --kill-on-bad-exit=1 torchrun \
+# One task a node has one CPU unless more are asked for, and all its ranks would share that CPU.
+exec srun --kill-on-bad-exit=1 --cpus-per-task="${SLURM_CPUS_ON_NODE:-1}" --cpu-bind=none torchrun \
     --nnodes "$nodes" --nproc-per-node gpu \
     --rdzv-id "$SLURM_JOB_ID" --rdzv-backend c10d --rdzv-endpoint "$head_node:29500" \
     --rdzv-conf "join_timeout=$join,timeout=$join" \

@@ -167,13 +167,20 @@ def _ring(result: Mapping[str, Any], gpu: str, gpus: int) -> Iterator[Row]:
 
 
 def _link(result: Mapping[str, Any], gpu: str, gpus: int) -> Iterator[Row]:
+    roof = ceiling(gpu)
+    blocks = [case for case in result["cases"] if case["case"] == "overlap"]
+    if roof and blocks:
+        longest = max(blocks, key=lambda case: int(case["tokens"]))
+        what = f"{longest['block']}, {longest['tokens']} tokens"
+        yield Row(
+            what, longest["flops_per_s"] / 1e12, roof.flops / 1e12, "TFLOP/s", "peak", least=0.2, most=1.0
+        )
     named = [each for each in hardware_names() if re.search(rf"\b{each}\b", gpu.lower())]
-    if not named:
+    links = [case for case in result["cases"] if case["case"] == "bandwidth"]
+    if not (named and links):
         return
     link = hardware(named[0]).inside
-    largest = max(
-        (case for case in result["cases"] if case["case"] == "bandwidth"), key=lambda case: case["bytes"]
-    )
+    largest = max(links, key=lambda case: int(case["bytes"]))
     what = f"{largest['bytes'] / 2**20:.0f} MiB to the next rank"
     yield Row(
         what, largest["bytes_per_s"] / 1e9, link.bytes_per_s / 1e9, "GB/s", f"{link.name}, one way", 0.5

@@ -68,7 +68,10 @@ class Exchange:
 
 @dataclass(frozen=True)
 class Compute:
-    """One computation on one rank, with its times."""
+    """One computation on one rank, with its times.
+
+    On a GPU they are the times of launching it: the GPU computes later, and usually for longer.
+    """
 
     rank: int
     label: str
@@ -136,7 +139,8 @@ class Trace:
         """Return the trace in Chrome's trace-event format, and write it to `path` as JSON if `path` is given.
 
         ui.perfetto.dev and chrome://tracing open the file. Each rank has a row for computation and a row for
-        communication. Times are in microseconds.
+        communication. Times are in microseconds. On a GPU the bars of computations show when they were launched;
+        a profile by nsys shows when they ran.
         """
         rows = [_name(rank) for rank in range(self.world_size)]
         document = {"traceEvents": [*_flatten(rows), *map(_chrome, self.events)], "displayTimeUnit": "ms"}

@@ -12,6 +12,7 @@ import re
 import shutil
 import socket
 import subprocess
+import time
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass
@@ -28,6 +29,8 @@ from ringlab_course.lab.result import gather
 
 BUSY_SHARE = 0.05
 """A larger share of a GPU's time or memory in use by others before the run makes all figures doubtful."""
+_SAMPLED = 1.2
+"""Seconds until nvidia-smi's share of time no longer includes this run's own start of NCCL."""
 _ASKED = ("utilization.gpu", "memory.used", "clocks.sm", "clocks.max.sm", "power.limit", "temperature.gpu")
 
 
@@ -90,6 +93,8 @@ def free_bytes(device: torch.device) -> int:
 
 def _of_gpu(device: torch.device) -> dict[str, Any]:
     gpu = torch.cuda.get_device_properties(device)
+    torch.cuda.synchronize(device)
+    time.sleep(_SAMPLED)
     free, total = torch.cuda.mem_get_info(device)
     said = nvidia_smi(f"GPU-{gpu.uuid}")
     return {"device": gpu.name, "id": f"GPU-{gpu.uuid}", "in_use": 1 - free / total, "smi": said}

@@ -15,6 +15,7 @@ from typing import Any
 
 from markupsafe import Markup
 
+from ringlab.bench.hour import expected
 from ringlab.errors import LabError
 from ringlab.layout import layout_names
 from ringlab.viz.style import BLUE, GREEN, HATCHES, INK, ORANGE, PAPER, PURPLE, QUIET, RED, new_figure, styled
@@ -229,6 +230,18 @@ def _number(value: Any) -> float:
 
 def _run(found: Mapping[str, Any], prefix: str) -> dict[str, Any]:
     tables, figures = _SHOWN[found["lab"]](found["cases"], prefix)
+    gpu = str(found["machine"].get("gpu", {}).get("name", ""))
+    if rows := expected(f"lab {found['lab'].upper()}", found, gpu, len(found["ranks"])):
+        tables.append(
+            {
+                "caption": "Beside what is expected of this GPU",
+                "headings": ("", "measured", "expected", "unit", "source"),
+                "rows": [
+                    (row.name, f"{row.measured:.3g}", f"{row.expected:.3g}", row.unit, row.source)
+                    for row in rows
+                ],
+            }
+        )
     machine = {**found["machine"], **found.get("code", {})}
     return {
         **{name: found[name] for name in ("lab", "title", "label", "finished")},

@@ -210,6 +210,9 @@ def test_a_link_and_a_scaling_are_printed_beside_what_is_known() -> None:
         300.0,
         450.0,
     ) and not row.odd
+    block = {"case": "overlap", "tokens": 8192, "block": "native", "flops_per_s": 4e14}
+    rows = expected("lab L1", {"cases": [block, {**block, "tokens": 1024}]}, HOPPER, 8)
+    assert [(row.name, row.measured) for row in rows] == [("native, 8192 tokens", 400.0)]
     case = {
         "case": "scaling",
         "P": 8,

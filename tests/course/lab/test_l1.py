@@ -107,5 +107,8 @@ def test_the_report_has_pythons_seconds_where_a_gpu_took_part() -> None:
     assert "posted by Python" not in report({file: found})[0]
     for case in found["cases"]:
         case["host_s"] = 0.000171
+    assert "expected" not in report({file: found})[0]
+    found["machine"]["gpu"] = {"name": "NVIDIA H200"}
     page, _ = report({file: found})
     assert "posted by Python in" in page and "171 µs" in page
+    assert "Beside what is expected of this GPU" in page and "NVLink 4, one way" in page

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -171,3 +172,16 @@ def test_another_checkout_is_another_version_and_the_remedy_says_so() -> None:
     facts[3]["versions"] = {**facts[0]["versions"], "source": "another"}
     assert "the same checkout of ringlab" in failing(facts)["same versions"].remedy
     assert versions()["source"] == source() and len(source()) == 12
+
+
+def test_a_gpu_is_looked_at_when_the_start_of_nccl_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """nvidia-smi counts the time of the last second, in which this run itself has used the GPU."""
+    steps: list[str] = []
+    properties = SimpleNamespace(name="made up", uuid="0")
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1, 1))
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: steps.append("done"))
+    monkeypatch.setattr(looked_at.time, "sleep", lambda seconds: steps.append(f"{seconds > 1}"))
+    monkeypatch.setattr(looked_at, "nvidia_smi", lambda gpu: steps.append("asked") or {})
+    looked_at._of_gpu(torch.device("cuda"))
+    assert steps == ["done", "True", "asked"]

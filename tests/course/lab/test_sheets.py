@@ -57,7 +57,7 @@ def tools(tmp_path: Path) -> dict[str, str]:
     folder = tmp_path / "bin"
     folder.mkdir()
     for name, body in {
-        "srun": 'shift; exec "$@"',
+        "srun": 'while [[ $1 == --* ]]; do echo "$1" >> "$CALLS.srun"; shift; done; exec "$@"',
         "scontrol": "printf 'node0\\nnode1\\n'",
         "torchrun": 'printf "%s\\n" "$*" >> "$CALLS"',
         "ssh": 'while [ "$1" = -o ]; do shift 2; done; host=$1; shift; echo "ssh $host" >> "$CALLS"; exec bash -c "$*"',
@@ -68,7 +68,12 @@ def tools(tmp_path: Path) -> dict[str, str]:
 
 
 def test_the_slurm_script_starts_every_gpu_of_every_node(tools: dict[str, str], tmp_path: Path) -> None:
-    job = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "node[0-1]", "SLURM_JOB_NUM_NODES": "2"}
+    job = {
+        "SLURM_JOB_ID": "7",
+        "SLURM_JOB_NODELIST": "node[0-1]",
+        "SLURM_JOB_NUM_NODES": "2",
+        "SLURM_CPUS_ON_NODE": "96",
+    }
     script = CHECKOUT / "docs/labs/slurm.sh"
     subprocess.run(
         ["bash", str(script), "l2", "--tokens", "4096"], env={**tools, **job}, cwd=tmp_path, check=True
@@ -79,6 +84,10 @@ def test_the_slurm_script_starts_every_gpu_of_every_node(tools: dict[str, str], 
     words = shlex.split(called)
     read_by_the_command_line(words)
     assert words[words.index("--output") + 1] == "results/l2-7.json" and "4096" in words
+    # Otherwise SLURM would give all ranks of a node one CPU.
+    assert {"--cpus-per-task=96", "--cpu-bind=none"} <= set(
+        Path(tools["CALLS"] + ".srun").read_text().split()
+    )
 
 
 def test_the_ssh_script_starts_each_machine_with_its_number(tools: dict[str, str], tmp_path: Path) -> None:
@@ -131,7 +140,12 @@ sleep 40 & echo waits >> "$CALLS"; wait
 
 
 def test_a_node_without_the_environment_is_named(tools: dict[str, str], tmp_path: Path) -> None:
-    job = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "node[0-1]", "SLURM_JOB_NUM_NODES": "2"}
+    job = {
+        "SLURM_JOB_ID": "7",
+        "SLURM_JOB_NODELIST": "node[0-1]",
+        "SLURM_JOB_NUM_NODES": "2",
+        "SLURM_CPUS_ON_NODE": "96",
+    }
     folder = tools["PATH"].split(":")[0]
     (Path(folder) / "torchrun").unlink()
     bare = {**tools, **job, "PATH": f"{folder}:/usr/bin:/bin"}
