@@ -224,7 +224,7 @@ LESSONS = (
         "triton_ring_step",
         "The Triton ring step",
         PARTS[2],
-        55,
+        60,
         "fuse block and merge in one kernel; carry its state between ring steps",
         ("04", "05", "08"),
         ("flash",),

@@ -7,7 +7,7 @@
 # **You need first** [lesson 04](04_triton_from_zero.ipynb), a flash kernel in Triton, and
 # [lesson 05](05_emulated_ring.ipynb), the ring; for part 2 [lesson 08](08_striped_and_zigzag.ipynb), layouts.
 #
-# **Minutes** 55 to read and run, in two parts; the exercise takes another 45.
+# **Minutes** 60 to read and run, in two parts; the exercise takes another 45.
 #
 # So far a step of the ring was two things: attention on the block that is here, then a merge. On a GPU that is two kernels,
 # and everything that passes from one to the other goes through memory. Here the two become one kernel. Part 1 builds it,
@@ -32,6 +32,7 @@ import triton.language as tl
 from ringlab import VirtualCluster, dealt, oracle, ring_attention, striped, zigzag
 from ringlab.blocks.triton.interpreter import repair
 from ringlab.blocks.triton.visits import row_visits
+from ringlab.cost.hardware import hardware
 from ringlab.plan import tiles as rectangles  # lesson 08
 from ringlab.viz.style import show
 from ringlab_course.figures import ring_step, step_report, two_kernels
@@ -532,20 +533,64 @@ print("tiles if every one were computed and then masked:", P * H * (R // BLOCK) 
 exact = corpus.qkv(S, heads=H, kv_heads=K, head_dim=D)
 
 
-def on_each_rank(ring):
+def on_each_rank(ring, block):
     shard = layout.shard(exact, ring.rank)
-    return ring_attention(*shard, ring=ring, layout=layout, causal=True, block="triton")
+    return ring_attention(*shard, ring=ring, layout=layout, causal=True, block=block)
 
 
-got = layout.unshard(VirtualCluster(P).run(on_each_rank).results)
-right = oracle.attention(*exact, causal=True).out
-error = (got - torch.from_numpy(right)).abs().max() / abs(right).max()
-print(f"the ring's out is the oracle's, for all {S} tokens, to 1e-5: {bool(error < 1e-5)}")
+def is_right(block):
+    got = layout.unshard(VirtualCluster(P).run(on_each_rank, block).results)
+    right = oracle.attention(*exact, causal=True).out
+    return bool((got - torch.from_numpy(right)).abs().max() / abs(right).max() < 1e-5)
+
+
+print(f"the ring's out is the oracle's, for all {S} tokens, to 1e-5:", is_right("triton"))
 
 # %% [markdown]
 # Read on in [kernels.py](../ringlab/blocks/triton/kernels.py): `forward_step` has the shape of `table_kernel`, and `_attend`
 # that of `add_tile`. The page [Triton kernels and GPUs](../docs/guide/triton.md) says what they add, how to ask a compiler
 # without a GPU whether the tiles fit, and why the backward has two kernels.
+#
+# ## 10 · Which kernel a production ring takes
+#
+# The kernel is one argument of the ring. Here the same ring runs with torch's own kernel, and with plain torch operators:
+
+# %%
+for block in ("native", "blockwise"):
+    print(f"{block}: the oracle's to 1e-5:", is_right(block))
+
+# %% [markdown]
+# On GPUs, production rings mostly take a kernel of a library: `block="cudnn"`, or `block="flash"` for flash-attn. Such a
+# kernel returns out and lse of one block and cannot go on from a state. So each step is section 2 again, a kernel and a
+# merge, with its four passes over out. Why is that often the better choice?
+#
+# Library kernels are written for one chip. On Hopper, FlashAttention-3 computes the softmax of one tile while the products
+# of another tile run, which Triton's compiler does not find by itself. Its paper has both on one H100. The passes over out
+# take as long as memory needs for their bytes, by the data sheet:
+
+# %%
+gpu, D_paper = hardware("h100"), 128
+# FLOP/s on H100, forward, causal, 16k tokens, from arXiv 2407.08608
+published = {"FlashAttention-3": 616e12, "Triton": 378e12}
+passes = {"FlashAttention-3": 4, "Triton": 2}  # over out, in float32: sections 2 and 3
+
+print("nanoseconds a row and head, in one step of the ring")
+for c in (256, 1024, 8192):
+    told = []
+    for name, rate in published.items():
+        products = 4 * c * D_paper / rate
+        moving = passes[name] * 4 * D_paper / gpu.memory_bytes_per_s
+        told.append(f"{name} {1e9 * products:6.2f} + {1e9 * moving:.2f}")
+    print(f"{c:5} keys a block:  {',   '.join(told)}")
+
+# %% [markdown]
+# The passes cost the same for every block, the products grow with its keys. For **short** blocks the carried state wins, for
+# **long** ones the faster kernel. A ring of a million tokens has long blocks: 8,192 keys or more. (This is arithmetic with other
+# people's figures. No kernel of this course has run on a GPU yet; [lesson 13](13_multi_gpu.ipynb) says how you measure your own.)
+#
+# Whatever you choose, a ring needs three things of a kernel, and many lack one: it **returns lse** forward, it takes the
+# **final out and lse** in backward (lesson 09), and it knows the **mask of a tile**. A tile that the chosen kernel cannot compute
+# goes to plain torch operators. With `block="auto"` the trace records the choice.
 #
 # ## Recap
 #
@@ -554,6 +599,7 @@ print(f"the ring's out is the oracle's, for all {S} tokens, to 1e-5: {bool(error
 # - Two kernels: two launches a step, four passes over out. State carried: one launch, two passes, and less in the first and
 #   in the last step.
 # - The state is float32. Of its parts m is the most delicate, because acc and total must match it.
+# - The kernel is one argument. Library kernels pay for a merge in each step, and are still faster for long blocks.
 # - Layouts are tables: rows of a program, segments of keys, a shift. Any layout is one launch a step, and skipped tiles are
 #   not even read.
 #
