@@ -323,6 +323,32 @@ def test_impossible_requests_name_the_constraint_and_a_remedy(
     assert caught.value.remedy
 
 
+@pytest.mark.parametrize(
+    ("sizes", "changes", "needed", "got"),
+    [
+        ({}, {"ulysses": 2, "purpose": "decode"}, "decode without ulysses", "ulysses=2"),
+        ({}, {"tp": 3}, "tp that divides the H=32 query heads", "tp = 3"),
+        ({}, {"tp": 2, "ulysses": 3}, "tp × ulysses that divides the H=32 query heads", "tp × ulysses = 6"),
+        ({"H": 12, "K": 4}, {"tp": 6}, "tp that divides the K=4 K/V heads", "tp = 6"),
+        ({"H": 12, "K": 4}, {"tp": 6, "ulysses": 2}, "tp that divides the K=4 K/V heads", "tp = 6"),
+        ({"H": 12, "K": 4}, {"tp": 2, "ulysses": 3}, "tp × ulysses that divides the K=4", "tp × ulysses = 6"),
+        ({"d_ff": 1001}, {"tp": 2}, "tp that divides the feed-forward width 1001", "tp = 2"),
+    ],
+    ids=str,
+)
+def test_degrees_that_cannot_share_the_heads_are_refused_by_their_own_names(
+    sizes: dict[str, int], changes: dict[str, object], needed: str, got: str
+) -> None:
+    """The error begins with the degree that does not fit: tp alone, or tp × ulysses.
+
+    tp = 6 cannot share 4 K/V heads, although tp × ulysses = 12 can.
+    """
+    with pytest.raises(CostError) as caught:
+        candidates(Request(small_model(**sizes), 131072, "h100", nodes=6, **changes))  # type: ignore[arg-type]
+    assert caught.value.needed.startswith(needed) and caught.value.got == got
+    assert caught.value.remedy
+
+
 def test_degrees_asked_for_are_kept_and_the_rest_is_open() -> None:
     request = Request("llama3-70b", 10**6, "h100", nodes=4, batch=4)
     for changes in ({"tp": 4}, {"ulysses": 2}, {"dp": 2}, {"cp": 8}, {"ring": 2}, {"fsdp": 8}):
