@@ -348,3 +348,52 @@ def test_a_whole_ring_above_the_patient_is_no_mend_of_it(name: str) -> None:
     function.body[:0] = ast.parse(RING_IN_A_LINE).body
     assert "nodes more" in e16_mend._another_program(ast.unparse(function), patient)
     assert e16_mend._another_program(patient.source, patient) == ""
+
+
+STRANGE = {
+    "_forward": "_forward",
+    "__builtins__": "__builtins__",
+    "eval('1')": "eval",
+    "ring.__class__": ".__class__",
+    "q.answer": ".answer",
+    "import os": "import os",
+    "import torch as math": "import torch",
+    "from os import path": "from os import",
+    "lambda: 0": "lambda",
+    "global attend": "global attend",
+    "class C: pass": "a class or a decorator",
+    "@sees\n    def f(): pass": "a class or a decorator",
+    "ring.tag = 0": ".tag =",
+}
+"""By statement that a mend adds: the part of the statement that the judge refuses."""
+
+
+def _not_read(text: str) -> str:
+    return e16_mend._another_program(text, PATIENTS["elm"])
+
+
+@pytest.mark.parametrize("statement", STRANGE)
+def test_a_mend_is_refused_for_each_name_and_statement_that_reaches_further(statement: str) -> None:
+    """The text alone is refused, so no rule relies on an error when the program runs without the name."""
+    told = _not_read(OWN.replace(FIRST, f"    {statement}\n{FIRST}"))
+    assert STRANGE[statement] in told.partition("used, and not known to the patient: ")[2].split(", ")
+    assert _not_read(OWN.replace(FIRST, f"    len(positions)\n{FIRST}")) == ""
+
+
+def test_a_decorator_is_refused_although_its_name_is_known() -> None:
+    """`sees` is a helper that a mend may call, so only the rule against decorators refuses this text."""
+    assert _not_read(f"@sees\n{OWN}") == "it is decorated: sees"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "told"),
+    [
+        (OWN.partition(FIRST)[2], "    return out, lse\n", "of its 7 lines are gone, at most 3"),
+        (FIRST, "    q\n" * 7 + FIRST, "7 are new, at most 6"),
+        (FIRST, f"    '{'q' * 700}'\n{FIRST}", "the new ones have 702 characters, at most 690"),
+    ],
+    ids=["lost", "new", "length"],
+)
+def test_a_mend_is_refused_for_its_lines_alone(old: str, new: str, told: str) -> None:
+    """A text that breaks one limit of lines and no other rule is refused."""
+    assert told in _not_read(OWN.replace(old, new))
