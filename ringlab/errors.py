@@ -120,7 +120,12 @@ class UnreceivedError(CommError):
 
 
 class PeerDiedError(CommError):
-    """Another rank ended before it sent or received a message for which this rank waits."""
+    """Another rank ended before it sent or received a message for which this rank waits.
+
+    waits: the messages for which this rank waits, in words, or "" if the transport does not know them.
+    """
+
+    waits = ""
 
 
 class TransportTimeout(CommError, TimeoutError):

@@ -22,12 +22,15 @@ from ringlab.cli.check import _table
 from ringlab.conformance.kinds.decode import check_decode
 from ringlab.conformance.kinds.merge import check_merge
 from ringlab.conformance.kinds.step import check_step
-from ringlab.conformance.report.diagnosis import NOT_ASKED
+from ringlab.conformance.report.diagnosis import NOT_ASKED, first
 from ringlab.conformance.report.findings import Finding, Report
 from ringlab.conformance.report.html import html
 from ringlab.conformance.report.junit import junit
 from ringlab.conformance.report.text import badge, evidence, markdown, summary
+from ringlab.conformance.run.run import Run
+from ringlab.conformance.run.virtual import on_virtual_ranks
 from ringlab.conformance.suite import check
+from ringlab.conformance.target.claims import as_target
 from ringlab.layout import get_layout
 from ringlab.plain_step import step
 
@@ -417,3 +420,22 @@ def test_parameters_that_nobody_asks_are_named_for_every_kind_of_target() -> Non
     assert check_decode(decode, only=["values"], ranks=[1]).not_asked == ("sinks", "sliding_window")
     assert check_step(train, only=["loss"], ranks=[2]).not_asked == ("attention_mask", "cu_seqlens", "**more")
     assert check_step(train, only=["packed"], ranks=[2]).not_asked == ("attention_mask", "**more")
+
+
+def _leaves_early(ring: Any, q: Any, k: Any, v: Any, *, causal: bool, positions: Any) -> Any:
+    """Return zeros on rank 1 without an exchange, and attention on the other ranks."""
+    if ring.rank == 1:
+        return torch.zeros_like(q), q.new_zeros(q.shape[:3])
+    return plain_ring.attend(ring, q, k, v, causal=causal, positions=positions)
+
+
+def test_a_hang_is_named_before_the_errors_of_the_rank_that_others_wait_for() -> None:
+    """The report begins with the rank that waits and its messages, not with the missing gradient of rank 1."""
+    ran = on_virtual_ranks(as_target(_leaves_early), Run(2, 8, "contiguous", False))
+    assert ran.trouble is not None and ran.failed == 0
+    told = ran.trouble.text
+    assert told.startswith("DeadlockError: rank 0 waits: rank 0 sends float32") and "to rank 1" in told
+    assert told.index("the call has returned on rank 1") < told.index("autograd")
+    where = {"trouble": {"kind": ran.trouble.kind, "text": told}, "rank": 0, "run": ran.run.__dict__}
+    said = first([Finding("forward", "out", False, str(ran.trouble), 0.0, where=where)])
+    assert said.startswith("The target hangs on rank 0, with P = 2, S = 8")

@@ -93,11 +93,13 @@ def mismatch(send: Half, receive: Half) -> tuple[str, str, str] | None:
 
 def peer_died(work: Waiting, dead: int, error: BaseException | None) -> PeerDiedError:
     """Return the error of a rank that waits for `work` after rank `dead` has failed."""
-    return PeerDiedError(
+    found = PeerDiedError(
         f"rank {dead} to stay alive until exchange {work.index}, '{work.tag}', of rank {work.rank} is complete",
         f"rank {dead} raised {type(error).__name__}: {error}",
         f"mend rank {dead}; rank {work.rank} only waited",
     )
+    found.waits = f"rank {work.rank} waits: {'; '.join(map(str, work.open_ends))}"
+    return found
 
 
 def raise_failure(rank: int, error: BaseException | None, P: int) -> NoReturn:

@@ -303,6 +303,8 @@ def _of_values(located: Mapping[str, Any]) -> str:
 def _of_trouble(where: Mapping[str, Any]) -> str:
     kind, text, rank = where["trouble"]["kind"], where["trouble"]["text"], where["rank"]
     place = f" on rank {rank}" if rank is not None and where["run"]["P"] > 1 else ""
+    if text.startswith("DeadlockError: "):  # virtual ranks notice a hang, and raise an error
+        kind = "hung"
     return f"{_DOES.get(kind, f'The target fails ({kind})')}{place}, with {settings(where['run'])}: {text.rstrip('.')}."
 
 

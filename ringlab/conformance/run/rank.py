@@ -59,6 +59,7 @@ class RankPart:
         self.ring = ring
         self.notes: list[tuple[str, str]] = []
         self.meters: list[Meter] = []
+        self.begun = self.returned = 0  # calls of the target in forward
 
     def _dealt(self, S: int) -> list[np.ndarray]:
         """Return each rank's positions. Raises: WrongResult for an error of the target's own layout.
@@ -152,8 +153,11 @@ class RankPart:
     ) -> tuple[Float[Tensor, "..."], Float[Tensor, "B H L"] | None]:
         """Return the target's (out, lse) for these tensors. Raises: WrongResult for any other result."""
         known = {**self._known(), **self.target.packed(qkv)}
+        self.begun += 1
         with self._pass() if metered else nullcontext():
-            out, lse = self._unpacked(call(self.target.function, qkv, known))
+            answer = call(self.target.function, qkv, known)
+            self.returned += 1
+            out, lse = self._unpacked(answer)
         self._looks_like("out", out, qkv[0][..., : self.run.dv or None])
         return out, lse
 

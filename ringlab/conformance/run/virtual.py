@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +14,11 @@ from ringlab.conformance.run.call_patterns import kept_modes
 from ringlab.conformance.run.faults import faults_of
 from ringlab.conformance.run.loading import TargetSpec
 from ringlab.conformance.run.rank import RankPart
-from ringlab.conformance.run.run import Ran, RankResult, Run, Trouble, join
+from ringlab.conformance.run.run import RAISED, Ran, RankResult, Run, Trouble, join
 from ringlab.conformance.run.stacks import leave_place
 from ringlab.conformance.run.troubles import WrongResult, described
 from ringlab.conformance.target.claims import Claims, Target, as_target
+from ringlab.errors import PeerDiedError
 
 
 def on_virtual_ranks(target: Target, run: Run, device: str = "cpu", folder: Path | None = None) -> Ran:
@@ -25,6 +26,8 @@ def on_virtual_ranks(target: Target, run: Run, device: str = "cpu", folder: Path
     returned: list[int] = []
     failed: list[int] = []
     struck: list[Fault] = []
+    parts: dict[int, RankPart] = {}
+    waits: dict[int, str] = {}  # by rank that waited until another rank failed: its messages
     faults = faults_of(run)
     for place in folder.glob("*.place") if folder is not None else ():
         place.unlink()
@@ -34,11 +37,14 @@ def on_virtual_ranks(target: Target, run: Run, device: str = "cpu", folder: Path
         if folder is not None:
             leave_place(folder, ring.rank)
         try:
-            result = RankPart(target, run, ring.rank, Ring(comm), device).result()
+            parts[ring.rank] = RankPart(target, run, ring.rank, Ring(comm), device)
+            result = parts[ring.rank].result()
             returned.append(ring.rank)
             return result
         except BaseException as error:
             failed.append(ring.rank)
+            if isinstance(error, PeerDiedError):
+                waits[ring.rank] = error.waits
             if isinstance(error, WrongResult):
                 returned.append(ring.rank)
             raise
@@ -53,9 +59,24 @@ def on_virtual_ranks(target: Target, run: Run, device: str = "cpu", folder: Path
     except Exception as error:
         ran = Ran(run, trouble=described(error), returned=tuple(sorted(returned)))
         ran.failed = failed[0] if failed else -1
+        # On real processes, such a call would hang before the harness could look at the other rank's result.
+        hanging = [] if run.fault else _hanging(parts, ran.failed, waits)
+        if hanging:
+            assert ran.trouble is not None
+            told = "; ".join(waits[rank] for rank in hanging)
+            text = (
+                f"{told}; the call has returned on rank {ran.failed}, which fails later: {ran.trouble.text}"
+            )
+            ran.trouble, ran.failed = Trouble(RAISED, f"DeadlockError: {text}"), hanging[0]
     ran.spared = run.fault.startswith("dies") and not struck
     ran.seconds = time.monotonic() - start
     return ran
+
+
+def _hanging(parts: dict[int, RankPart], failed: int, waits: Iterable[int]) -> list[int]:
+    """Return the ranks that wait in a call of the target which has returned on the rank that failed first."""
+    over = parts[failed].returned if failed in parts else 0
+    return sorted(rank for rank in waits if parts[rank].returned < parts[rank].begun <= over)
 
 
 class InThisProcess:
