@@ -33,7 +33,7 @@ def found(name: str, *only: str, **options: object) -> Report:
         (
             "hangs",
             "hung",
-            "the limit of 6 s for one run was hit; rank 0 waits in hangs (bad_targets.py, line 48); rank 1 has not begun",
+            "the limit of 6 s for one run was hit; rank 0 waits in hangs (bad_targets.py, line 46); rank 1 has not begun",
         ),
         ("crashes", "crashed", "exit status 3; its last words: …last words"),
         ("prints", "printed without end", "more than 4 MiB in one run"),
