@@ -13,9 +13,11 @@ Source: arXiv 2412.20501, section 3, for the idea.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import zip_longest
 
 from ringlab.blocks.protocol import Gradient
+from ringlab.comm.way import apart
 from ringlab.schedules.block_schedule import BlockSchedule
 from ringlab.schedules.call import AttentionCall
 from ringlab.schedules.ring import RingGradientReturn
@@ -33,7 +35,11 @@ class BidirectionalSchedule(BlockSchedule):
     def arriving_blocks(
         self, call: AttentionCall, k: BlockTensor, v: BlockTensor
     ) -> Iterator[tuple[int, BlockTensor, BlockTensor]]:
-        ways = (circulate(call, (0, *offsets), k, v, tag="kv") for offsets in _both_ways(call))
+        near, far = _both_ways(call)
+        ways = (
+            circulate(call, (0, *near), k, v, tag="kv"),
+            circulate(_from_next(call), (0, *far), k, v, tag="kv"),
+        )
         rounds = zip_longest(*ways)
         origin, (own_k, own_v) = next(rounds)[0]
         yield origin, own_k, own_v
@@ -55,13 +61,19 @@ def _both_ways(call: AttentionCall) -> tuple[Offsets, Offsets]:
     return near, call.offsets[: len(near) : -1]
 
 
+def _from_next(call: AttentionCall) -> AttentionCall:
+    """Return `call` with a ring for the blocks that come from the next rank: they go a way of their own."""
+    return replace(call, ring=apart(call.ring, "from the next rank"))
+
+
 class BothWaysReturn:
     """A `GradientReturn` of both directions; sums are complete when both have returned."""
 
     def __init__(self, call: AttentionCall) -> None:
         self.ring = call.ring
         near, self.far = _both_ways(call)
-        self.of_near, self.of_far = RingGradientReturn(call, (0, *near)), RingGradientReturn(call, self.far)
+        self.of_near = RingGradientReturn(call, (0, *near))
+        self.of_far = RingGradientReturn(_from_next(call), self.far)
 
     def add_block(self, origin: int, k: BlockTensor, v: BlockTensor, gradients: list[Gradient]) -> None:
         """Add `gradients` to the sums that follow the block of `origin` in its direction."""

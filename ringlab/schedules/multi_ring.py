@@ -21,6 +21,7 @@ from torch import Tensor
 
 from ringlab.comm.protocol import thread_safe, thread_safe_if
 from ringlab.comm.strides import strides
+from ringlab.comm.way import apart
 from ringlab.errors import ShapeError, WorldSizeError
 from ringlab.merge import with_sinks
 from ringlab.schedules.block_schedule import gradient_of_sinks, rows_of_backward
@@ -131,10 +132,13 @@ class MultiRingSchedule:
         (H, K), P = call.heads, call.ring.world_size
         rings = self.rings or min(K, len(strides(P)))
         bounds = [K * number // rings for number in range(rings + 1)]
-        lanes = []
+        lanes: list[Lane] = []
         for stride, first, last in zip(strides(P), bounds, bounds[1:], strict=False):
             offsets = tuple(d for step in range(P) if (d := stride * step % P) in call.offsets)
             rules = replace(call.rules, first_head=call.rules.first_head + first * H // K)
             heads = slice(first * H // K, last * H // K)
-            lanes.append(Lane(replace(call, rules=rules), stride, offsets, heads, slice(first, last)))
+            # the first ring goes the common way, and each other ring a way of its own
+            ring = apart(call.ring, f"stride {stride}") if lanes else call.ring
+            lane = replace(call, ring=ring, rules=rules)
+            lanes.append(Lane(lane, stride, offsets, heads, slice(first, last)))
         return lanes

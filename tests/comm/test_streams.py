@@ -116,7 +116,7 @@ def test_nccl_has_a_stream_that_the_computation_waits_for_by_event(
     ops = [SimpleNamespace(tensor=FakeTensor(cuda, name)) for name in ("sent", "received")]
     for _ in range(2):
         cuda.launch("earlier kernels, which may use the buffers")
-        move = carrier._on_stream(ops)
+        move = carrier._on_stream(ops, carrier._lines[None])
         cuda.launch("the block that is here")
         stall = stall_of([torch.zeros(1), ops[0].tensor])
         assert stall is not None

@@ -209,6 +209,8 @@ def test_a_rank_without_a_gpu_of_its_own_says_so(monkeypatch: pytest.MonkeyPatch
     second, third = (rendezvous.World(rank, 4, rank, 4) for rank in (1, 2))
     assert watchdog._lack(second, "cuda") == "" == watchdog._lack(third, "cpu")
     assert watchdog._lack(third, "cuda") == "rank 2: LOCAL_RANK 2, and 2 GPUs"
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)  # its own, under SLURM
+    assert watchdog._lack(third, "cuda") == ""
 
 
 def test_a_world_of_fewer_ranks_is_seen_in_the_environment() -> None:

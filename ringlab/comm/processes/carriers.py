@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from ringlab.comm.processes.background import Lane, as_bytes, copy
 from ringlab.comm.processes.wire_format import Expected, Label, Message, Move, announced_bytes, p2p
+from ringlab.comm.way import Key, current_way
 from ringlab.errors import CommError, MismatchError
 
 
@@ -45,7 +47,31 @@ class Carrier(ABC):
         """Wait briefly, after a program without error, until no other rank needs this rank's memory."""
 
     def close(self) -> None:  # noqa: B027
-        """End the threads that run in the background."""
+        """End the threads that run in the background, and close the groups that the carrier opened."""
+
+
+def high_priority(limit: timedelta | None = None) -> Any:
+    """Return the options of an NCCL group whose kernels run on streams of high priority.
+
+    With a normal priority, NCCL's kernel may wait until all thread blocks of the computation that runs have
+    begun, because they leave no registers for it. limit: the time that an operation may take.
+    """
+    options = dist.ProcessGroupNCCL.Options(is_high_priority_stream=True)
+    if limit is not None:
+        options._timeout = limit  # torch warns if it differs from the timeout of the group
+    return options
+
+
+@dataclass
+class _Line:
+    """A communicator that carries exchanges, and the stream on which they are ordered.
+
+    places: the number of each rank in `group`, if it differs from the number in the transport.
+    """
+
+    group: dist.ProcessGroup | None
+    stream: torch.cuda.Stream | None = None
+    places: Mapping[int, int] | None = None
 
 
 class PointToPoint(Carrier):
@@ -54,49 +80,90 @@ class PointToPoint(Carrier):
     On a GPU, exchanges run on a separate stream. An exchange begins when the computations launched before it
     have finished, and runs at the same time as those launched after it. Only computations launched after
     `wait` wait for it.
+
+    On a GPU, the exchanges of a way have a communicator and a stream of their own, because one communicator
+    runs its exchanges one after the other. The ranks of the way open this communicator together, at their
+    first exchange on it. limit: the time that a message on it may take.
     """
 
-    def __init__(self, group: dist.ProcessGroup | None) -> None:
-        self.group = group
-        self._stream: torch.cuda.Stream | None = None
+    def __init__(self, group: dist.ProcessGroup | None, limit: timedelta | None = None) -> None:
+        self.group, self.limit = group, limit
+        self._lines: dict[Key | None, _Line] = {None: _Line(group)}
 
     def start(self, message: Message | None, expected: Expected | None) -> None:
         ops: list[dist.P2POp] = []
         owners: list[Message | Expected] = []
+        halves = [half for half in (expected, message) if half is not None and not half.local]
+        device = next((t.device for half in halves for t in half.tensors if t.is_cuda), None)
+        line = self._lines[None] if device is None else self._line(current_way(), device)
         for half, function in ((expected, dist.irecv), (message, dist.isend)):
             if half is not None and not half.local:
-                made = self._ops(function, half)
+                made = self._ops(function, half, line)
                 ops += made
                 owners += [half] * len(made)
         if not ops:
             return
-        if ops[0].tensor.is_cuda:
-            move = self._on_stream(ops)
+        if device is not None:
+            move = self._on_stream(ops, line)
             for owner in {id(owner): owner for owner in owners}.values():
                 owner.moves.append(move)
         else:
             for owner, work in zip(owners, dist.batch_isend_irecv(ops), strict=True):
                 owner.moves.append(_OnHost(work))
 
-    def _ops(self, function: Callable[..., Any], half: Message | Expected) -> list[dist.P2POp]:
+    def close(self) -> None:
+        for line in self._lines.values():
+            if line.places is not None and line.group in dist.distributed_c10d._world.pg_map:
+                dist.destroy_process_group(line.group)
+
+    def _line(self, way: Key | None, device: torch.device) -> _Line:
+        if way not in self._lines:
+            assert way is not None
+            self._lines[way] = self._open(*way, device)
+        return self._lines[way]
+
+    def _open(self, name: str, ranks: Sequence[int], device: torch.device) -> _Line:
+        whole = dist.group.WORLD if self.group is None else self.group
+        assert whole is not None
+        numbers = [dist.get_global_rank(whole, rank) for rank in ranks]
+        bound = dist.distributed_c10d._get_default_group().bound_device_id is not None
+        if bound and len(ranks) < dist.get_world_size():
+            # torch would split the communicator of all processes, for which all of them would be needed.
+            return self._lines[None]
+        group = dist.new_group(
+            sorted(numbers),
+            timeout=self.limit,
+            backend="nccl",
+            pg_options=high_priority(self.limit),
+            use_local_synchronization=True,
+            group_desc=f"ringlab: {name}",
+        )
+        # NCCL requires that all ranks take part in the first operation of a group.
+        dist.all_reduce(torch.zeros(1, device=device), group=group)
+        places = {rank: sorted(numbers).index(number) for rank, number in zip(ranks, numbers, strict=True)}
+        return _Line(group, places=places)
+
+    def _ops(self, function: Callable[..., Any], half: Message | Expected, line: _Line) -> list[dist.P2POp]:
+        peer = half.peer if line.places is None else line.places[half.peer]
         return [
-            p2p(self.group, function, tensor, half.peer, half.signature.number(half.number, place))
+            p2p(line.group, function, tensor, peer, half.signature.number(half.number, place))
             for place, tensor in enumerate(half.tensors)
             # Empty tensors are left out: gloo cannot send them, and the header has announced them.
             if tensor.numel()
         ]
 
-    def _on_stream(self, ops: list[dist.P2POp]) -> _OnStream:
+    def _on_stream(self, ops: list[dist.P2POp], line: _Line) -> _OnStream:
         device = ops[0].tensor.device
-        if self._stream is None:
-            self._stream = torch.cuda.Stream(device)
-        self._stream.wait_stream(torch.cuda.current_stream(device))
-        with torch.cuda.stream(self._stream):
+        if line.stream is None:
+            line.stream = torch.cuda.Stream(device, priority=-1)
+        stream = line.stream
+        stream.wait_stream(torch.cuda.current_stream(device))
+        with torch.cuda.stream(stream):
             for work in dist.batch_isend_irecv(ops):
                 work.wait()  # makes the current stream wait, but not the host
         for op in ops:  # memory freed meanwhile must not be reused before this stream has finished with it
-            op.tensor.record_stream(self._stream)
-        return _OnStream(self._stream.record_event())
+            op.tensor.record_stream(stream)
+        return _OnStream(stream.record_event())
 
 
 class _OnHost(Move):

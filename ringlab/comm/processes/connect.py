@@ -20,7 +20,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ringlab.comm.processes.carriers import AllToAll, Carrier
+from ringlab.comm.processes.carriers import AllToAll, Carrier, high_priority
+from ringlab.comm.processes.devices import check_own_gpus, device_of
 from ringlab.comm.processes.distributed import DistributedComm, carriers_of
 from ringlab.comm.processes.failure_board import common_start
 from ringlab.comm.processes.shared_memory import SharedMemory, SymmetricMemory
@@ -151,22 +152,37 @@ def connect(transport: str = "gloo", timeout: float = 60.0, startup: float | Non
                 "torchrun --nproc-per-node 2 program.py, or ringlab.launch(program, 2)",
             )
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    here = int(os.environ.get("LOCAL_WORLD_SIZE", world_size))
-    if transport == "symmetric" and here != world_size:
-        got = f"{here} of {world_size} ranks here"
-        raise BackendError("all ranks on one machine, for transport 'symmetric'", got, "use transport='nccl'")
-    check(transport, here)
+    here = os.environ.get("LOCAL_WORLD_SIZE")
+    if here is None:  # another launcher than torchrun; the ranks of this machine are counted below
+        check(transport, 1)
+    else:
+        _check_here(transport, int(here), world_size)
     # Each group gets its own keys in the store, and otherwise would find an earlier group's addresses.
     startup = timeout if startup is None else startup
     store = dist.PrefixStore(f"ringlab/connect/{next(_uses['connect'])}", torchrun_store(startup))
-    _wait_for_all(store, rank, world_size, startup)
-    comm = join(transport, startup, timeout, store, rank, world_size)
+    hosts = _wait_for_all(store, rank, world_size, startup)
+    neighbours = [each for each, host in enumerate(hosts) if host == hosts[rank]]
+    if here is None:
+        _check_here(transport, len(neighbours), world_size)
+    local_rank = int(os.environ.get("LOCAL_RANK", neighbours.index(rank)))
+    comm = join(transport, startup, timeout, store, rank, world_size, local_rank)
     with closing(comm):
         yield Ring(comm)
 
 
-def _wait_for_all(store: dist.Store, rank: int, world_size: int, startup: float) -> None:
-    """Return when every rank has connected.
+def _check_here(transport: str, here: int, world_size: int) -> None:
+    """Return if this process, one of `here` on this machine, can use `transport`. Raises: BackendError.
+
+    Over NCCL the process may see no GPUs but its own, and `device_of` checks that it has one.
+    """
+    if transport == "symmetric" and here != world_size:
+        got = f"{here} of {world_size} ranks here"
+        raise BackendError("all ranks on one machine, for transport 'symmetric'", got, "use transport='nccl'")
+    check(transport, 1 if transport == "nccl" else here)
+
+
+def _wait_for_all(store: dist.Store, rank: int, world_size: int, startup: float) -> list[str]:
+    """Return the names of the machines of all ranks when every rank has connected.
 
     Raises: TransportTimeout, with the ranks that have not connected.
     """
@@ -174,6 +190,7 @@ def _wait_for_all(store: dist.Store, rank: int, world_size: int, startup: float)
     try:
         store.set(come[rank], socket.gethostname())
         store.wait(come, timedelta(seconds=startup))
+        return [store.get(key).decode() for key in come]
     except (dist.DistError, RuntimeError) as error:
         try:
             missing = [str(each) for each, key in enumerate(come) if not store.check([key])]
@@ -194,45 +211,63 @@ def join(
     store: dist.Store,
     rank: int,
     world_size: int,
+    local_rank: int,
     **options: Any,
 ) -> DistributedComm:
     """Return this rank's end of `transport`, over addresses that all ranks write to `store`.
 
+    local_rank: the number of this rank among the ranks of its machine, which selects the GPU.
     startup: the seconds in which all ranks must connect. timeout: the seconds that a message may take.
     options: further options of DistributedComm. `closing` closes the result.
 
-    Raises: BackendError if a process group is open already; TransportTimeout if the ranks do not connect.
+    Raises: BackendError if a process group is open already, if this rank has no GPU, or if ranks share a GPU
+    that `transport` does not share; TransportTimeout if the ranks do not connect.
     """
     if dist.is_initialized():
         raise BackendError("no process group yet", "one is open", "use ringlab.Ring.of_group() on it")
-    if transport != "gloo" and torch.cuda.is_available():
-        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
+    own_gpu = transport in ("nccl", "symmetric") and torch.cuda.is_available()
+    if own_gpu:
+        torch.cuda.set_device(device_of(local_rank))
+    elif transport == "shared-gpu" and torch.cuda.is_available():
+        torch.cuda.set_device(local_rank % torch.cuda.device_count())
     # NCCL's watchdog ends a process whose message takes longer than the limit of the group, so it gets the
     # limit of messages.
     limit = timedelta(seconds=max(startup, timeout))
     try:
         dist.init_process_group(
-            BACKENDS[transport], timeout=limit, store=store, rank=rank, world_size=world_size
+            BACKENDS[transport],
+            timeout=limit,
+            store=store,
+            rank=rank,
+            world_size=world_size,
+            pg_options=high_priority(limit) if transport == "nccl" else None,
         )
+        if own_gpu:
+            check_own_gpus(transport)
         # NCCL requires that all ranks take part in the first operation of a group.
         if transport == "nccl":
             dist.all_reduce(torch.zeros(1, device="cuda"))
-        carriers = _carriers(transport, rank, world_size, timeout)
+        carriers = _carriers(transport, rank, world_size, timeout, limit)
+    except BackendError:  # on all ranks, which may now connect by another transport
+        dist.destroy_process_group()
+        raise
     except RuntimeError as error:  # gloo raises RuntimeError, with no class of its own
         raise _not_connected(error, startup) from error
     return DistributedComm(None, timeout, start=_shared_start(startup), carriers=carriers, **options)
 
 
-def _carriers(transport: str, rank: int, world_size: int, timeout: float) -> dict[str, Carrier]:
+def _carriers(
+    transport: str, rank: int, world_size: int, timeout: float, limit: timedelta
+) -> dict[str, Carrier]:
     if transport in ("gloo", "nccl"):
-        return carriers_of(None)
+        return carriers_of(None, limit)
     group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout))
     if transport == "shared-gpu":
         shift = AllToAll(rank, world_size, group, timeout)
         return {"cpu": shift, "cuda": shift}
     if not torch.cuda.is_available():
         return {"cpu": Windows(rank, group, timeout, SharedMemory, _CPU_SLOT)}
-    return {**carriers_of(None), "cuda": Windows(rank, group, timeout, SymmetricMemory)}
+    return {**carriers_of(None, limit), "cuda": Windows(rank, group, timeout, SymmetricMemory)}
 
 
 @contextmanager

@@ -20,6 +20,7 @@ import itertools
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import timedelta
 
 import torch.distributed as dist
 from torch import Tensor
@@ -50,7 +51,8 @@ class DistributedComm(Comm):
 
     Every rank of the group must make one. A wait of more than `timeout` seconds is an error. Peers are
     numbered within the group. `note` is called with a line about each action of this rank; `doing` is the
-    last line.
+    last line. `headers` is a group of the same processes that carries CPU tensors, if `group` does not;
+    `close` closes it.
 
     Raises: BackendError if the group cannot carry CPU tensors. Headers are CPU tensors.
     """
@@ -64,6 +66,7 @@ class DistributedComm(Comm):
         start: float | None = None,
         note: Callable[[str], None] | None = None,
         carriers: Mapping[str, Carrier] | None = None,
+        headers: dist.ProcessGroup | None = None,
     ) -> None:
         self.rank, self.world_size = dist.get_rank(group), dist.get_world_size(group)
         self.timeout = timeout
@@ -71,8 +74,10 @@ class DistributedComm(Comm):
         self._start = time.perf_counter() if start is None else start
         self._told = note or (lambda line: None)
         self.doing = ""
-        self._traffic = Traffic(self.rank, group)
-        self._carriers = carriers_of(group) if carriers is None else carriers
+        self._headers = headers
+        self._traffic = Traffic(self.rank, headers or group)
+        limit = timedelta(seconds=timeout)
+        self._carriers = carriers_of(group, limit) if carriers is None else carriers
         self._count = 0
         self._pending: dict[int, _DistributedWork] = {}  # gloo drops a message if its work object is deleted
         if "cpu" not in self._carriers:
@@ -174,9 +179,14 @@ class DistributedComm(Comm):
         self.board.linger(list(range(self.world_size)), _LINGER)
 
     def close(self) -> None:
-        """End the background threads. The code that opened the process group must close it."""
+        """End the background threads, and close the groups beside the process group.
+
+        The code that opened the process group must close it.
+        """
         for carrier in self._carriers.values():
             carrier.close()
+        if self._headers in dist.distributed_c10d._world.pg_map:
+            dist.destroy_process_group(self._headers)
 
     def _carrier_of(self, tensors: Sequence[Tensor]) -> Carrier:
         kinds = {t.device.type for t in tensors} or {"cpu"}
@@ -273,12 +283,13 @@ _REMEDY = (
 )
 
 
-def carriers_of(group: dist.ProcessGroup | None) -> dict[str, Carrier]:
+def carriers_of(group: dist.ProcessGroup | None, limit: timedelta) -> dict[str, Carrier]:
     """Return a carrier for each kind of device whose tensors `group` can send and receive by gloo or NCCL.
 
     torch also lists gloo for GPUs, but gloo's sends and receives support only tensors on the CPU.
+    limit: the time that a message may take over a communicator that the carrier opens.
     """
-    carrier = PointToPoint(group)
+    carrier = PointToPoint(group, limit)
     backends = dict(entry.split(":", 1) for entry in dist.get_backend_config(group).split(","))
     fitting = {"cpu": "gloo", "cuda": "nccl"}
     return {kind: carrier for kind, backend in backends.items() if fitting.get(kind) == backend}

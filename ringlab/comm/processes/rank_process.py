@@ -140,7 +140,7 @@ def _run_job(job: Job, rank: int, board: Any, journal: Journal, report: Report, 
             torch.empty(0)
     startup, store = max(STARTUP, job.message_timeout), _store(job.port)
     comm = join(
-        job.transport, startup, job.message_timeout, store, rank, job.world_size,
+        job.transport, startup, job.message_timeout, store, rank, job.world_size, rank,
         board=board, note=journal.write,
     )  # fmt: skip
     journal.write("connected")

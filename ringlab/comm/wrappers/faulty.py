@@ -29,7 +29,9 @@ from __future__ import annotations
 import random
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from contextvars import copy_context
 from dataclasses import dataclass
+from functools import partial
 from time import sleep
 from typing import Any
 
@@ -144,7 +146,8 @@ class Faulty(Wrapper):
     def _post(self, fault: Fault | None, outgoing: _End, incoming: _End) -> Work:
         kind = fault.kind if fault is not None and outgoing.tensors else None
         if fault is not None and fault.kind == "delay":
-            self._late = _Late(self, fault.seconds, lambda: self._both(outgoing, incoming))
+            late = partial(copy_context().run, self._both, outgoing, incoming)  # on the way of this exchange
+            self._late = _Late(self, fault.seconds, late)
             return self._late
         if kind == "drop":
             return self._both(_NOTHING, incoming)

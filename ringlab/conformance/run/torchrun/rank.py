@@ -92,8 +92,10 @@ def _joined(seat: Seat) -> Any:
         os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False, timeout=limit
     )
     # Messages have no shorter time limit than a run, because the parent measures the time.
+    local_rank = int(os.environ.get("LOCAL_RANK", seat.rank))
     return join(
-        seat.transport, seat.startup, seat.startup, dist.PrefixStore(seat.prefix, store), seat.rank, seat.world_size
+        seat.transport, seat.startup, seat.startup, dist.PrefixStore(seat.prefix, store),
+        seat.rank, seat.world_size, local_rank,
     )  # fmt: skip
 
 

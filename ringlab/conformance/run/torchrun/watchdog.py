@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 
 from ringlab.comm.processes.children import GRACE
+from ringlab.comm.processes.devices import device_of
 from ringlab.comm.processes.launch import environment
 from ringlab.conformance.run.folder import leave, rank_path
 from ringlab.conformance.run.isolation import HUNG, START_SECONDS, ChildProcess
@@ -18,6 +19,7 @@ from ringlab.conformance.run.run import RankResult, Trouble
 from ringlab.conformance.run.stacks import stacks
 from ringlab.conformance.run.torchrun.rank import Seat
 from ringlab.conformance.run.torchrun.rendezvous import Order, Rendezvous, World
+from ringlab.errors import BackendError
 
 STOPPED = "stopped"
 """The kind of trouble of a rank that was still waiting when other ranks had failed."""
@@ -67,7 +69,7 @@ class Watchdog:
 
     def _new(self, order: Order) -> _RankChild:
         world, spec, P = self.world, self.spec, order.run.P
-        device = "cpu" if spec.device == "cpu" else f"cuda:{world.local_rank}"
+        device = "cpu" if spec.device == "cpu" else f"cuda:{device_of(world.local_rank)}"
         attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
         startup = START_SECONDS + self.limit
         prefix = f"ringlab/check/{attempt}/{self.rendezvous.session}/{order.generation}"
@@ -81,10 +83,11 @@ def _lack(world: World, device: str) -> str:
         return ""
     if not dist.is_nccl_available():
         return f"rank {world.rank}: torch {torch.__version__} without NCCL"
-    gpus = torch.cuda.device_count()
-    if world.local_rank < gpus:
-        return ""
-    return f"rank {world.rank}: LOCAL_RANK {world.local_rank}, and {gpus} GPUs"
+    try:
+        device_of(world.local_rank)
+    except BackendError as error:
+        return f"rank {world.rank}: LOCAL_RANK {world.local_rank}, and {error.got}"
+    return ""
 
 
 class _RankChild(ChildProcess):
