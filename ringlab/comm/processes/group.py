@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
-from ringlab.comm.processes.distributed import DistributedComm
-from ringlab.errors import BackendError, WorldSizeError
+from ringlab.comm.processes.distributed import DistributedComm, carriers_of
+from ringlab.errors import BackendError, TransportTimeout, WorldSizeError
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -27,11 +28,39 @@ def comm_of_group(group: dist.ProcessGroup | DeviceMesh | None, timeout: float) 
     """
     found = _process_group(group)
     for closed in _comms.keys() - dist.distributed_c10d._world.pg_map.keys():
-        del _comms[closed]
+        _comms.pop(closed).close()
     if found not in _comms:
-        _comms[found] = DistributedComm(found, timeout)
+        _comms[found] = _comm_over(found, timeout)
     _comms[found].timeout = timeout
     return _comms[found]
+
+
+def _comm_over(group: dist.ProcessGroup, timeout: float) -> DistributedComm:
+    """Return a transport over `group`; all its processes open a gloo group beside it if it is of NCCL only.
+
+    Megatron and Accelerate open such groups. They carry no CPU tensors, which headers are.
+    """
+    limit = timedelta(seconds=timeout)
+    carriers = carriers_of(group, limit)
+    if list(carriers) != ["cuda"]:
+        return DistributedComm(group, timeout, carriers=carriers)
+    try:
+        beside = dist.new_group(
+            dist.get_process_group_ranks(group),
+            timeout=limit,
+            backend="gloo",
+            use_local_synchronization=True,
+            group_desc="ringlab: headers",
+        )
+    except RuntimeError as error:
+        raise TransportTimeout(
+            f"a gloo group of the same processes beside a group of NCCL, opened within {timeout:g} s",
+            str(error).split("\n")[0],
+            "call Ring.of_group on every process of the group, or open it with 'cpu:gloo,cuda:nccl'",
+        ) from error
+    return DistributedComm(
+        group, timeout, carriers={**carriers_of(beside, limit), **carriers}, headers=beside
+    )
 
 
 def _process_group(group: Any) -> dist.ProcessGroup:
