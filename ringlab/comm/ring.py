@@ -55,12 +55,13 @@ class Ring:
 
         group: a process group of torch.distributed, a DeviceMesh of one dimension such as `mesh["cp"]`, or None for all
         processes. Every process of the group must call this method. Calls for the same group share a
-        transport. The program must close the group itself.
+        transport. The program must close the group itself. If the group is of NCCL only, its processes open a
+        gloo group beside it for headers, which are CPU tensors.
         timeout: the seconds that a message may take, including time in which other ranks save or evaluate.
 
         Raises: BackendError if no process group is open, for an object that is not a group, or for a group
-        that cannot carry CPU tensors, which headers are; WorldSizeError for a mesh of several dimensions, or
-        a group without this process.
+        of a backend other than gloo and NCCL; TransportTimeout if not all processes open the gloo group;
+        WorldSizeError for a mesh of several dimensions, or a group without this process.
 
         >>> import torch.distributed as dist
         >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)

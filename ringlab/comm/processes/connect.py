@@ -126,7 +126,8 @@ def connect(transport: str = "gloo", timeout: float = 60.0, startup: float | Non
     """Yield the ring of the processes that torchrun started, and close the group at the end of the block.
 
     transport: "gloo" for tensors on the CPU; "nccl", or on one machine "symmetric", if each rank has its own
-    GPU; "shared-gpu" if ranks share a GPU. The CUDA device of this rank is set.
+    GPU; "shared-gpu" if ranks share a GPU. The CUDA device of this rank is set: the one that LOCAL_RANK numbers
+    among the GPUs that the process sees, or the only one that it sees.
     timeout: the seconds that a message may take.
     startup: the seconds in which all ranks must connect; by default `timeout`.
 
