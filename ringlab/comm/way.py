@@ -12,17 +12,11 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 
 from ringlab.comm.protocol import Comm, Tensors, Work, Wrapper
-from ringlab.comm.ring import Ring
 from ringlab.comm.subgroup import members
 
 Key = tuple[str, tuple[int, ...]]
 """The name of a way and its ranks, numbered as in the innermost transport."""
-_current: ContextVar[Way | None] = ContextVar("way", default=None)
-
-
-def apart(ring: Ring, name: str) -> Ring:
-    """Return `ring` with the exchanges on the way called `name`. All ranks of the ring use the same name."""
-    return Ring(Way(ring.comm, name))
+_current: ContextVar[OnWay | None] = ContextVar("way", default=None)
 
 
 def current_way() -> Key | None:
@@ -31,8 +25,8 @@ def current_way() -> Key | None:
     return None if way is None else (way.name, members(way)[1])
 
 
-class Way(Wrapper):
-    """The transport `comm` with the exchanges on the way called `name`."""
+class OnWay(Wrapper):
+    """The transport `comm` with its exchanges on the way called `name`, which all ranks of `comm` call alike."""
 
     def __init__(self, comm: Comm, name: str) -> None:
         super().__init__(comm)

@@ -17,7 +17,8 @@ from dataclasses import replace
 from itertools import zip_longest
 
 from ringlab.blocks.protocol import Gradient
-from ringlab.comm.way import apart
+from ringlab.comm.ring import Ring
+from ringlab.comm.way import OnWay
 from ringlab.schedules.block_schedule import BlockSchedule
 from ringlab.schedules.call import AttentionCall
 from ringlab.schedules.ring import RingGradientReturn
@@ -63,7 +64,7 @@ def _both_ways(call: AttentionCall) -> tuple[Offsets, Offsets]:
 
 def _from_next(call: AttentionCall) -> AttentionCall:
     """Return `call` with a ring for the blocks that come from the next rank: they go a way of their own."""
-    return replace(call, ring=apart(call.ring, "from the next rank"))
+    return replace(call, ring=Ring(OnWay(call.ring.comm, "from the next rank")))
 
 
 class BothWaysReturn:

@@ -19,7 +19,7 @@ from ringlab.blocks.protocol import Gradient
 from ringlab.comm.protocol import Work, thread_safe
 from ringlab.comm.ring import Ring
 from ringlab.comm.subgroup import SubGroup
-from ringlab.comm.way import apart
+from ringlab.comm.way import OnWay
 from ringlab.errors import WorldSizeError
 from ringlab.schedules.block_schedule import BlockBuffers, BlockSchedule
 from ringlab.schedules.call import AttentionCall
@@ -102,7 +102,7 @@ class _NodeRings:
         self.node, self.place = divmod(comm.rank, node)
         self.inner = Ring(SubGroup(comm, range(self.node * node, (self.node + 1) * node)))
         # the slow hops have a way of their own, so that fast hops need not wait for them
-        self.outer = apart(Ring(SubGroup(comm, range(self.place, comm.world_size, node))), "between nodes")
+        self.outer = Ring(OnWay(SubGroup(comm, range(self.place, comm.world_size, node)), "between nodes"))
         self.turns = self._nodes_in_reach(call)
 
     def origin(self, turn: int, step: int) -> int:

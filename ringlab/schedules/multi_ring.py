@@ -20,8 +20,9 @@ from jaxtyping import Shaped
 from torch import Tensor
 
 from ringlab.comm.protocol import thread_safe, thread_safe_if
+from ringlab.comm.ring import Ring
 from ringlab.comm.strides import strides
-from ringlab.comm.way import apart
+from ringlab.comm.way import OnWay
 from ringlab.errors import ShapeError, WorldSizeError
 from ringlab.merge import with_sinks
 from ringlab.schedules.block_schedule import gradient_of_sinks, rows_of_backward
@@ -138,7 +139,7 @@ class MultiRingSchedule:
             rules = replace(call.rules, first_head=call.rules.first_head + first * H // K)
             heads = slice(first * H // K, last * H // K)
             # the first ring goes the common way, and each other ring a way of its own
-            ring = apart(call.ring, f"stride {stride}") if lanes else call.ring
+            ring = Ring(OnWay(call.ring.comm, f"stride {stride}")) if lanes else call.ring
             lane = replace(call, ring=ring, rules=rules)
             lanes.append(Lane(lane, stride, offsets, heads, slice(first, last)))
         return lanes

@@ -28,7 +28,7 @@ from ringlab.comm.processes.distributed import DistributedComm
 from ringlab.comm.processes.failure_board import Board
 from ringlab.comm.ring import Ring
 
-PATIENCE = 5.0
+PATIENCE = 60.0
 """Seconds for which a rank waits for another rank."""
 Message = tuple["Group", int, int, int]
 """The communicator of a message, its sender, its receiver, and its number among their messages there."""
@@ -232,6 +232,8 @@ class Nccl:
         for op in ops:
             there = group.ranks[op.group_peer]
             ends = (self.rank, there) if op.op is dist.isend else (there, self.rank)
+            if there == self.rank:
+                raise BrokenRule("a message to the rank itself")
             counted = group, *ends, op.op is dist.isend
             key = group, *ends, self._counts[counted]
             self._counts[counted] += 1

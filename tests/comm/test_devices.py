@@ -145,7 +145,7 @@ def test_each_mistake_is_noticed(
 def gpus_compared(ring: Ring, gpu_of_rank: str) -> str:
     """Compare the GPUs of the ranks, each of which has the GPU at its place in `gpu_of_rank`."""
     torch.cuda.current_device = lambda: ring.rank
-    torch.cuda.get_device_properties = lambda device: SimpleNamespace(uuid=f"{gpu_of_rank[device]}-uuid")
+    torch.cuda.get_device_properties = lambda device: SimpleNamespace(uuid=f"{gpu_of_rank[device]}-id")
     try:
         devices.check_own_gpus("nccl")
     except BackendError as error:
@@ -156,9 +156,7 @@ def gpus_compared(ring: Ring, gpu_of_rank: str) -> str:
 def test_ranks_that_share_a_gpu_are_found_by_its_identifier() -> None:
     assert launch(gpus_compared, 4, "abcd", memory=False).results == [""] * 4
     found = launch(gpus_compared, 4, "abba", memory=False).results
-    assert len(set(found)) == 1 and found[0].startswith(
-        "ranks 0, 3 on GPU-a-uuid; ranks 1, 2 on GPU-b-uuid. "
-    )
+    assert len(set(found)) == 1 and found[0].startswith("ranks 0, 3 on GPU-a-id; ranks 1, 2 on GPU-b-id. ")
     assert "transport='shared-gpu'" in found[0]
 
 

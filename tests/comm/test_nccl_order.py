@@ -16,7 +16,7 @@ from ringlab import VirtualCluster, zigzag
 from ringlab.comm.processes import wire_format
 from ringlab.comm.processes.carriers import PointToPoint
 from ringlab.comm.ring import Ring
-from ringlab.comm.way import apart
+from ringlab.comm.way import OnWay
 from ringlab.schedules import available, bidirectional, ring
 from ringlab.schedules.double_ring import DoubleRingSchedule, _NodeRings
 from ringlab.schedules.hybrid import HybridSchedule
@@ -103,7 +103,7 @@ MUTANTS: dict[str, tuple[Any, tuple[Any, str, str, str], str]] = {
     "one stream": (
         COLUMNS, (PointToPoint, "_open", "_Line(group, ", "_Line(group, self._lines[None].stream, "), "pairs",
     ),
-    "ranks of the whole": (COLUMNS, (PointToPoint, "_ops", "line.places[half.peer]", "half.peer % 2"), "never met"),
+    "ranks of the whole": (COLUMNS, (PointToPoint, "_ops", "line.places[half.peer]", "1 - line.places[half.peer]"), "to the rank itself"),
     "no first operation": (COLUMNS, (PointToPoint, "_open", FIRST, "pass"), "first operation"),
     "normal priority": (COLUMNS, (PointToPoint, "_open", "high_priority(self.limit)", "None"), "a communicator with"),
     "opened by all": (
@@ -114,12 +114,12 @@ MUTANTS: dict[str, tuple[Any, tuple[Any, str, str, str], str]] = {
     "writes what it sends": ("ring", (*HOP, "here[0].mul_(1); arrived = work.wait()"), "a sent tensor was written"),
     "writes where it receives": ("ring", (*HOP, "into[0].fill_(0); arrived = work.wait()"), "a receive buffer was written"),
     "both directions one way": (
-        "bidirectional", (bidirectional, "_from_next", 'apart(call.ring, "from the next rank")', "call.ring"), "",
+        "bidirectional", (bidirectional, "_from_next", 'Ring(OnWay(call.ring.comm, "from the next rank"))', "call.ring"), "",
     ),
     "all rings one way": (
-        "multi-ring", (MultiRingSchedule, "_lanes", 'apart(call.ring, f"stride {stride}") if lanes else', ""), "",
+        "multi-ring", (MultiRingSchedule, "_lanes", 'Ring(OnWay(call.ring.comm, f"stride {stride}")) if lanes else', ""), "",
     ),
-    "both levels one way": ("double-ring(node=2)", (_NodeRings, "__init__", "apart(", "(lambda ring, name: ring)("), ""),
+    "both levels one way": ("double-ring(node=2)", (_NodeRings, "__init__", "OnWay(", "(lambda comm, name: comm)("), ""),
 }  # fmt: skip
 """The schedule, the mistake, and a part of the error that shows it, or "" if messages go another way."""
 
@@ -139,7 +139,7 @@ def test_each_mistake_is_noticed(name: str) -> None:
 
 def posts_in_another_order(around: Ring) -> None:
     """Post an exchange on each of two ways, on odd ranks in the other order, and wait for both."""
-    rings = [around, apart(around, "other")][:: (-1) ** around.rank]
+    rings = [around, Ring(OnWay(around.comm, "other"))][:: (-1) ** around.rank]
     for work in [each.post(torch.ones(3), tag="block") for each in rings]:
         work.wait()
 

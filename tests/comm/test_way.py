@@ -12,7 +12,7 @@ from ringlab.comm.protocol import Comm, Work
 from ringlab.comm.ring import Ring
 from ringlab.comm.subgroup import SubGroup
 from ringlab.comm.trace import Trace
-from ringlab.comm.way import Way, apart, current_way
+from ringlab.comm.way import OnWay, current_way
 from ringlab.comm.wrappers.faulty import Fault, Faulty
 from ringlab.comm.wrappers.strict import Strict
 from ringlab.comm.wrappers.traced import Traced
@@ -58,7 +58,7 @@ def posts(comm: Comm) -> None:
 
 def test_every_kind_of_exchange_is_posted_on_its_way() -> None:
     spy = Spy()
-    posts(Way(Traced(spy, Trace(6)), "far"))
+    posts(OnWay(Traced(spy, Trace(6)), "far"))
     posts(spy)
     on_far = "far", tuple(range(6))
     kinds = ("exchange", "hand_over", "relay")
@@ -67,15 +67,15 @@ def test_every_kind_of_exchange_is_posted_on_its_way() -> None:
 
 @pytest.mark.parametrize("kind", ["exchange", "hand_over", "relay"])
 def test_a_kind_that_forgets_the_way_is_noticed(kind: str) -> None:
-    with rewritten(Way, kind, "with self._posting():", "if True:"), pytest.raises(AssertionError):
+    with rewritten(OnWay, kind, "with self._posting():", "if True:"), pytest.raises(AssertionError):
         test_every_kind_of_exchange_is_posted_on_its_way()
 
 
 def test_a_way_has_the_ranks_of_its_ring_as_the_innermost_transport_numbers_them() -> None:
     spy = Spy()
     inner = SubGroup(SubGroup(Strict(spy), (4, 2, 0)), (2, 1))
-    apart(Ring(Way(inner, "near")), "far").post(torch.zeros(1))
-    posts(SubGroup(Way(Traced(spy, Trace(6)), "all"), (2, 3)))
+    Ring(OnWay(OnWay(inner, "near"), "far")).post(torch.zeros(1))
+    posts(SubGroup(OnWay(Traced(spy, Trace(6)), "all"), (2, 3)))
     assert [way for _, way in spy.noted[:2]] == [("far", (0, 2)), ("all", tuple(range(6)))]
 
 
@@ -83,8 +83,8 @@ def late() -> Any:
     """Post an exchange late, while another way is in use, and return the way on which it was posted."""
     spy = Spy()
     faulty = Faulty(spy, [Fault("delay", rank=2, exchange=0, seconds=0.0)])
-    work = apart(Ring(faulty), "far").post(torch.zeros(1))
-    Way(faulty, "near").exchange(send=(torch.zeros(1),), to=0)
+    work = Ring(OnWay(faulty, "far")).post(torch.zeros(1))
+    OnWay(faulty, "near").exchange(send=(torch.zeros(1),), to=0)
     work.wait()
     return [way and way[0] for _, way in spy.noted]
 
@@ -99,7 +99,7 @@ def test_a_delayed_exchange_keeps_its_way() -> None:
 def shifts(ring: Ring) -> list[float]:
     """Shift the rank's number once on the common way and once on another, with both under way at once."""
     mine = torch.tensor([float(ring.rank)])
-    works = [ring.post(mine, tag="common"), apart(ring, "other").post(mine, tag="other", stride=2)]
+    works = [ring.post(mine, tag="common"), Ring(OnWay(ring.comm, "other")).post(mine, tag="other", stride=2)]
     return [work.wait()[0].item() for work in works]
 
 
