@@ -101,12 +101,20 @@ def _masked(scores: Tensor, causal: bool) -> Tensor:
 
 
 def _weighted_sum(weights: Tensor, v: Tensor, causal: bool) -> Tensor:
-    out = weights @ v
-    if not causal or v.numel() == 0 or torch.isfinite(out.sum()):
-        return out
+    if not causal or v.numel() == 0:
+        return weights @ v
+    if _read_at_once(v):
+        out = weights @ v
+        if torch.isfinite(out.sum()):
+            return out
     # A hidden key has weight 0, but 0·NaN = NaN. A non-finite value must reach only the rows that see its
     # key.
     finite = torch.isfinite(v)
     spread = v.masked_fill(finite, 0.0).cumsum(dim=-2)
     last = torch.arange(weights.shape[-2], device=v.device).clamp(max=v.shape[-2] - 1)
     return weights @ v.masked_fill(~finite, 0.0) + spread[..., last, :]
+
+
+def _read_at_once(x: Tensor) -> bool:
+    """Return whether Python can read a value of `x` at once, without waiting for a GPU to compute it."""
+    return x.device.type == "cpu"

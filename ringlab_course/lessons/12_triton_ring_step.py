@@ -574,7 +574,7 @@ gpu, D_paper = hardware("h100"), 128
 published = {"FlashAttention-3": 616e12, "Triton": 378e12}
 passes = {"FlashAttention-3": 4, "Triton": 2}  # over out, in float32: sections 2 and 3
 
-print("nanoseconds a row and head, in one step of the ring")
+print("nanoseconds a row and head in one step of the ring: products + passes over out")
 for c in (256, 1024, 8192):
     told = []
     for name, rate in published.items():
