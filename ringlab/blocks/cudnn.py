@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ringlab.blocks.library import Capability, LibraryBlock
+from ringlab.blocks.library import BackwardTile, Capability, LibraryBlock
 
 _aten = torch.ops.aten
 
@@ -47,36 +47,25 @@ class Cudnn(LibraryBlock):
         )
         return out, lse.reshape(q.shape[:-1])  # from (B, H, L, 1)
 
-    def _library_backward(
-        self,
-        dout: Tensor,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        out: Tensor,
-        lse: Tensor,
-        causal: bool,
-        scale: float,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        unused = torch.zeros(
-            (), dtype=torch.int64, device=q.device
-        )  # in place of the random state of dropout
+    def _library_backward(self, tile: BackwardTile) -> tuple[Tensor, Tensor, Tensor]:
+        # Takes the place of the random state of dropout.
+        unused = torch.zeros((), dtype=torch.int64, device=tile.q.device)
         # The schema calls attn_bias a tensor. torch turns None into an undefined tensor, which the operator expects.
         return _aten._scaled_dot_product_cudnn_attention_backward(
-            dout,
-            q,
-            k,
-            v,
-            out,
-            lse.unsqueeze(-1),
+            tile.dout,
+            tile.q,
+            tile.k,
+            tile.v,
+            tile.out,
+            tile.lse.unsqueeze(-1),
             philox_seed=unused,
             philox_offset=unused,
             attn_bias=None,
             cum_seq_q=None,
             cum_seq_k=None,
-            max_q=q.shape[-2],
-            max_k=k.shape[-2],
+            max_q=tile.q.shape[-2],
+            max_k=tile.k.shape[-2],
             dropout_p=0.0,
-            is_causal=causal,
-            scale=scale,
+            is_causal=tile.causal,
+            scale=tile.scale,
         )

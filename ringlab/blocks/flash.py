@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ringlab.blocks.library import Capability, LibraryBlock
+from ringlab.blocks.library import BackwardTile, Capability, LibraryBlock
 
 
 class FlashAttention(LibraryBlock):
@@ -52,25 +52,15 @@ class FlashAttention(LibraryBlock):
             out, lse, *_ = self._call_forward(_loaded(self.module), tensors, causal, scale)
         return out.transpose(1, 2), lse
 
-    def _library_backward(
-        self,
-        dout: Tensor,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        out: Tensor,
-        lse: Tensor,
-        causal: bool,
-        scale: float,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        given = {"dout": dout, "q": q, "k": k, "v": v, "out": out}
+    def _library_backward(self, tile: BackwardTile) -> tuple[Tensor, Tensor, Tensor]:
+        given = {"dout": tile.dout, "q": tile.q, "k": tile.k, "v": tile.v, "out": tile.out}
         tensors = {name: x.transpose(1, 2) for name, x in given.items()}
         dq, dk, dv = (
             torch.empty_like(tensors[name], memory_format=torch.contiguous_format) for name in ("q", "k", "v")
         )
         tensors |= {"dq": dq, "dk": dk, "dv": dv}
-        with torch.cuda.device_of(q):
-            self._call_backward(_loaded(self.module), tensors, lse, causal, scale)
+        with torch.cuda.device_of(tile.q):
+            self._call_backward(_loaded(self.module), tensors, tile.lse, tile.causal, tile.scale)
         return dq.transpose(1, 2), dk.transpose(1, 2), dv.transpose(1, 2)
 
 

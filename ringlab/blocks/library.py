@@ -8,7 +8,7 @@ limits, brings tensors into a form that the functions accept, and gives all tile
 from __future__ import annotations
 
 from abc import abstractmethod
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Shaped
@@ -23,6 +23,23 @@ from ringlab.scores import PLAIN_RULES, TileRules
 from ringlab.types import KeyValue, Query, Value
 
 Capability = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class BackwardTile:
+    """What a library's backward gets: loadable tensors (B, H, L, D), and the dense lse (B, H, L).
+
+    out and lse are those of all keys. A causal tile is square.
+    """
+
+    dout: Tensor
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    out: Tensor
+    lse: Tensor
+    causal: bool
+    scale: float
 
 
 class LibraryBlock(Block):
@@ -60,18 +77,8 @@ class LibraryBlock(Block):
         """Return out and lse (B, H, L) of loadable tensors (B, H, L, D); a causal tile is square."""
 
     @abstractmethod
-    def _library_backward(
-        self,
-        dout: Tensor,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        out: Tensor,
-        lse: Tensor,
-        causal: bool,
-        scale: float,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return dq, dk and dv, given the final out and lse; lse (B, H, L) is dense."""
+    def _library_backward(self, tile: BackwardTile) -> tuple[Tensor, Tensor, Tensor]:
+        """Return dq, dk and dv."""
 
     def supports(self, q: Query) -> str | None:
         if not on_cuda(q):
@@ -103,7 +110,7 @@ class LibraryBlock(Block):
             return Blockwise().forward(q, k, v, causal=causal, scale=scale, rules=rules)
         if q.numel() == 0 or k.numel() == 0:
             return Partial.identity(q, v.shape[-1])
-        if self._too_short(q, k):
+        if self.too_short(q.shape[-2], k.shape[-2]):
             return Blockwise().forward(q, k, v, causal=causal, scale=scale)
         if q.shape[-1] == v.shape[-1] or self.own_value_dims:
             return self._tile_forward(q, k, v, causal, scale)
@@ -126,7 +133,7 @@ class LibraryBlock(Block):
             return Blockwise().backward(rows, k, v, causal=causal, scale=scale, rules=rules)
         if rows.q.numel() == 0 or k.numel() == 0:
             return torch.zeros_like(rows.q), torch.zeros_like(k), torch.zeros_like(v)
-        if self._too_short(rows.q, k):
+        if self.too_short(rows.q.shape[-2], k.shape[-2]):
             return Blockwise().backward(rows, k, v, causal=causal, scale=scale)
         if rows.q.shape[-1] == v.shape[-1] or self.own_value_dims:
             return self._tile_backward(rows, k, v, causal, scale)
@@ -149,10 +156,11 @@ class LibraryBlock(Block):
         self._check_square(rows.q, k, causal)
         dout, q, k, v, out = map(_loadable, (rows.dout, rows.q, k, v, rows.out))
         lse = rows.lse.contiguous()  # the kernels ignore the strides of lse, and the libraries make no copy
-        return self._library_backward(dout, q, k, v, out, lse, causal, scale)
+        return self._library_backward(BackwardTile(dout, q, k, v, out, lse, causal, scale))
 
-    def _too_short(self, q: Tensor, k: Tensor) -> bool:
-        return min(q.shape[-2], k.shape[-2]) < self.shortest
+    def too_short(self, rows: int, keys: int) -> bool:
+        """Return whether a tile of so many rows and keys is left to `Blockwise`."""
+        return 0 < min(rows, keys) < self.shortest
 
     def _check_square(self, q: Tensor, k: Tensor, causal: bool) -> None:
         """Return if a causal tile is square. Raises: BackendError."""

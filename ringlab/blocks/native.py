@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ringlab.blocks.blockwise import Blockwise
-from ringlab.blocks.library import Capability, LibraryBlock, on_cuda
+from ringlab.blocks.library import BackwardTile, Capability, LibraryBlock, on_cuda
 from ringlab.blocks.naive import unsupported_dtype
 from ringlab.blocks.protocol import BackwardRows
 from ringlab.merge import Partial
@@ -69,37 +69,14 @@ class Native(LibraryBlock):
         out, lse, *_ = _aten._scaled_dot_product_flash_attention(q, k, v, 0.0, causal, scale=scale)
         return out, lse
 
-    def _library_backward(
-        self,
-        dout: Tensor,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        out: Tensor,
-        lse: Tensor,
-        causal: bool,
-        scale: float,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        unused = torch.zeros(
-            (), dtype=torch.int64, device=q.device
-        )  # in place of the random state of dropout
+    def _library_backward(self, tile: BackwardTile) -> tuple[Tensor, Tensor, Tensor]:
+        # Takes the place of the random state of dropout.
+        unused = torch.zeros((), dtype=torch.int64, device=tile.q.device)
+        lengths = tile.q.shape[-2], tile.k.shape[-2]
         return _aten._scaled_dot_product_flash_attention_backward(
-            dout,
-            q,
-            k,
-            v,
-            out,
-            lse,
-            None,
-            None,
-            q.shape[-2],
-            k.shape[-2],
-            0.0,
-            causal,
-            unused,
-            unused,
-            scale=scale,
-        )
+            tile.dout, tile.q, tile.k, tile.v, tile.out, tile.lse, None, None, *lengths,
+            0.0, tile.causal, unused, unused, scale=tile.scale,
+        )  # fmt: skip
 
 
 def _dense(x: Tensor) -> Tensor:

@@ -26,7 +26,7 @@ from ringlab.blocks import get_block, library
 from ringlab.blocks.blockwise import Blockwise
 from ringlab.blocks.cudnn import Cudnn
 from ringlab.blocks.flash import FlashAttention, FlashAttention2, FlashAttention3, FlashAttention4
-from ringlab.blocks.library import LibraryBlock
+from ringlab.blocks.library import BackwardTile, LibraryBlock
 from ringlab.blocks.protocol import BackwardRows
 from ringlab.blocks.triton import TritonBlock, visits
 from ringlab.blocks.triton.steps import Launcher, TritonBackward
@@ -187,7 +187,7 @@ NATIVE_MUTANTS = [
     (LibraryBlock, "backward", "if rows.q.shape[-1] == v.shape[-1]", "if True", "head dims that are multiples of 8, to 256"),
 ]  # fmt: skip
 LIBRARY_MUTANTS = [  # these break a rule
-    ("cudnn", LibraryBlock, "_too_short", "< self.shortest", "< 0", "enough rows and keys"),
+    ("cudnn", LibraryBlock, "too_short", "< self.shortest", "< 0", "enough rows and keys"),
     ("cudnn", Cudnn, "_library_backward", "lse.unsqueeze(-1)", "lse", "lse of its shape"),
     (
         "flash-2",
@@ -211,10 +211,10 @@ FLASH = {2: FlashAttention2, 3: FlashAttention3, 4: FlashAttention4}
 WRONG_MUTANTS = [  # these keep all rules, and give wrong results
     ("cudnn", Cudnn, "_library_forward", "is_causal=causal", "is_causal=False", {*NAMES}),
     ("cudnn", Cudnn, "_library_forward", ", scale=scale", "", {*NAMES}),
-    ("cudnn", Cudnn, "_library_backward", "is_causal=causal", "is_causal=False", {"dq", "dk", "dv"}),
-    ("cudnn", Cudnn, "_library_backward", "scale=scale", "scale=None", {"dq", "dk", "dv"}),
-    ("cudnn", Cudnn, "_library_backward", "        dout,\n", "        out,\n", {"dq", "dk", "dv"}),
-    ("cudnn", Cudnn, "_library_backward", "        out,\n", "        dout,\n", {"dq", "dk"}),
+    ("cudnn", Cudnn, "_library_backward", "is_causal=tile.causal", "is_causal=False", {"dq", "dk", "dv"}),
+    ("cudnn", Cudnn, "_library_backward", "scale=tile.scale", "scale=None", {"dq", "dk", "dv"}),
+    ("cudnn", Cudnn, "_library_backward", "tile.dout,", "tile.out,", {"dq", "dk", "dv"}),
+    ("cudnn", Cudnn, "_library_backward", "tile.out,", "tile.dout,", {"dq", "dk"}),
     *(
         (f"flash-{number}", version, "_call_forward", *change, {*NAMES})
         for number, version in FLASH.items()
@@ -226,8 +226,8 @@ WRONG_MUTANTS = [  # these keep all rules, and give wrong results
         for change in (("causal=causal", "causal=False"), ("softmax_scale=scale", "softmax_scale=None"))
     ),
     ("flash-2", FlashAttention, "_library_backward", '"dk": dk, "dv": dv', '"dk": dv, "dv": dk', {"dk", "dv"}),
-    ("flash-2", FlashAttention, "_library_backward", '"out": out', '"out": dout', {"dq", "dk"}),
-    ("flash-2", FlashAttention, "_library_backward", '"dout": dout', '"dout": out', {"dq", "dk", "dv"}),
+    ("flash-2", FlashAttention, "_library_backward", '"out": tile.out', '"out": tile.dout', {"dq", "dk"}),
+    ("flash-2", FlashAttention, "_library_backward", '"dout": tile.dout', '"dout": tile.out', {"dq", "dk", "dv"}),
 ]  # fmt: skip
 TRITON_MUTANTS = [  # the interpreter is right with these, or notices other broken rules
     (TritonBackward, "__init__", ".to(torch.float32).contiguous()", ".mT.contiguous().mT", "dense states and results"),
@@ -344,17 +344,16 @@ def flash_attn_on_second_device(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     with FakeTensorMode(), flash_attn_packages(4):
         x = torch.empty(1, 2, 48, 16, device="cuda:1", dtype=torch.float16)
         block._library_forward(x, x, x, causal, scale)
-        block._library_backward(x, x, x, x, x, x, causal, scale)
+        block._library_backward(BackwardTile(x, x, x, x, x, x, causal, scale))
     assert devices.current == 0
     return current
 
 
 def test_flash_attn_is_called_on_the_device_of_its_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
-    guard = "with torch.cuda.device_of(q):", "if True:"
     assert flash_attn_on_second_device(monkeypatch) == [1, 1]
-    with rewritten(FlashAttention, "_library_forward", *guard):
+    with rewritten(FlashAttention, "_library_forward", "with torch.cuda.device_of(q):", "if True:"):
         assert flash_attn_on_second_device(monkeypatch) == [0, 1]
-    with rewritten(FlashAttention, "_library_backward", *guard):
+    with rewritten(FlashAttention, "_library_backward", "with torch.cuda.device_of(tile.q):", "if True:"):
         assert flash_attn_on_second_device(monkeypatch) == [1, 0]
 
 
