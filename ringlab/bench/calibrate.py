@@ -24,6 +24,7 @@ from ringlab.attention import ring_attention
 from ringlab.bench.device import machine
 from ringlab.blocks import get_block
 from ringlab.blocks.protocol import BackwardRows, Block
+from ringlab.blocks.tilewise import TilewiseBackward, TilewiseForward
 from ringlab.comm.processes.launch import launch
 from ringlab.comm.ring import Ring
 from ringlab.cost.fit import fit_kernel_tile, fit_link, fit_tiles
@@ -35,7 +36,6 @@ from ringlab.errors import CostError
 from ringlab.layout import zigzag
 from ringlab.plan import Tile, cut
 from ringlab.schedules.ring import sum_gradients
-from ringlab.schedules.tilewise import TilewiseBackward, TilewiseForward
 
 EDGES = (256, 512, 1024, 2048)
 """Rows and keys of the timed tiles."""

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from ringlab.blocks.protocol import Gradient
+from ringlab.blocks.tilewise import RunningSum, add_gradients
 from ringlab.schedules.block_schedule import BlockSchedule
 from ringlab.schedules.call import AttentionCall
-from ringlab.schedules.tilewise import RunningSum, add_gradients
 from ringlab.types import BlockTensor
 
 

@@ -12,12 +12,12 @@ from functools import cached_property
 from torch import Tensor
 
 from ringlab.blocks.protocol import BackwardRows, BackwardSteps, Block, ForwardSteps, Gradient, StepBlock
+from ringlab.blocks.tilewise import TilewiseBackward, TilewiseForward
 from ringlab.comm.ring import Ring
 from ringlab.layout import Layout
 from ringlab.mask import Mask
 from ringlab.plan import Plan, plan
 from ringlab.schedules.expansion import Expansion
-from ringlab.schedules.tilewise import TilewiseBackward, TilewiseForward
 from ringlab.scores import PLAIN_RULES, ScoreRules, TileRules
 from ringlab.tile import Tile
 from ringlab.types import BlockTensor, Query

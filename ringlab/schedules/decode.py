@@ -19,13 +19,13 @@ from torch import Tensor
 
 from ringlab.blocks import get_block, record_block
 from ringlab.blocks.protocol import Block
+from ringlab.blocks.tilewise import RunningPartial
 from ringlab.comm.protocol import Comm, thread_safe_if
 from ringlab.errors import BackendError, DeviceError, DtypeError, MaskError, ShapeError
 from ringlab.mask import Mask
 from ringlab.merge import Partial, merge, state_dtype, with_sinks
 from ringlab.rank_agreement import checked
 from ringlab.schedules.cache import CacheShard, ShardedCache
-from ringlab.schedules.tilewise import RunningPartial
 from ringlab.scores import PLAIN_RULES, ScoreRules, check_scale, check_sinks
 from ringlab.torch_modes import without_autocast
 from ringlab.types import Query, Sinks

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from ringlab.blocks import record_block
 from ringlab.blocks.protocol import BackwardRows
+from ringlab.blocks.tilewise import RunningSum, add_gradients
 from ringlab.comm.protocol import thread_safe, thread_safe_if
 from ringlab.merge import Partial, merge_into, state_dtype
 from ringlab.schedules.block_schedule import finished, gradient_of_sinks, row_delta
@@ -26,7 +27,6 @@ from ringlab.schedules.call import AttentionCall, attend_to_block, differentiate
 from ringlab.schedules.protocol import ForwardResult, Gradients
 from ringlab.schedules.ring import RingSchedule
 from ringlab.schedules.route import Couriers, circulate
-from ringlab.schedules.tilewise import RunningSum, add_gradients
 from ringlab.types import BlockTensor, Out, Query, RowState
 
 _WITHOUT_OUT = frozenset({"queries that travel"})

@@ -12,12 +12,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from ringlab.blocks.protocol import Gradient
+from ringlab.blocks.tilewise import RunningSum, add_gradients
 from ringlab.comm.protocol import thread_safe
 from ringlab.schedules.block_schedule import BlockSchedule
 from ringlab.schedules.call import AttentionCall
 from ringlab.schedules.protocol import GradientReturn
 from ringlab.schedules.route import Couriers, circulate
-from ringlab.schedules.tilewise import RunningSum, add_gradients
 from ringlab.types import BlockTensor
 
 

@@ -16,13 +16,13 @@ import torch
 from jaxtyping import Int64
 from torch import Tensor
 
+from ringlab.blocks.tilewise import TilewiseForward
 from ringlab.comm.protocol import Work, thread_safe_if
 from ringlab.comm.ring import Ring
 from ringlab.mask import Mask
 from ringlab.merge import Partial, merge, state_dtype
 from ringlab.schedules.call import AttentionCall
 from ringlab.schedules.decode import row_tiles
-from ringlab.schedules.tilewise import TilewiseForward
 from ringlab.scores import PLAIN_RULES
 from ringlab.serving.checks import Cache, lengths_of, shard_of
 from ringlab.serving.paged_cache import PagedCache

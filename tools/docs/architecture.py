@@ -42,9 +42,9 @@ Nothing imports `ringlab_course/lessons/`, the sources of the lessons' notebooks
 | `RingSchedule.arriving_blocks` yields K/V blocks one by one; before each but the last `circulate` posts the exchange that brings the next | `schedules/ring.py`, `schedules/route.py` |
 | `Ring.post` sends to the next rank; the transport is a `VirtualCluster`'s, or `DistributedComm` among processes | `comm/ring.py`, `comm/virtual/cluster.py`, `comm/processes/distributed.py` |
 | `attend_to_block` hands over the block with the tiles that this rank's rows see | `schedules/call.py`, `plan.py` |
-| `TilewiseForward.attend` has the block backend compute each tile | `schedules/tilewise.py` |
+| `TilewiseForward.attend` has the block backend compute each tile | `blocks/tilewise.py` |
 | `Native.forward`, the default, returns (out, lse) of a tile | `blocks/native.py` |
-| `RunningPartial.add` merges the tile's (out, lse) with those of earlier tiles by `merge_into` | `schedules/tilewise.py`, `merge.py` |
+| `RunningPartial.add` merges the tile's (out, lse) with those of earlier tiles by `merge_into` | `blocks/tilewise.py`, `merge.py` |
 
 | Backward, with the saved out and lse | Where, in `ringlab/` |
 | --- | --- |
@@ -54,7 +54,7 @@ Nothing imports `ringlab_course/lessons/`, the sources of the lessons' notebooks
 | `RingSchedule.gradient_return` makes the `RingGradientReturn`, which holds the `Couriers` | `schedules/ring.py` |
 | `RingSchedule.arriving_blocks` brings the K/V blocks again, in the same order | `schedules/ring.py` |
 | `differentiate_block` hands over each block with its tiles | `schedules/call.py` |
-| `TilewiseBackward.differentiate` sums dq, and returns dk and dv of each tile | `schedules/tilewise.py` |
+| `TilewiseBackward.differentiate` sums dq, and returns dk and dv of each tile | `blocks/tilewise.py` |
 | `Native.backward`, the default, computes dq, dk and dv of a tile | `blocks/native.py` |
 | `RingGradientReturn.add_block` takes the sums that have arrived, has `sum_gradients` add dk and dv to them, and sends them on | `schedules/ring.py` |
 | `Couriers.arrived` and `Couriers.send_on` receive and send the sums, one step behind their block; from the last stop they go home to the owner | `schedules/route.py` |

@@ -13,11 +13,9 @@ from ringlab.blocks.protocol import BackwardRows, StepBlock
 from ringlab.blocks.triton.configs import KERNELS, LARGEST_HEAD_DIM, Config, architecture, choose
 from ringlab.blocks.triton.interpreter import interpreting
 from ringlab.blocks.triton.steps import Launcher, TritonBackward, TritonForward
-from ringlab.errors import BackendError, ShapeError
-from ringlab.merge import Partial
-from ringlab.scores import PLAIN_RULES, TileRules
-from ringlab.tile import Tile
-from ringlab.types import KeyValue, Query, Value
+from ringlab.errors import BackendError
+from ringlab.scores import TileRules
+from ringlab.types import Query
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
@@ -54,41 +52,6 @@ class TritonBlock(StepBlock):
             return "needs Triton, which is not installed here (pip install triton, on Linux)"
         return _unfit_device(q.device)
 
-    def forward(
-        self,
-        q: Query,
-        k: KeyValue,
-        v: Value,
-        *,
-        causal: bool,
-        scale: float,
-        rules: TileRules = PLAIN_RULES,
-    ) -> Partial:
-        """Return the partial of these keys. Raises: ShapeError for a causal tile with more keys than rows."""
-        steps = self.begin_forward(q, 1, scale=scale)
-        steps.attend(_one_tile(q, k, causal), k, v, rules)
-        return steps.partial()
-
-    def backward(
-        self,
-        rows: BackwardRows,
-        k: KeyValue,
-        v: Value,
-        *,
-        causal: bool,
-        scale: float,
-        rules: TileRules = PLAIN_RULES,
-    ) -> tuple[Query, KeyValue, Value]:
-        """Return the contribution of these rows and keys to (dq, dk, dv).
-
-        Raises: ShapeError for a causal tile with more keys than rows.
-        """
-        steps = self.begin_backward(rows, 1, scale=scale)
-        gradients = steps.differentiate(_one_tile(rows.q, k, causal), k, v, rules)
-        if not gradients:  # no rows, or no keys
-            return steps.query_gradient(), torch.zeros_like(k), torch.zeros_like(v)
-        return steps.query_gradient(), gradients[0].dk, gradients[0].dv
-
     def begin_forward(self, q: Query, count: int, *, scale: float) -> TritonForward:
         return TritonForward(self._launcher(q, scale), q, count)
 
@@ -103,23 +66,6 @@ class TritonBlock(StepBlock):
             return given or choose(kernel, arch, head_dim, q.dtype, self.precision, rules.requirements)
 
         return Launcher(config, float(scale))
-
-
-def _one_tile(q: Tensor, k: Tensor, causal: bool) -> tuple[Tile, ...]:
-    """Return one tile of a block backend as tiles of a step. A causal tile may have more rows than keys.
-
-    Raises: ShapeError for a causal tile with more keys than rows.
-    """
-    rows, keys = q.shape[-2], k.shape[-2]
-    if not (rows and keys):
-        return ()
-    if not causal:
-        return (Tile(0, rows, 0, keys, False),)
-    if keys > rows:
-        remedy = f"cut k and v to the {rows} keys that some row sees, or pass causal=False"
-        raise ShapeError("a causal tile with no more keys than rows", f"{rows} rows, {keys} keys", remedy)
-    square = Tile(0, keys, 0, keys, True)
-    return (square, Tile(keys, rows, 0, keys, False)) if rows > keys else (square,)
 
 
 def _unfit_device(device: torch.device) -> str | None:
