@@ -125,10 +125,10 @@ def ring_attention(
     sinks: (H,) logits, one for each query head, that take weight and give no value. lse includes the sinks.
     They are neither scaled nor capped. All ranks pass the same sinks, and the gradient on each rank is only
     that rank's part: sum it over the ranks.
-    block: "native", "blockwise", "naive", "triton", "cudnn", "flash", or "auto", whose choice is recorded in the
-    trace; or a block object such as TritonBlock(precision="tf32x3"). All blocks support softcap and dropout;
-    "native", "cudnn" and "flash" give such tiles to "blockwise", which the trace records too. "flash" is the
-    newest installed version of flash-attn that supports the tensors.
+    block: "native", "blockwise", "naive", "triton", "cudnn", "flash", "flex", or "auto", whose choice is recorded in
+    the trace; or a block object such as TritonBlock(precision="tf32x3"). All blocks support softcap, and all but
+    "flex" support dropout; "native", "cudnn" and "flash" give such tiles to "blockwise", which the trace records
+    too. "flash" is the newest installed version of flash-attn that supports the tensors.
     schedule: how rows and K/V blocks meet, one of `ringlab.schedules`: "ring", "allgather", "ulysses",
     "hybrid(ring=4, ulysses=2)", "double-ring(node=8)", "query-ring", "burst", "bidirectional",
     "multi-ring(rings=4)"; or a schedule object.

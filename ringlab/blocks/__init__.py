@@ -4,6 +4,7 @@ naive      all scores at once, in torch; the definition
 blockwise  tile by tile in torch, memory linear in the sequence
 native     torch's flash attention operators
 cudnn      cuDNN's attention, by torch's operators; a GPU
+flex       FlexAttention of torch, compiled for a GPU; on a CPU its definition, without its backward
 flash      the flash-attn packages, versions 2, 3 and 4; a GPU
 triton     kernels that compute all tiles of a K/V block in one launch; a GPU, or Triton's interpreter
 """
@@ -17,6 +18,7 @@ from torch import Tensor
 from ringlab.blocks.blockwise import Blockwise
 from ringlab.blocks.cudnn import Cudnn
 from ringlab.blocks.flash import VERSIONS
+from ringlab.blocks.flex import Flex
 from ringlab.blocks.library import LibraryBlock
 from ringlab.blocks.naive import Naive
 from ringlab.blocks.native import Native
@@ -25,14 +27,14 @@ from ringlab.comm.protocol import Comm
 from ringlab.errors import BackendError
 
 _EVERYWHERE: tuple[Block, ...] = (Naive(), Blockwise(), Native())
-_BLOCKS = {block.name: block for block in (*_EVERYWHERE, Cudnn())}
+_BLOCKS = {block.name: block for block in (*_EVERYWHERE, Cudnn(), Flex())}
 _FLASH, _TRITON = "flash", "triton"
 
 AUTO = ("native", "blockwise")
 """The blocks that "auto" tries, in this order: the first that supports the tensors is taken.
 
-`cudnn` and `flash` are not among them because nobody has measured them in a ring on a GPU yet. `triton` is not among them because
-it need not be the fastest.
+`cudnn`, `flash` and `flex` are not among them because nobody has measured them in a ring on a GPU yet. `triton` is
+not among them because it need not be the fastest.
 """
 
 
@@ -49,10 +51,10 @@ def known() -> tuple[str, ...]:
     """Return the names of all block backends.
 
     `triton` needs a GPU or Triton's interpreter, and does not support float64. `cudnn` and `flash` need
-    a GPU, and support float16 and bfloat16.
+    a GPU, and support float16 and bfloat16. `flex` supports no dropout, and no float64 on a GPU.
 
     >>> known()
-    ('naive', 'blockwise', 'native', 'cudnn', 'flash', 'triton')
+    ('naive', 'blockwise', 'native', 'cudnn', 'flex', 'flash', 'triton')
     """
     return (*_BLOCKS, _FLASH, _TRITON)
 

@@ -169,7 +169,7 @@ class BackwardSteps(Protocol):
 class StepBlock(Block, Protocol):
     """A block backend that computes all tiles of a K/V block at once, given the number of blocks in advance.
 
-    `TritonBlock` is a StepBlock. `Naive`, `Blockwise` and the blocks of libraries are not.
+    `TritonBlock` and `Flex` are StepBlocks. `Naive`, `Blockwise` and `LibraryBlock` are not.
     """
 
     def begin_forward(self, q: Query, count: int, *, scale: float) -> ForwardSteps:

@@ -34,7 +34,8 @@ Ranks = Annotated[int, typer.Option("--ranks", min=1, help="P, the world size.")
 Pairs = Annotated[int, typer.Option("--pairs", min=1, help="Number of counted pairs of runs.")]
 Rounds = Annotated[int, typer.Option("--rounds", min=1, help="Number of counted rounds.")]
 Blocks = Annotated[
-    str, typer.Option("--blocks", help="Comma-separated block backends: triton, native, cudnn, flash, …")
+    str,
+    typer.Option("--blocks", help="Comma-separated block backends: triton, native, cudnn, flash, flex, …"),
 ]
 Output = Annotated[Path | None, typer.Option("--output", help="Write the JSON to this file too.")]
 

@@ -88,10 +88,14 @@ class AttentionCall:
         """Return the state of a backward of `rows` over `count` blocks, before the first block.
 
         This is a `TilewiseBackward`, unless the block backend has its own class, such as `TritonBackward` for
-        `TritonBlock`.
+        `TritonBlock`. If another block backend computes the backward, record that.
         """
         if isinstance(self.block, StepBlock):
-            return self.block.begin_backward(rows, count, scale=self.scale)
+            steps = self.block.begin_backward(rows, count, scale=self.scale)
+            if isinstance(steps, TilewiseBackward):
+                asked = f"the backward of block='{self.block.name}'"
+                self.ring.comm.record_choice(asked, steps.block.name)
+            return steps
         return TilewiseBackward(self.block, rows, self.scale)
 
 

@@ -41,7 +41,7 @@ Rounds = Annotated[int, typer.Option("--rounds", min=1, help="Rounds that are co
 Seed = Annotated[int, typer.Option("--seed", help="Of the inputs.")]
 Tokens = Annotated[int, typer.Option("--tokens", min=16, help="S, the global sequence length.")]
 Block = Annotated[
-    str, typer.Option("--block", help="What computes a block: auto, native, cudnn, flash, triton, …")
+    str, typer.Option("--block", help="What computes a block: auto, native, cudnn, flash, flex, triton, …")
 ]
 
 

@@ -28,7 +28,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn import functional as F
 
-from ringlab.blocks import cudnn, flash, library, native
+from ringlab.blocks import cudnn, flash, flex, library, native
 from ringlab.blocks.triton.block import DTYPES
 
 Call = dict[str, Any]
@@ -458,6 +458,16 @@ def flash_attn_packages(
             yield
     finally:
         flash._loaded.cache_clear()
+
+
+@contextmanager
+def flex_gradients() -> Iterator[None]:
+    """Let FlexAttention differentiate on the CPU: torch has the backward of its definition, but refuses to run it."""
+    with (
+        mock.patch("torch.nn.attention.flex_attention._validate_device", lambda *tensors: None),
+        mock.patch.object(flex, "has_backward", lambda q: True),
+    ):
+        yield
 
 
 @contextmanager

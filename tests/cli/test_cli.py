@@ -94,7 +94,7 @@ def test_doctor_tells_of_every_transport_why_it_cannot_be_used() -> None:
 def test_doctor_tells_of_blocks_for_gpus_whether_they_can_run(monkeypatch) -> None:
     """Without a GPU the reason is that of the GPUs. With a GPU it is the block's own reason, or the chosen version."""
     names = {f"block {name}" for name in known() if name not in (*available(), "triton")}
-    assert set(doctor_module._blocks()) == names == {"block cudnn", "block flash"}
+    assert set(doctor_module._blocks()) == names == {"block cudnn", "block flash", "block flex"}
     monkeypatch.setattr("ringlab.bench.device.no_cuda", lambda: "no GPU like that")
     found = doctor_module._block("block flash")
     assert (found.state, found.found) == ("missing", "no GPU like that")

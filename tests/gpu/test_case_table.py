@@ -20,10 +20,11 @@ DTYPES = {
     "triton": ("float32", "bfloat16", "float16"),
     "native": ("bfloat16", "float16"),
     "cudnn": ("bfloat16", "float16"),
+    "flex": ("bfloat16", "float16", "float32"),
     **{block.name: ("bfloat16", "float16") for block in VERSIONS},
 }
 """The dtypes of each block on CUDA; the table's float64 is for CPUs."""
-LIBRARIES = ("cudnn", *(block.name for block in VERSIONS))
+LIBRARIES = ("cudnn", "flex", *(block.name for block in VERSIONS))
 """Blocks that not every machine with a GPU has, and that compile or plan for each shape: one dtype a case."""
 OBJECTS: dict[str, Block] = {block.name: block for block in VERSIONS}
 
@@ -34,7 +35,7 @@ def cases(block: str) -> list[Case]:
     found = [
         replace(case, dtype=dtype)
         for number, case in enumerate(covering())
-        for dtype in (dtypes[number % 2 :][:1] if block in LIBRARIES else dtypes)
+        for dtype in (dtypes[number % len(dtypes) :][:1] if block in LIBRARIES else dtypes)
     ]
     return list(dict.fromkeys(found))
 
@@ -65,6 +66,7 @@ SCORED = [
     for number, case in enumerate(cases(block)[::5])
     for schedule, kind in [(("ring", "allgather")[number % 2], RULED[number % 3])]
 ]
+SCORED += [("flex", "ring", case, "softcap") for case in cases("flex")[::5]]
 
 
 @pytest.mark.needs_cuda
@@ -83,7 +85,8 @@ def test_on_the_gpu(block: str, schedule: str, case: Case) -> None:
 def test_soft_caps_and_dropout_on_the_gpu(block: str, schedule: str, case: Case, kind: str) -> None:
     """The GPU drops the pairs of tests/philox.py, and blockwise computes native's tiles."""
     cluster = VirtualCluster(case.P, memory=False)
-    results = join(case, cluster.run(program, case, block, schedule, kind, "cuda").results)
+    used = block_of(block, case)
+    results = join(case, cluster.run(program, case, used, schedule, kind, "cuda").results)
     assert results.out.device.type == "cuda"
     assert beyond(case, results, kind) == {}
 

@@ -65,7 +65,8 @@ Nothing imports `ringlab_course/lessons/`, the sources of the lessons' notebooks
 `blockwise` where `native` cannot compute a tensor, such as float32 on a GPU, and under a soft cap or dropout. `AUTO`
 (`blocks/__init__.py`) is the list from which it chooses. `native`, `cudnn` and `flash` are one class, `LibraryBlock` (`blocks/library.py`),
 with other limits and functions. `block="triton"` computes all tiles of a K/V block in one launch forward, two backward, and
-`TritonForward` and `TritonBackward` (`blocks/triton/steps.py`) take the place of the two tilewise classes.
+`TritonForward` and `TritonBackward` (`blocks/triton/steps.py`) take the place of the two tilewise classes. `block="flex"` does the same in one
+call of FlexAttention, by `FlexForward` and `FlexBackward` (`blocks/flex.py`).
 """
 NAMES = (
     "words",

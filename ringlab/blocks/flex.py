@@ -1,0 +1,314 @@
+"""The block backend `flex`: FlexAttention of torch, which takes a mask and a soft cap as functions.
+
+All tiles of a K/V block are one call. Each row of the block has a list of visible intervals of keys, and the mask function
+reads that list, so one function serves every mask and layout. A second table names the squares of 128 × 128 scores that
+hold a visible pair, and FlexAttention computes no other square.
+
+On a GPU torch compiles FlexAttention to a Triton kernel. A ring of equal shards needs one kernel for the forward and one
+pair for the backward, and twice as many if some rows see two intervals of keys, as with a prefix and a window. The first
+call of each takes seconds. A second length of the shards compiles the kernels once more, for all lengths; lengths up to 128
+have kernels apart from longer ones.
+
+FlexAttention's own backward is that of its own lse, which covers one block. With the weight w = e^(lse of the block − lse),
+a row of the block contributes P = w·P_block to the whole, so the gradients of the ring are those of the block for
+
+    the gradient w·dout of the block's out, and rowsum(w·dout·out of the block) − w·delta of the block's lse.
+
+So the backward needs neither out nor a private operator of torch, but it computes the forward of the block again.
+Source: arXiv 2412.05496 (FlexAttention).
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Hashable
+from contextlib import AbstractContextManager
+from functools import cache, lru_cache
+from importlib.util import find_spec
+from typing import Any, NamedTuple, no_type_check
+
+import numpy as np
+import torch
+from jaxtyping import Int
+from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
+
+from ringlab.blocks.blockwise import Blockwise
+from ringlab.blocks.library import too_old
+from ringlab.blocks.protocol import BackwardRows, BackwardSteps, Gradient, StepBlock
+from ringlab.blocks.tilewise import RunningPartial, RunningSum, TilewiseBackward
+from ringlab.merge import Partial
+from ringlab.scores import PLAIN_RULES, TileRules
+from ringlab.tile import Tile
+from ringlab.types import KeyValue, Query, Value
+
+Tiles = tuple[Tile, ...]
+
+DTYPES = {
+    "cpu": (torch.float64, torch.float32, torch.bfloat16, torch.float16),
+    "cuda": (torch.float32, torch.bfloat16, torch.float16),
+}
+"""The dtypes that FlexAttention computes, by device. On a GPU, `torch.set_float32_matmul_precision` applies to float32."""
+NARROWEST, WIDEST = 16, 256
+"""The smallest and the largest head dim on a GPU. Triton multiplies no matrices that are narrower than 16."""
+COMPILERS: dict[str, Any] = {"cpu": "eager", "cuda": "inductor"}
+"""The backend of torch.compile by device. "eager" runs FlexAttention's own definition, with all scores in memory."""
+
+
+class Flex(StepBlock):
+    """FlexAttention on GPUs from sm_80 on, and on the CPU. Any mask, and a soft cap, but no dropout.
+
+    v may have another head dim than q and k. FlexAttention has no backward on the CPU, so `Blockwise` computes it there.
+    """
+
+    name = "flex"
+    largest_causal: int | None = None
+    thread_safe = False  # torch compiles in one thread at a time
+    supported_rules = frozenset({"softcap"})
+
+    def supports(self, q: Query) -> str | None:
+        kind = q.device.type
+        if kind not in DTYPES:
+            return f"runs on {' and '.join(DTYPES)}, not on {kind}"
+        if q.dtype not in DTYPES[kind]:
+            names = ", ".join(str(dtype).removeprefix("torch.") for dtype in DTYPES[kind])
+            return f"on {kind} needs one of {names}, got {q.dtype}"
+        if kind == "cpu":
+            return None
+        if not NARROWEST <= q.shape[-1] <= WIDEST:
+            return f"on cuda needs a head dim from {NARROWEST} to {WIDEST}, got {q.shape[-1]}"
+        if find_spec("triton") is None:
+            return "on cuda needs Triton, which is not installed here (pip install triton, on Linux)"
+        return too_old(q.device)
+
+    def backward(
+        self,
+        rows: BackwardRows,
+        k: KeyValue,
+        v: Value,
+        *,
+        causal: bool,
+        scale: float,
+        rules: TileRules = PLAIN_RULES,
+    ) -> tuple[Query, KeyValue, Value]:
+        if not has_backward(rows.q):
+            return Blockwise().backward(rows, k, v, causal=causal, scale=scale, rules=rules)
+        return super().backward(rows, k, v, causal=causal, scale=scale, rules=rules)
+
+    def begin_forward(self, q: Query, count: int, *, scale: float) -> FlexForward:
+        return FlexForward(q, scale)
+
+    def begin_backward(self, rows: BackwardRows, count: int, *, scale: float) -> BackwardSteps:
+        if not has_backward(rows.q):
+            return TilewiseBackward(Blockwise(), rows, scale)
+        return FlexBackward(rows, scale)
+
+
+def has_backward(q: Query) -> bool:
+    """Return whether FlexAttention differentiates tensors on the device of `q`."""
+    return q.device.type != "cpu"
+
+
+class FlexForward:
+    """`ForwardSteps` by FlexAttention: the partial of each block is merged into a running partial."""
+
+    def __init__(self, q: Query, scale: float) -> None:
+        self.q, self.scale = _dense(q), scale
+        self.state: RunningPartial | None = None
+
+    def attend(self, tiles: Tiles, k: KeyValue, v: Value, rules: TileRules = PLAIN_RULES) -> None:
+        """Attend to the next block in one call, or in none if no row sees a key of it."""
+        if self.state is None:  # the first v determines the width of out
+            self.state = RunningPartial(self.q, v.shape[-1])
+        if tiles and self.q.numel():
+            self.state.copy_first()
+            with _outside_modes(), torch.no_grad():  # torch compiles each grad mode apart
+                out, lse = _attend(tiles, self.q, _dense(k), _dense(v), self.scale, rules)
+            self.state.add(slice(0, self.q.shape[-2]), Partial(out, lse))
+
+    def partial(self) -> Partial:
+        """Return the partial over all blocks so far, of which there must be at least one."""
+        assert self.state is not None
+        return self.state.value()
+
+
+class FlexBackward:
+    """`BackwardSteps` by FlexAttention: dq is summed over blocks, and dk and dv of each block are returned."""
+
+    def __init__(self, rows: BackwardRows, scale: float) -> None:
+        self.rows, self.q, self.scale = rows, _dense(rows.q), scale
+        self.dq = RunningSum(rows.q)
+
+    def differentiate(
+        self, tiles: Tiles, k: KeyValue, v: Value, rules: TileRules = PLAIN_RULES
+    ) -> list[Gradient]:
+        """Return these rows' contribution to the gradients of the next block: one entry, or none for no tile."""
+        if not tiles or not self.q.numel():
+            return []
+        self.dq.copy_first()
+        with _outside_modes():
+            q, k, v = (_dense(x).requires_grad_() for x in (self.q, k, v))
+            with torch.enable_grad():
+                out, lse = _attend(tiles, q, k, v, self.scale, rules)
+            dq, dk, dv = torch.autograd.grad(
+                (out, lse), (q, k, v), self._of_block(out.detach(), lse.detach())
+            )
+        self.dq.add(slice(0, self.q.shape[-2]), dq)
+        return [Gradient(slice(0, k.shape[-2]), dk, dv)]
+
+    def query_gradient(self) -> Query:
+        """Return dq over all blocks so far."""
+        return self.dq.value()
+
+    def _of_block(self, out: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the gradients of the block's own out and lse for which its dq, dk and dv are those of the ring."""
+        final = self.rows.lse.masked_fill(self.rows.lse == -math.inf, 0.0)  # −inf − −inf would be NaN
+        weight = torch.exp(lse - final)  # 0 where a row sees no key of the block, whose lse is −inf there
+        dout = (weight.unsqueeze(-1) * self.rows.dout).to(out.dtype)
+        # The rounded dout is multiplied here, as the kernel multiplies it, so that both products cancel.
+        own = (dout.to(lse.dtype) * out.to(lse.dtype)).sum(dim=-1)
+        return dout, own - weight * self.rows.delta
+
+
+class BlockTables(NamedTuple):
+    """The mask of a K/V block on one device.
+
+    mask: FlexAttention's `BlockMask`. intervals: the largest number of intervals of keys that a row sees.
+    """
+
+    mask: Any
+    intervals: int
+
+
+def visible_intervals(tiles: Tiles, n_rows: int) -> Int[np.ndarray, "intervals 2 rows"]:
+    """Return the first key and the end of each interval of keys that a row sees.
+
+    A row that sees fewer intervals than another row has empty intervals, from 0 to 0.
+
+    >>> visible_intervals((Tile(0, 2, 0, 2, causal=True), Tile(1, 2, 4, 6, causal=False)), 2).tolist()
+    [[[0, 0], [1, 2]], [[0, 4], [0, 6]]]
+    """
+    found = np.zeros((1, 2, n_rows), np.int32)
+    used = np.zeros(n_rows, int)
+    for tile in sorted(tiles, key=lambda tile: tile.k_start):
+        rows, step = np.arange(tile.q_start, tile.q_stop), np.arange(tile.q_stop - tile.q_start)
+        begin, end = np.full_like(rows, tile.k_start), np.full_like(rows, tile.k_stop)
+        if tile.causal and tile.mirrored:
+            begin += step
+        elif tile.causal:
+            end = begin + step + 1
+        last = np.maximum(used[rows] - 1, 0)
+        longer = (used[rows] > 0) & (found[last, 1, rows] == begin)
+        found[last[longer], 1, rows[longer]] = end[longer]
+        rows, begin, end = rows[~longer], begin[~longer], end[~longer]
+        if len(rows) and used[rows].max() == len(found):
+            found = np.concatenate([found, np.zeros((1, 2, n_rows), np.int32)])
+        found[used[rows], 0, rows], found[used[rows], 1, rows] = begin, end
+        used[rows] += 1
+    return found
+
+
+def visible_squares(
+    intervals: Int[np.ndarray, "intervals 2 rows"], n_keys: int, size: int
+) -> Int[np.ndarray, "rows_of_squares keys_of_squares"]:
+    """Return the number of visible pairs in each square of `size` × `size` scores.
+
+    >>> visible_squares(visible_intervals((Tile(0, 4, 0, 4, causal=True),), 4), 4, 2).tolist()
+    [[3, 0], [4, 3]]
+    """
+    first = np.arange(0, n_keys, size)
+    counts = []
+    for row in range(0, intervals.shape[2], size):
+        begin, end = intervals[:, :, row : row + size].swapaxes(0, 1)
+        within = np.minimum(end[..., None], first + size) - np.maximum(begin[..., None], first)
+        counts.append(within.clip(0).sum((0, 1)))
+    return np.array(counts)
+
+
+@lru_cache(maxsize=256)
+def block_tables(tiles: Tiles, n_rows: int, n_keys: int, device: torch.device) -> BlockTables:
+    """Return the mask in which the rows of a block see the keys of these tiles."""
+    from torch.nn.attention.flex_attention import BlockMask
+
+    size = 128  # FlexAttention's own default
+    intervals = visible_intervals(tiles, n_rows)
+    counts = visible_squares(intervals, n_keys, size)
+    pairs = [tuple(torch.from_numpy(edge).to(device) for edge in interval) for interval in intervals]
+
+    @no_type_check  # torch compiles it, so a reader's shape checker must not wrap it
+    def sees(batch: Tensor, head: Tensor, row: Tensor, key: Tensor) -> Tensor:
+        seen = (pairs[0][0][row] <= key) & (key < pairs[0][1][row])
+        for begin, end in pairs[1:]:
+            seen = seen | ((begin[row] <= key) & (key < end[row]))
+        return seen
+
+    def listed(chosen: np.ndarray) -> tuple[Tensor, Tensor]:
+        """Return the number of chosen squares of each row of squares, and their indices before all others."""
+        order = np.argsort(~chosen, axis=1, kind="stable")
+        both = chosen.sum(1).astype(np.int32), order.astype(np.int32)
+        number, indices = (torch.from_numpy(table)[None, None].to(device) for table in both)
+        return number, indices
+
+    whole = counts == size * size
+    mask = BlockMask.from_kv_blocks(
+        *listed((counts > 0) & ~whole), *listed(whole), BLOCK_SIZE=size, mask_mod=sees, seq_lengths=(n_rows, n_keys)
+    )  # fmt: skip
+    return BlockTables(mask, len(intervals))
+
+
+def _attend(
+    tiles: Tiles, q: Tensor, k: Tensor, v: Tensor, scale: float, rules: TileRules
+) -> tuple[Tensor, Tensor]:
+    """Return out and lse of the rows over the keys that the tiles show them; out is 0 and lse −inf without keys."""
+    found = block_tables(tiles, q.shape[-2], k.shape[-2], q.device)
+    if q.is_cuda:  # the tables may be used on another stream than the one on which they were made
+        for table in found.mask.as_tuple():
+            if isinstance(table, Tensor):
+                table.record_stream(torch.cuda.current_stream(q.device))
+    # torch compiles lengths of 1 apart.
+    alone = tuple(x.shape[axis] == 1 for x in (q, k) for axis in (0, -2))
+    signature = (
+        found.intervals, q.requires_grad, q.dtype, q.device, q.shape[1], k.shape[1], q.shape[-1], v.shape[-1], alone
+    )  # fmt: skip
+    return _compiled(signature, q.device.type, scale, rules.rules.softcap)(q, k, v, found.mask)
+
+
+@cache
+def _compiled(
+    signature: Hashable, kind: str, scale: float, softcap: float | None
+) -> Callable[[Tensor, Tensor, Tensor, Any], tuple[Tensor, Tensor]]:
+    """Return FlexAttention compiled for one signature of tensors, one scale and one soft cap."""
+    from torch.nn.attention.flex_attention import AuxRequest, flex_attention
+
+    @no_type_check
+    def capped(score: Tensor, batch: Tensor, head: Tensor, row: Tensor, key: Tensor) -> Tensor:
+        return softcap * torch.tanh(score / softcap)
+
+    @no_type_check
+    def attend(q: Tensor, k: Tensor, v: Tensor, mask: Any) -> tuple[Tensor, Tensor]:
+        out, found = flex_attention(
+            q, k, v, None if softcap is None else capped, mask, scale, True,
+            return_aux=AuxRequest(lse=True), kernel_options={"BACKEND": "TRITON"},
+        )  # fmt: skip
+        return out, found.lse
+
+    # torch counts the graphs of a code object, and refuses the ninth. By a code's name, it remembers numbers that varied,
+    # and would make a scale or a cap an input of the graph, which FlexAttention does not take.
+    name = re.sub(r"\W+", "_", f"attend_{signature}_{scale}_{softcap}")
+    attend.__code__ = attend.__code__.replace(co_name=name)
+    return torch.compile(attend, backend=COMPILERS[kind], fullgraph=True)
+
+
+def _dense(x: Tensor) -> Tensor:
+    """Return `x` as a leaf of autograd whose strides are those of its shape, so that strides need no graph of their own."""
+    return x.detach().contiguous()
+
+
+def _outside_modes() -> AbstractContextManager[Any]:
+    """Return a context without the dispatch modes of this thread.
+
+    torch's compiler would try to compile a mode, such as the meter of memory. So the meter does not see what FlexAttention
+    allocates, only the sums that are kept.
+    """
+    return _disable_current_modes()
