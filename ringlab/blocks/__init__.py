@@ -11,6 +11,7 @@ triton     kernels that compute all tiles of a K/V block in one launch; a GPU, o
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import cache
 
 from torch import Tensor
@@ -110,6 +111,23 @@ def record_block(comm: Comm, asked: str | Block, chosen: Block, requirements: fr
         comm.record_choice(f"block='{chosen.name}' with {needed}", Blockwise.name)
     elif isinstance(asked, str) and asked != chosen.name:
         comm.record_choice(f"block='{asked}'", chosen.name)
+
+
+def record_short_tiles(comm: Comm, block: Block, sizes: Iterable[tuple[int, int]]) -> None:
+    """Record in the trace of `comm` that `blockwise` computes some tiles, if they are too short for `block`.
+
+    sizes: the number of rows and the number of keys of each tile.
+
+    >>> from ringlab import VirtualCluster
+    >>> run = VirtualCluster(1).run(lambda ring: record_short_tiles(ring.comm, Cudnn(), [(1, 64)]))
+    >>> [(choice.asked, choice.chosen) for choice in run.trace.choices()]
+    [("block='cudnn' for tiles with fewer than 2 rows or keys", 'blockwise')]
+    """
+    if not isinstance(block, LibraryBlock) or block.shortest == 1:
+        return
+    if any(block.too_short(rows, keys) for rows, keys in sizes):
+        asked = f"block='{block.name}' for tiles with fewer than {block.shortest} rows or keys"
+        comm.record_choice(asked, Blockwise.name)
 
 
 def _named(name: str, tensors: tuple[Tensor, ...]) -> Block:

@@ -85,6 +85,7 @@ def finished(
     call: AttentionCall, partial: Partial, q: Query, k: BlockTensor, v: BlockTensor
 ) -> ForwardResult:
     """Return the result of rows whose partial covers all blocks, after adding the sinks once."""
+    call.record_short_tiles()
     if call.sinks is not None:
         partial = call.ring.compute("sinks", thread_safe(with_sinks), partial, call.sinks)
     out, lse = partial.out.to(q.dtype), partial.lse

@@ -11,6 +11,7 @@ from functools import cached_property
 
 from torch import Tensor
 
+from ringlab.blocks import record_short_tiles
 from ringlab.blocks.protocol import BackwardRows, BackwardSteps, Block, ForwardSteps, Gradient, StepBlock
 from ringlab.blocks.tilewise import TilewiseBackward, TilewiseForward
 from ringlab.comm.ring import Ring
@@ -53,6 +54,12 @@ class AttentionCall:
     def tiles(self, origin: int, rank: int | None = None) -> tuple[Tile, ...]:
         """Return the tiles in which the rows of `rank` (by default this one) see the block of `origin`."""
         return self._plan.of_rank(self.ring.rank if rank is None else rank)[origin]
+
+    def record_short_tiles(self) -> None:
+        """Record in the trace if tiles of this rank are too short for the block backend, and another computes them."""
+        tiles = (tile for origin in range(self.ring.world_size) for tile in self.tiles(origin))
+        sizes = ((tile.q_stop - tile.q_start, tile.k_stop - tile.k_start) for tile in tiles)
+        record_short_tiles(self.ring.comm, self.block, sizes)
 
     def tile_rules(self, origin: int, rank: int | None = None) -> TileRules:
         """Return the score rules for all rows of `rank` and all keys of the block of `origin`.

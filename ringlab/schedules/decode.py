@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Int64, Shaped
 from torch import Tensor
 
-from ringlab.blocks import get_block, record_block
+from ringlab.blocks import get_block, record_block, record_short_tiles
 from ringlab.blocks.protocol import Block
 from ringlab.blocks.tilewise import RunningPartial
 from ringlab.comm.protocol import Comm, thread_safe_if
@@ -126,6 +126,7 @@ def decode(
     visible, rules, chosen = found
     comm = cache.ring.comm
     record_block(comm, block, chosen, rules.requirements)
+    record_short_tiles(comm, chosen, [(q.shape[2], cache.k.shape[2])])
     scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
     attend = thread_safe_if(chosen.thread_safe, attend_to_cache)
     with without_autocast(q.device.type):

@@ -86,6 +86,7 @@ class MultiRingSchedule:
 
     def forward(self, call: AttentionCall, q: Query, k: KeyValue, v: Value) -> ForwardResult:
         """Return attention of this rank's queries; each head attends to the blocks of its own ring."""
+        call.record_short_tiles()
         lanes = self._lanes(call)
         steps = [lane.call.begin_forward(q[:, lane.heads], len(lane.offsets)) for lane in lanes]
         attend = thread_safe_if(call.block.thread_safe, attend_to_block)

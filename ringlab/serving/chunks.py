@@ -148,6 +148,7 @@ def prefill(
     chunk, route = checked(comm_of(cache) if validate else None, check)
     comm = cache.ring.comm
     record_block(comm, block, chunk.call.block, chunk.call.rules.requirements)
+    chunk.call.record_short_tiles()
     if travels == "auto":
         comm.record_choice("travels='auto'", route)
     with without_autocast(q.device.type):

@@ -18,7 +18,7 @@ from typing import Any, Literal, overload
 import torch
 from torch import Tensor
 
-from ringlab.blocks import get_block, record_block
+from ringlab.blocks import get_block, record_block, record_short_tiles
 from ringlab.blocks.protocol import Block
 from ringlab.comm.protocol import thread_safe_if
 from ringlab.comm.ring import Ring
@@ -164,6 +164,7 @@ def decode_heads(
     rows, visible, rules, chosen = checked(compared if validate else None, check)
     comm = cache.ring.comm
     record_block(comm, block, chosen, rules.requirements)
+    record_short_tiles(comm, chosen, ((one.new, shard_of(cache, one.sequence).k.shape[2]) for one in rows))
     q = q.detach()
     if queries == "own" and comm.world_size > 1:
         gathered = comm.all_gather(q, tag="decode queries")

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+from typing import Any
+from unittest import mock
+
 import pytest
 import torch
+from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from ringlab import VirtualCluster, contiguous, ring_attention
+from ringlab import Mask, VirtualCluster, contiguous, ring_attention
 from ringlab.blocks import get_block
+from ringlab.blocks.blockwise import Blockwise
 from ringlab.blocks.protocol import BackwardRows
 from ringlab.comm.ring import Ring
 from ringlab.errors import BackendError
-from tests.blocks.device_calls import as_on_a_gpu, flash_attn_packages
+from ringlab.merge import Partial
+from ringlab.schedules.cache import ShardedCache
+from ringlab.schedules.decode import decode
+from tests.blocks.device_calls import as_on_a_gpu, cudnn_operators, flash_attn_packages
 
 
 def reason(name: str, capability: tuple[int, int], D: int, dtype: torch.dtype = torch.bfloat16) -> str:
@@ -165,3 +173,57 @@ def test_the_trace_records_which_version_of_flash_attn_computes() -> None:
     assert ("block='flash-3' with softcap", "blockwise") in {
         (each.asked, each.chosen) for each in capped.trace.choices()
     }
+
+
+SHORT = ("block='cudnn' for tiles with fewer than 2 rows or keys", "blockwise")
+
+
+@pytest.mark.parametrize(
+    ("mask", "P", "schedule", "short"),
+    [
+        (Mask(), 1, "ring", False),
+        (Mask(documents=(8, 8)), 2, "ring", False),
+        (Mask(documents=(7, 1, 8)), 2, "ring", True),  # a document of one token
+        (Mask(documents=(7, 1, 8)), 2, "query-ring", True),
+        (Mask(documents=(7, 1, 8)), 2, "multi-ring", True),
+        (Mask(), 2, "ulysses", False),
+        (Mask(), 16, "ring", True),  # one token on each rank
+        (Mask(), 16, "hybrid(ring=8, ulysses=2)", False),  # two tokens in each row of ranks
+    ],
+    ids=str,
+)
+def test_the_trace_records_tiles_that_are_too_short_for_a_library(
+    mask: Mask, P: int, schedule: str, short: bool
+) -> None:
+    """Tiles with one row or one key are computed by blockwise, on the ranks that have them and nowhere else."""
+    q = torch.randn(1, 2, 16, 16, dtype=torch.bfloat16)
+    computed: set[tuple[int, ...]] = set()
+
+    def watched(self: Blockwise, q: Tensor, k: Tensor, v: Tensor, **other: Any) -> Partial:
+        computed.add((q.shape[-2], k.shape[-2]))
+        return Partial.identity(q, v.shape[-1])
+
+    def program(ring: Ring) -> None:
+        layout = contiguous(16, ring.world_size)
+        shard = layout.shard(q, ring.rank)
+        ring_attention(
+            shard, shard, shard, ring=ring, layout=layout, mask=mask, block="cudnn", schedule=schedule
+        )
+
+    with cudnn_operators(), mock.patch.object(Blockwise, "forward", watched):
+        choices = VirtualCluster(P).run(program).trace.choices()
+    assert {(each.asked, each.chosen) for each in choices} == ({SHORT} if short else set())
+    assert bool(computed) is short and all(min(size) == 1 for size in computed)
+
+
+@pytest.mark.parametrize(("rows", "short"), [(1, True), (2, False)])
+def test_the_trace_records_the_decode_of_one_row(rows: int, short: bool) -> None:
+    q, k = (torch.randn(1, 2, n, 16, dtype=torch.bfloat16) for n in (rows, 8))
+
+    def program(ring: Ring) -> None:
+        cache = ShardedCache.of_shards(ring, contiguous(8, 1), k, k)
+        decode(q, cache, mask=Mask(causal=False), block="cudnn")
+
+    with cudnn_operators():
+        choices = VirtualCluster(1).run(program).trace.choices()
+    assert {(each.asked, each.chosen) for each in choices} == ({SHORT} if short else set())
