@@ -247,14 +247,14 @@ def block_tables(tiles: Tiles, n_rows: int, n_keys: int, device: torch.device) -
         """Return the number of chosen squares of each row of squares, and their indices before all others."""
         order = np.argsort(~chosen, axis=1, kind="stable")
         both = chosen.sum(1).astype(np.int32), order.astype(np.int32)
-        number, indices = (torch.from_numpy(table)[None, None].to(device) for table in both)
+        number, indices = (torch.from_numpy(table)[None, None] for table in both)
         return number, indices
 
     whole = counts == size * size
     mask = BlockMask.from_kv_blocks(
         *listed((counts > 0) & ~whole), *listed(whole), BLOCK_SIZE=size, mask_mod=sees, seq_lengths=(n_rows, n_keys)
     )  # fmt: skip
-    return BlockTables(mask, len(intervals))
+    return BlockTables(mask.to(device), len(intervals))
 
 
 def _attend(

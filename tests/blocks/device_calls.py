@@ -233,6 +233,32 @@ _EXCHANGE: Rules = {
     "received where nothing else is read or written": _apart,
 }
 
+
+def _tables_of_mask(call: Call) -> list[Tensor]:
+    return [x for x in call["mask"].as_tuple() if isinstance(x, Tensor)]
+
+
+# FlexAttention: its kernels are compiled for the strides, and read as many keys as the tables of the mask name.
+_FLEX: Rules = {
+    "tensors on one device": lambda c: (
+        {x.device for x in _tables_of_mask(c)} == {c["q"].device} and one_device(c)
+    ),
+    "four axes, none of them empty": lambda c: all(x.ndim == 4 and x.numel() for x in _each(c)),
+    "one dtype": lambda c: len({x.dtype for x in _each(c)}) == 1,
+    "dense tensors": lambda c: all(x.is_contiguous() for x in _each(c)),
+    "k and v alike, of the batch of q": lambda c: (
+        c["k"].shape[:3] == c["v"].shape[:3] and c["k"].shape[0] == c["q"].shape[0]
+    ),
+    "query heads divisible by key/value heads": lambda c: c["q"].shape[1] % c["k"].shape[1] == 0,
+    "a mask of these lengths": lambda c: (
+        c["mask"].shape[-2:] == (c["q"].shape[2], c["k"].shape[2])
+        and c["mask"].kv_indices.shape[2:] == tuple(-(-c[name].shape[2] // 128) for name in "qk")
+    ),
+    "dense int32 tables": lambda c: all(
+        x.dtype == torch.int32 and x.is_contiguous() for x in _tables_of_mask(c)
+    ),
+    "gradients of all three tensors, or of none": lambda c: len({x.requires_grad for x in _each(c)}) == 1,
+}
 _FLASH_ATTN = _forward_rules(heads=2) | {
     "dense gradients of the shapes and dtype of q, k and v": lambda c: all(
         c[name].is_contiguous() and c[name].shape == c[name[1]].shape and c[name].dtype == c["q"].dtype
@@ -246,6 +272,7 @@ RULES: dict[str, Rules] = {
     "flash_backward": _forward_rules() | _backward_rules(),
     "flash_attn_forward": _FLASH_ATTN,
     "flash_attn_backward": _FLASH_ATTN | _backward_rules(heads=2),
+    "flex": _FLEX,
     "cudnn_forward": _CUDNN,
     "cudnn_backward": _CUDNN | _backward_rules(last=(1,)),
     "forward_step": _TRITON,
@@ -467,6 +494,22 @@ def flex_gradients() -> Iterator[None]:
         mock.patch("torch.nn.attention.flex_attention._validate_device", lambda *tensors: None),
         mock.patch.object(flex, "has_backward", lambda q: True),
     ):
+        yield
+
+
+@contextmanager
+def flex_calls(tell: Told = check) -> Iterator[None]:
+    """Pass every call of FlexAttention to `tell`, then run the call on the CPU, with gradients."""
+    compiled = flex._compiled
+
+    def spied(*signature: Any) -> Callable[..., Any]:
+        def call(q: Tensor, k: Tensor, v: Tensor, mask: Any) -> Any:
+            tell("flex", {"q": q, "k": k, "v": v, "mask": mask})
+            return compiled(*signature)(q, k, v, mask)
+
+        return call
+
+    with flex_gradients(), mock.patch.object(flex, "_compiled", spied):
         yield
 
 

@@ -27,13 +27,13 @@ from ringlab.blocks.protocol import BackwardRows
 from ringlab.comm.ring import Ring
 from ringlab.conformance.cases import Case, covering, join, problem, refusal
 from ringlab.conformance.tolerance import NAMES, errors
-from ringlab.errors import BackendError
+from ringlab.errors import BackendError, RankFailedError
 from ringlab.layout import Layout
 from ringlab.plan import plan
 from ringlab.schedules import available as schedules
 from ringlab.scores import ScoreRules
 from ringlab.tile import Tile
-from tests.blocks.device_calls import flex_gradients, rewritten
+from tests.blocks.device_calls import Call, TakenForGranted, flex_calls, flex_gradients, rewritten
 from tests.blocks.test_device_calls import VIEWS, attend
 from tests.laws.draw import Shape, tensors
 from tests.laws.test_mask_laws import painted, problems
@@ -65,8 +65,8 @@ def wrong(case: Case, schedule: str = "ring", view: str = "dense") -> set[str]:
 @pytest.mark.sweep(16)
 @pytest.mark.parametrize("job", JOBS, ids=str)
 def test_every_case_by_flex_attention(job: tuple[Case, str, str]) -> None:
-    """FlexAttention's definition is within the bounds of the oracle, with the backward that GPUs run."""
-    with flex_gradients():
+    """FlexAttention's definition is within the bounds of the oracle, with the backward and the calls that GPUs run."""
+    with flex_calls():
         assert wrong(*job) == set()
 
 
@@ -249,6 +249,36 @@ def trains(ring: Ring, S: int, mask: Mask, softcap: float | None = None) -> tupl
     out = ring_attention(*leaves, ring=ring, layout=layout, mask=mask, block="flex", softcap=softcap)
     out.sin().sum().backward()
     return out.detach(), *(leaf.grad for leaf in leaves)
+
+
+def test_a_step_is_one_call() -> None:
+    """A rank calls FlexAttention once for each K/V block that it sees, and once more in backward, under any mask."""
+    called: list[tuple[int, ...]] = []
+
+    def told(operator: str, call: Call) -> None:
+        called.append((call["q"].shape[2], call["k"].shape[2]))
+
+    with flex_calls(told):
+        VirtualCluster(2, memory=False).run(trains, 64, Mask(window=9, prefix=3, documents=(30, 34)))
+    assert called == [(32, 32)] * 8
+
+
+@pytest.mark.parametrize(
+    ("name", "old", "new", "rule"),
+    [
+        ("_dense", ".contiguous()", "", "dense tensors"),
+        ("block_tables", "order.astype(np.int32)", "order", "dense int32 tables"),
+        ("block_tables", "seq_lengths=(n_rows, n_keys)", "seq_lengths=None", "a mask of these lengths"),
+    ],
+)
+def test_a_mutant_of_the_calls_breaks_a_rule(name: str, old: str, new: str, rule: str) -> None:
+    """Kernels are compiled for dense tensors, and read the tables as they are."""
+    case = Case("zigzag", 2, 32, 2, 16, "float32", "causal")
+    with flex_calls():
+        assert wrong(case, view="transposed") == set()
+        with rewritten(flex, name, old, new), pytest.raises(RankFailedError, match=rule) as caught:
+            wrong(case, view="transposed")
+    assert isinstance(caught.value.__cause__, TakenForGranted)
 
 
 GRAPHS = [
