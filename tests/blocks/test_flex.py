@@ -104,6 +104,27 @@ def test_a_tile_with_the_final_lse_and_any_delta() -> None:
         assert wrong_in_a_tile() == set()
 
 
+@pytest.mark.thorough
+@pytest.mark.parametrize("softcap", [None, 2.0])
+def test_the_graphs_pass_through_autograds_compiler(
+    softcap: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a GPU torch derives the backward when it compiles. Its steps before the code for the GPU give the same results."""
+    found = []
+    for compiler in ("eager", "aot_eager"):
+        monkeypatch.setitem(flex.COMPILERS, "cpu", compiler)
+        flex._compiled.cache_clear()
+        with flex_gradients():
+            for S in (16, 40):  # the second length is compiled for all lengths
+                found.append(
+                    VirtualCluster(2, memory=False).run(trains, S, Mask(window=5, prefix=3), softcap).results
+                )
+    flex._compiled.cache_clear()
+    for one, other in zip(found[:2], found[2:], strict=True):
+        for x, y in zip(sum(one, ()), sum(other, ()), strict=True):
+            torch.testing.assert_close(x, y, rtol=1e-5, atol=1e-5)
+
+
 MUTANTS = [
     (FlexBackward, "_of_block", "own - weight * self.rows.delta", "own - self.rows.delta", {"dq", "dk"}),
     (FlexBackward, "_of_block", "own - weight", "-weight", {"dq", "dk"}),
