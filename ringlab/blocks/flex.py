@@ -1,13 +1,13 @@
 """The block backend `flex`: FlexAttention of torch, which takes a mask and a soft cap as functions.
 
-All tiles of a K/V block are one call. Each row of the block has a list of visible intervals of keys, and the mask function
+One call computes all tiles of a K/V block. Each row has a list of the intervals of keys that it sees, and the mask function
 reads that list, so one function serves every mask and layout. A second table names the squares of 128 × 128 scores that
 hold a visible pair, and FlexAttention computes no other square.
 
 On a GPU torch compiles FlexAttention to a Triton kernel. A ring of equal shards needs one kernel for the forward and one
 pair for the backward, and twice as many if some rows see two intervals of keys, as with a prefix and a window. The first
-call of each takes seconds. A second length of the shards compiles the kernels once more, for all lengths; lengths up to 128
-have kernels apart from longer ones.
+call of each takes seconds. At a second length of the shards torch compiles the kernels once more, for all lengths, but
+lengths up to 128 and longer ones have separate kernels.
 
 FlexAttention's own backward is that of its own lse, which covers one block. With the weight w = e^(lse of the block − lse),
 a row of the block contributes P = w·P_block to the whole, so the gradients of the ring are those of the block for
@@ -20,6 +20,7 @@ Source: arXiv 2412.05496 (FlexAttention).
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from collections.abc import Callable, Hashable
@@ -123,7 +124,7 @@ class FlexForward:
             self.state = RunningPartial(self.q, v.shape[-1])
         if tiles and self.q.numel():
             self.state.copy_first()
-            with _outside_modes(), torch.no_grad():  # torch compiles each grad mode apart
+            with _outside_modes(), torch.no_grad():  # torch compiles a graph for each grad mode
                 out, lse = _attend(tiles, self.q, _dense(k), _dense(v), self.scale, rules)
             self.state.add(slice(0, self.q.shape[-2]), Partial(out, lse))
 
@@ -174,11 +175,13 @@ class FlexBackward:
 class BlockTables(NamedTuple):
     """The mask of a K/V block on one device.
 
-    mask: FlexAttention's `BlockMask`. intervals: the largest number of intervals of keys that a row sees.
+    mask: FlexAttention's `BlockMask`. intervals: the largest number of intervals of keys that a row sees. tensors: all
+    tensors that a call reads because of the mask.
     """
 
     mask: Any
     intervals: int
+    tensors: tuple[Tensor, ...]
 
 
 def visible_intervals(tiles: Tiles, n_rows: int) -> Int[np.ndarray, "intervals 2 rows"]:
@@ -236,7 +239,7 @@ def block_tables(tiles: Tiles, n_rows: int, n_keys: int, device: torch.device) -
     counts = visible_squares(intervals, n_keys, size)
     pairs = [tuple(torch.from_numpy(edge).to(device) for edge in interval) for interval in intervals]
 
-    @no_type_check  # torch compiles it, so a reader's shape checker must not wrap it
+    @no_type_check  # torch cannot compile the check of shapes that jaxtyping's import hook would add
     def sees(batch: Tensor, head: Tensor, row: Tensor, key: Tensor) -> Tensor:
         seen = (pairs[0][0][row] <= key) & (key < pairs[0][1][row])
         for begin, end in pairs[1:]:
@@ -254,7 +257,9 @@ def block_tables(tiles: Tiles, n_rows: int, n_keys: int, device: torch.device) -
     mask = BlockMask.from_kv_blocks(
         *listed((counts > 0) & ~whole), *listed(whole), BLOCK_SIZE=size, mask_mod=sees, seq_lengths=(n_rows, n_keys)
     )  # fmt: skip
-    return BlockTables(mask.to(device), len(intervals))
+    mask = mask.to(device)
+    tables = (x for x in mask.as_tuple() if isinstance(x, Tensor))
+    return BlockTables(mask, len(intervals), (*tables, *itertools.chain(*pairs)))
 
 
 def _attend(
@@ -263,10 +268,9 @@ def _attend(
     """Return out and lse of the rows over the keys that the tiles show them; out is 0 and lse −inf without keys."""
     found = block_tables(tiles, q.shape[-2], k.shape[-2], q.device)
     if q.is_cuda:  # the tables may be used on another stream than the one on which they were made
-        for table in found.mask.as_tuple():
-            if isinstance(table, Tensor):
-                table.record_stream(torch.cuda.current_stream(q.device))
-    # torch compiles lengths of 1 apart.
+        for table in found.tensors:
+            table.record_stream(torch.cuda.current_stream(q.device))
+    # torch compiles a separate graph for a length of 1.
     alone = tuple(x.shape[axis] == 1 for x in (q, k) for axis in (0, -2))
     signature = (
         found.intervals, q.requires_grad, q.dtype, q.device, q.shape[1], k.shape[1], q.shape[-1], v.shape[-1], alone
@@ -301,7 +305,7 @@ def _compiled(
 
 
 def _dense(x: Tensor) -> Tensor:
-    """Return `x` as a leaf of autograd whose strides are those of its shape, so that strides need no graph of their own."""
+    """Return `x` as a leaf of autograd whose strides are those of its shape, so that other strides need no other graph."""
     return x.detach().contiguous()
 
 
