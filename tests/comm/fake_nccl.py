@@ -9,11 +9,13 @@ rule of streams gets a wrong result or a BrokenRule every time.
 from __future__ import annotations
 
 import threading
+import traceback
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -21,6 +23,7 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from ringlab.comm.processes import carriers
 from ringlab.comm.processes.carriers import PointToPoint
@@ -30,6 +33,8 @@ from ringlab.comm.ring import Ring
 
 PATIENCE = 60.0
 """Seconds for which a rank waits for another rank."""
+ALLOWED = {"_dlse_of_heads"}
+"""Functions that may wait for a GPU: Ulysses and hybrids ask once a backward whether lse, if returned, has a gradient."""
 Message = tuple["Group", int, int, int]
 """The communicator of a message, its sender, its receiver, and its number among their messages there."""
 
@@ -144,7 +149,8 @@ class Nccl:
             try:
                 carrier = PointToPoint(self.world)
                 comm = DistributedComm(self.world, PATIENCE, board=Board(None), carriers={"cpu": carrier})
-                results[rank] = program(Ring(comm), *args, **kwargs)
+                with _Reads(self):
+                    results[rank] = program(Ring(comm), *args, **kwargs)
             except BaseException as error:
                 with self._meeting:
                     errors.append(error)
@@ -275,7 +281,7 @@ class Nccl:
     @contextmanager
     def _instead(self) -> Iterator[None]:
         """Take the place of torch.cuda and torch.distributed, and make CPU tensors claim to be on a GPU."""
-        world = SimpleNamespace(pg_map={})
+        world = SimpleNamespace(pg_map={}, default_pg=None)
         default = lambda: SimpleNamespace(bound_device_id=None)  # noqa: E731
         changes: list[tuple[Any, dict[str, Any]]] = [
             (torch.Tensor, {"is_cuda": property(lambda t: t.dtype != torch.uint8), "record_stream": self._record}),
@@ -308,6 +314,30 @@ class Nccl:
         finally:
             for patch in reversed(patches):
                 patch.stop()
+
+
+class _Reads(TorchDispatchMode):
+    """Notes the operators for which a host would wait until a GPU has computed a value."""
+
+    WAIT = ("aten::_local_scalar_dense", "aten::equal", "aten::nonzero", "aten::masked_select")
+
+    def __init__(self, nccl: Nccl) -> None:
+        super().__init__()
+        self.nccl = nccl
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # if True, torch would import its compiler
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.name().partition(".")[0] in self.WAIT and any(
+            x.is_cuda for x in args if isinstance(x, Tensor)
+        ):
+            here = next(f for f in reversed(traceback.extract_stack()) if "/ringlab/" in f.filename)
+            of_block = Path(here.filename).parent.name == "blocks"  # a block runs its code for CPUs here
+            if not of_block and here.name not in ALLOWED:
+                self.nccl.synchronized.append(f"result of {func.name()} in {here.name}")
+        return func(*args, **(kwargs or {}))
 
 
 def _poisoned(tensor: Tensor) -> Tensor:

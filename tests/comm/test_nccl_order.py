@@ -94,6 +94,7 @@ HOP = ring, "circulate", "arrived = work.wait()"
 MUTANTS: dict[str, tuple[Any, tuple[Any, str, str, str], str]] = {
     "begins too early": (COLUMNS, (*LAUNCH, BEGIN, "pass"), "began before"),
     "synchronizes": (COLUMNS, (*LAUNCH, BEGIN, f"{BEGIN}; torch.cuda.synchronize()"), "device"),
+    "reads a value": ("ring", (*HOP, "bool(here[0].sum() > 0); arrived = work.wait()"), "result of aten::_local_scalar"),
     "frees what is in flight": (COLUMNS, (*LAUNCH, "op.tensor.record_stream(stream)", "pass"), "freed and used again"),
     "keeps all but one": (COLUMNS, (*LAUNCH, "for op in ops:", "for op in ops[1:]:"), "freed and used again"),
     "ends too early": (

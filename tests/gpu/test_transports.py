@@ -5,10 +5,12 @@ The parts that the GPU benchmarks rely on: the clock, the memory and the poison 
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from ringlab.bench.contenders import Contender, sdpa, whole
 from ringlab.bench.device import Cuda
@@ -22,7 +24,9 @@ pytest.importorskip("cloudpickle", reason="needs cloudpickle: pip install cloudp
 
 from ringlab import Mask, VirtualCluster, launch, ring_attention, zigzag
 from ringlab.comm.ring import Ring
+from ringlab.comm.subgroup import members
 from ringlab.errors import BackendError
+from tests.substrates.test_distributed import torchrun
 
 ON_ONE = pytest.param("shared-gpu", marks=pytest.mark.needs_cuda)
 ON_TWO = [pytest.param(name, marks=pytest.mark.needs_two_gpus) for name in ("nccl", "symmetric")]
@@ -51,7 +55,12 @@ CAUSAL, DOCUMENTS = Mask(), Mask(documents=(100, 0, 1, 200))
 
 
 def attention(
-    ring: Ring, device: str, block: str = "blockwise", heads: tuple[int, int] = (4, 2), mask: Mask = CAUSAL
+    ring: Ring,
+    device: str,
+    block: str = "blockwise",
+    heads: tuple[int, int] = (4, 2),
+    mask: Mask = CAUSAL,
+    schedule: str = "ring",
 ) -> list[torch.Tensor]:
     """Return out, dq, dk, dv of this rank's shards, twice in a row over the same buffers."""
     generator = torch.Generator().manual_seed(0)
@@ -60,7 +69,7 @@ def attention(
     for _ in range(2):
         whole = [torch.randn(1, count, 301, 32, generator=generator) for count in (H, K, K)]
         q, k, v = (layout.shard(x, ring.rank).to(device).requires_grad_() for x in whole)
-        out = ring_attention(q, k, v, ring=ring, layout=layout, block=block, mask=mask)
+        out = ring_attention(q, k, v, ring=ring, layout=layout, block=block, mask=mask, schedule=schedule)
         out.square().sum().backward()
         results += [out.detach().cpu(), *(x.grad.cpu() for x in (q, k, v) if x.grad is not None)]
     return results
@@ -111,6 +120,46 @@ def test_both_transports_give_the_same_bits() -> None:
     )
     for mine, theirs in zip(nccl, symmetric, strict=True):
         assert_same(mine, theirs, rtol=0)
+
+
+def over_ways(ring: Ring, device: str, schedule: str) -> tuple[list[torch.Tensor], int, bool]:
+    """Return the results of `attention`, the number of NCCL's communicators, and whether they have priority."""
+    results, transport = attention(ring, device, schedule=schedule), members(ring.comm)[0]
+    lines = transport._carriers["cuda"]._lines.values()  # type: ignore[attr-defined]
+    groups = [line.group or dist.group.WORLD for line in lines]
+    backends = [group._get_backend(torch.device("cuda")) for group in groups if group is not None]
+    return results, len(lines), all(each.options.is_high_priority_stream for each in backends)
+
+
+@pytest.mark.needs_two_gpus
+@pytest.mark.parametrize("schedule", ["ring", "double-ring(node=2)", "bidirectional", "multi-ring"])
+def test_each_way_over_nccl_has_a_communicator_of_high_priority(schedule: str) -> None:
+    ranks = 4 if torch.cuda.device_count() >= 4 else 2  # two ranks have neighbours only, and one way
+    on_gpu = launch(over_ways, ranks, "cuda", schedule, transport="nccl", memory=False)
+    on_cpu = VirtualCluster(ranks).run(attention, "cpu", "blockwise", (4, 2), CAUSAL, schedule)
+    for (mine, communicators, high), theirs in zip(on_gpu.results, on_cpu.results, strict=True):
+        assert_same(mine, theirs, rtol=1e-4)
+        assert communicators == (1 if ranks == 2 or schedule == "ring" else 2) and high
+
+
+def over_plain_nccl(ring: Ring, device: str) -> list[torch.Tensor]:
+    """Return the results of `attention` over a group as Megatron and Accelerate open it."""
+    return attention(Ring.of_group(dist.new_group(backend="nccl")), device)
+
+
+@pytest.mark.needs_two_gpus
+def test_a_group_of_nccl_only() -> None:
+    plain = launch(over_plain_nccl, 2, "cuda", transport="nccl", memory=False).results
+    for mine, theirs in zip(plain, VirtualCluster(2).run(attention, "cpu").results, strict=True):
+        assert_same(mine, theirs, rtol=1e-4)
+
+
+@pytest.mark.needs_cuda
+def test_processes_that_see_the_same_gpu_are_told_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each process sees one GPU, as under SLURM, and both see the same."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    done = torchrun(tmp_path, fail=False, transport="nccl")
+    assert done.returncode != 0 and "ranks 0, 1 on GPU-" in done.stderr
 
 
 @pytest.mark.needs_cuda
