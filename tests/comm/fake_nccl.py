@@ -118,9 +118,14 @@ class Batch:
 
 
 class Nccl:
-    """The communicators of all ranks, and the record of their use: `launched[rank]` in order of launch."""
+    """The communicators of all ranks, and the record of their use: `launched[rank]` in order of launch.
 
-    def __init__(self, world_size: int) -> None:
+    bound: whether the default process group is bound to a device, so that torch opens communicators by
+    splitting the communicator of all ranks.
+    """
+
+    def __init__(self, world_size: int, bound: bool = False) -> None:
+        self.bound = bound
         self.world = Group("common", tuple(range(world_size)))
         self.launched: list[list[Batch]] = [[] for _ in self.world.ranks]
         self.opened: Counter[Group] = Counter()
@@ -260,6 +265,8 @@ class Nccl:
             raise BrokenRule(f"a communicator with {options}")
         if not options["use_local_synchronization"] and len(ranks) < len(self.world.ranks):
             raise BrokenRule("a group that only some ranks open")
+        if self.bound and len(ranks) < len(self.world.ranks):
+            raise BrokenRule("only some ranks split the communicator of all ranks")
         way = options["group_desc"].removeprefix("ringlab: ")
         with self._meeting:
             group = self._groups.setdefault((way, tuple(ranks)), Group(way, tuple(ranks)))
@@ -282,7 +289,7 @@ class Nccl:
     def _instead(self) -> Iterator[None]:
         """Take the place of torch.cuda and torch.distributed, and make CPU tensors claim to be on a GPU."""
         world = SimpleNamespace(pg_map={}, default_pg=None)
-        default = lambda: SimpleNamespace(bound_device_id=None)  # noqa: E731
+        default = lambda: SimpleNamespace(bound_device_id="cuda:0" if self.bound else None)  # noqa: E731
         changes: list[tuple[Any, dict[str, Any]]] = [
             (torch.Tensor, {"is_cuda": property(lambda t: t.dtype != torch.uint8), "record_stream": self._record}),
             (torch.cuda, {

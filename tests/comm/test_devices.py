@@ -20,7 +20,7 @@ from ringlab import launch
 from ringlab.comm.processes import connect as connecting
 from ringlab.comm.processes import devices
 from ringlab.comm.ring import Ring
-from ringlab.errors import BackendError
+from ringlab.errors import BackendError, WorldSizeError
 from tests.blocks.device_calls import rewritten
 
 RANK, RANKS, PER_NODE = 13, 16, 8
@@ -108,6 +108,19 @@ def test_a_process_without_a_gpu_is_refused(
         take(transport, gpus, **environment)
     assert caught.value.got == got
     assert not gpus or transport == "symmetric" or "SLURM_LOCALID" in caught.value.remedy
+
+
+@pytest.mark.parametrize("of_slurm", [True, False])
+def test_outside_torchrun_the_remedy_is_the_launchers(
+    of_slurm: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("RANK", raising=False)
+    monkeypatch.delenv("SLURM_PROCID", raising=False)
+    if of_slurm:
+        monkeypatch.setenv("SLURM_PROCID", "3")
+    with pytest.raises(WorldSizeError) as caught, connecting.connect("gloo"):
+        pass
+    assert ("RANK=$SLURM_PROCID" in caught.value.remedy) == of_slurm
 
 
 def test_nccl_runs_on_streams_of_high_priority(take: Callable[..., Taken]) -> None:

@@ -41,9 +41,9 @@ def problem(P: int, layout: Callable[..., Any] = zigzag) -> Problem:
     return Problem(layout(4 * P, P), H=4, K=4)
 
 
-def run(schedule: Any, P: int) -> Nccl:
+def run(schedule: Any, P: int, bound: bool = False) -> Nccl:
     """Run a schedule on the stand-in, compare its results, and check the order of its messages."""
-    nccl = Nccl(P)
+    nccl = Nccl(P, bound)
     found = nccl.run(program, problem(P), schedule)
     expected = VirtualCluster(P, memory=False).run(program, problem(P), schedule).results
     for mine, theirs in zip(found, expected, strict=True):
@@ -85,6 +85,15 @@ def test_every_other_schedule_keeps_the_rules(name: str) -> None:
 
 def test_a_way_has_the_ranks_of_its_ring_and_each_opens_it_once() -> None:
     assert {group.ranks for group in run(COLUMNS, 8).opened} == {(0, 4), (1, 5), (2, 6), (3, 7)}
+
+
+def test_a_bound_group_is_not_split_by_some_of_its_ranks() -> None:
+    """Of a process group that is bound to a device, only a way of all ranks has a communicator of its own."""
+    assert set(ways(run("double-ring(node=2)", 4, bound=True))) == {"common"}
+    assert ways(run("bidirectional", 6, bound=True)) == WAYS["bidirectional"][1]
+    change = PointToPoint, "_open", "if bound and", "if False and"
+    with rewritten(*change), pytest.raises(BrokenRule, match="only some ranks split"):
+        run("double-ring(node=2)", 4, bound=True)
 
 
 LAUNCH = PointToPoint, "_on_stream"

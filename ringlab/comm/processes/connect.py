@@ -116,6 +116,10 @@ def _no_gpu_to_use(transport: str) -> Lack | None:
     return Lack(needed, "0 GPUs", "carries CPU tensors only; transport='gloo' is the usual choice for them")
 
 
+_UNDER_SLURM = (
+    "start one torchrun per node by srun, or set RANK=$SLURM_PROCID WORLD_SIZE=$SLURM_NTASKS LOCAL_RANK=$SLURM_LOCALID "
+    "in each task, and MASTER_ADDR and MASTER_PORT: docs/guide/processes.md shows both"
+)
 _LAST_WORDS = 2.0  # seconds for which a failed rank stays, so that other ranks can report their errors
 _CPU_SLOT = 1 << 20  # bytes per slot on the CPU; shared memory is small in containers
 _uses: dict[str, Iterator[int]] = defaultdict(itertools.count)
@@ -150,7 +154,9 @@ def connect(transport: str = "gloo", timeout: float = 60.0, startup: float | Non
             raise WorldSizeError(
                 "a process that torchrun started",
                 f"no {name} in the environment",
-                "torchrun --nproc-per-node 2 program.py, or ringlab.launch(program, 2)",
+                _UNDER_SLURM
+                if "SLURM_PROCID" in os.environ
+                else "torchrun --nproc-per-node 2 program.py, or ringlab.launch(program, 2)",
             )
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     here = os.environ.get("LOCAL_WORLD_SIZE")
