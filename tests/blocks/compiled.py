@@ -60,7 +60,7 @@ def as_compiled(rows: list[dict[str, Any]]) -> dict[Job, Compiled]:
         named = (row["kernel"], row["arch"], row["head_dim"], row["scores"], row["window"])
         assert named == (job.kernel, job.arch, job.head_dim, job.scores, job.window)
         names = ("registers", "spill_bytes", "shared_bytes", "tensor_core", "tensor_core_count")
-        numbers = {name: row[name] for name in (*names, "tensor_memory_columns")}
+        numbers = {name: row[name] for name in (*names, "narrow_loads", "tensor_memory_columns")}
         error = row["broken"][0] if row["broken"] and not row["registers"] else ""
         found[job] = Compiled(job, **numbers, error=error)
     return found

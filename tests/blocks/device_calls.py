@@ -14,6 +14,7 @@ hopper/flash_api.cpp and flash_attn/cute/interface.py of github.com/Dao-AILab/fl
 from __future__ import annotations
 
 import inspect
+import math
 import sys
 import textwrap
 from collections.abc import Callable, Iterator
@@ -120,6 +121,15 @@ def _strided(call: Call) -> list[tuple[Tensor, str]]:
     return [(call[name], short) for name, short in _STRIDED.items() if name in call]
 
 
+def _steps(x: Tensor) -> tuple[int, ...]:
+    """Return the strides of the first axes, those of an axis of size 1 to the next multiple of the unit below."""
+    unit = math.gcd(8, x.shape[-1])
+    return tuple(
+        step // unit * unit if size == 1 else step
+        for step, size in zip(x.stride()[:3], x.shape, strict=False)
+    )
+
+
 def _sizes(call: Call) -> tuple[int, int, int, int, int, int, int]:
     (B, H, L, D), (_, K, Lk, _) = call["Q"].shape, call["K"].shape
     return B, H, K, L, Lk, D, call["V"].shape[-1]
@@ -188,8 +198,12 @@ _TRITON: Rules = {
         len({x.dtype for x, _ in _strided(c)}) == 1 and c["Q"].dtype in DTYPES
     ),
     "dense head dims": lambda c: all(x.stride(-1) == 1 for x, _ in _strided(c)),
-    "the strides of the tensors themselves": lambda c: all(
-        tuple(c[f"{short}_{axis}"] for axis in "bhl") == x.stride()[:3] for x, short in _strided(c)
+    "the strides of the tensors, in units": lambda c: all(
+        tuple(c[f"{short}_{axis}"] * math.gcd(8, x.shape[-1]) for axis in "bhl") == _steps(x)
+        for x, short in _strided(c)
+    ),
+    "addresses that are multiples of 16 bytes": lambda c: (
+        isinstance(c["Q"], FakeTensor) or all(x.data_ptr() % 16 == 0 for x in tensors(c))
     ),
     "offsets within a tile of 32 bits": lambda c: all(x.stride(2) < 2**22 for x, _ in _strided(c)),
     "sizes that are those of the tensors": _constants,

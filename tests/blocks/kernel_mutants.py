@@ -15,7 +15,7 @@ import ringlab.blocks.triton as package
 
 _FOLDER = Path(package.__file__).parent
 _IMPORTS = {
-    "addressing.py": "from ringlab.blocks.triton.addressing import places, tile\n",
+    "addressing.py": "from ringlab.blocks.triton.addressing import places, strides, tile\n",
     "scoring.py": "from ringlab.blocks.triton.scoring import kept, spoil, tanh\n",
 }
 
@@ -102,6 +102,8 @@ FORWARD = (
         "q = tile(q_base, row, HEAD_DIM,",
         "stored_otherwise",
     ),
+    Mutant("strides in elements", "strides", "tokens * UNIT", "tokens", "stored_otherwise"),
+    Mutant("a unit of 8 for every head dim", "strides", "(DIM | 8) & -(DIM | 8)", "8", "causal_ring"),
 )  # fmt: skip
 
 BACKWARD = (

@@ -28,8 +28,8 @@ from ringlab.blocks.cudnn import Cudnn
 from ringlab.blocks.flash import FlashAttention, FlashAttention2, FlashAttention3, FlashAttention4
 from ringlab.blocks.library import BackwardTile, LibraryBlock
 from ringlab.blocks.protocol import BackwardRows
-from ringlab.blocks.triton import TritonBlock, visits
-from ringlab.blocks.triton.steps import Launcher, TritonBackward
+from ringlab.blocks.triton import TritonBlock, steps, visits
+from ringlab.blocks.triton.steps import Launcher
 from ringlab.comm.processes import wire_format
 from ringlab.comm.processes.carriers import PointToPoint
 from ringlab.comm.processes.distributed import DistributedComm
@@ -56,7 +56,8 @@ from tests.substrates.programs import many_exchanges
 VIEWS: dict[str, Callable[[Tensor], Tensor]] = {
     "dense": lambda x: x,
     "of (B, L, H, D)": lambda x: x.transpose(1, 2).contiguous().transpose(1, 2),
-    "beside others": lambda x: F.pad(x, (3, 2))[..., 3:-2],
+    "after others": lambda x: F.pad(x, (3, 5))[..., 3:-5],
+    "before others": lambda x: F.pad(x, (0, 5))[..., :-5],
     "transposed": lambda x: x.mT.contiguous().mT,
 }
 
@@ -230,7 +231,11 @@ WRONG_MUTANTS = [  # these keep all rules, and give wrong results
     ("flash-2", FlashAttention, "_library_backward", '"dout": tile.dout', '"dout": tile.out', {"dq", "dk", "dv"}),
 ]  # fmt: skip
 TRITON_MUTANTS = [  # the interpreter is right with these, or notices other broken rules
-    (TritonBackward, "__init__", ".to(torch.float32).contiguous()", ".mT.contiguous().mT", "dense states and results"),
+    (steps, "dense_rows", "return x if", "return x.mT.contiguous().mT if", "dense states and results"),
+    (steps, "dense_rows", " and _starts_evenly(x)", "", "addresses that are multiples of 16 bytes"),
+    (steps, "dense", " and _starts_evenly(x)", "", "addresses that are multiples of 16 bytes"),
+    (steps, "dense", "near and whole", "near", "the strides of the tensors, in units"),
+    (steps, "_unit", "gcd(dim, 8)", "gcd(dim, 4)", "the strides of the tensors, in units"),
     (visits, "_tables", "np.int32", "np.int64", "dense int32 tables"),
 ]  # fmt: skip
 

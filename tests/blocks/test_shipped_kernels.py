@@ -15,7 +15,7 @@ import torch
 from ringlab.blocks.protocol import BackwardRows
 from ringlab.blocks.triton import TritonBlock, configs, steps
 from ringlab.blocks.triton.configs import COMPILED, KERNELS, Config, choose, table
-from ringlab.blocks.triton.offline import SCORES, Compiled, Job, compile_all, jobs_of
+from ringlab.blocks.triton.offline import BETWEEN, SCORES, Compiled, Job, compile_all, jobs_of
 from ringlab.scores import PLAIN_RULES, ScoreRules
 from tests.blocks.compiled import FILE, as_compiled, compile_now, known, made_from
 
@@ -86,6 +86,35 @@ def test_windows_are_compiled_everywhere(shipped: dict[Job, Compiled]) -> None:
         itertools.product(COMPILED, KERNELS, (64, 128))
     )
     assert not any(shipped[job].spill_bytes for job in windows)
+
+
+def test_head_dims_between_the_rows_load_16_bytes_at_once(shipped: dict[Job, Compiled]) -> None:
+    """Head dims that are multiples of 8 are compiled, for all kernels, and no load is of 2 bytes."""
+    between = {job: found for job, found in shipped.items() if job.head_dim in BETWEEN}
+    assert {(job.arch, job.kernel, job.head_dim) for job in between} == set(
+        itertools.product(COMPILED, KERNELS, BETWEEN)
+    )
+    assert not any(found.narrow_loads for job, found in shipped.items() if job.dtype == "bfloat16")
+    assert not any(found.spill_bytes for found in between.values())
+
+
+def test_strides_without_their_factor_break_the_budgets() -> None:
+    """If the compiler does not know the factor of the strides, it loads 2 bytes at a time, and spills."""
+    config = choose("forward_step", "sm_90", 72, "bfloat16")
+    job = Job("forward_step", "sm_90", 72, "bfloat16", config, sources="tests.blocks.undeclared_strides")
+    (found,) = compile_all([job])
+    assert [sentence.split(maxsplit=1)[1] for sentence in found.broken()] == [
+        "bytes spilled by a thread, none are allowed here",
+        "loads of 2 bytes, where 16 bytes can be loaded at once",
+    ]
+
+
+@pytest.mark.parametrize("head_dim", [20, 33])
+def test_other_head_dims_compile(head_dim: int) -> None:
+    """A head dim that is no multiple of 8 loads as many bytes at once as divide it: 8 for 20, and 2 for 33."""
+    config = choose("forward_step", "sm_80", head_dim, "bfloat16")
+    (found,) = compile_all([Job("forward_step", "sm_80", head_dim, "bfloat16", config)])
+    assert not found.error and (found.narrow_loads == 0) == (head_dim == 20)
 
 
 def test_sm_90_uses_wgmma_and_all_use_tensor_cores_for_16_bits(shipped: dict[Job, Compiled]) -> None:

@@ -52,7 +52,7 @@ def test_any_scale_and_more_rows_than_keys(scale: float, causal: bool) -> None:
     assert beyond(one_block(small_tiles(), x, causal, scale), x, causal, scale) == {}
 
 
-@pytest.mark.parametrize("D", [1, 24, 96, 192])
+@pytest.mark.parametrize("D", [1, 20, 24, 96, 192])
 def test_head_dims_that_are_no_power_of_two(D: int) -> None:
     x = tensors(Shape(1, 2, 1, 20, 20, D), 0, torch.float32)
     assert beyond(one_block(TritonBlock(), x, True, D**-0.5), x, True, D**-0.5) == {}

@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
 from ringlab.blocks.triton import configs, offline
@@ -38,11 +39,13 @@ def scripted(spills: int = 0):
 
 
 def test_offline_prints_one_list_with_a_row_per_configuration(monkeypatch) -> None:
-    """The list has a row for each shipped job: 81 plain ones, and jobs of ring steps, windows and scores."""
+    """The list has a row for each shipped job: 81 plain ones, and those of steps, windows, odd head dims and scores."""
     monkeypatch.setattr(offline, "compile_all", scripted())
     status, out, _ = call("kernels", "--offline", "--json")
     rows = json.loads(out)
-    assert status == 0 and isinstance(rows, list) and len(rows) == len(shipped_jobs()) == 81 + 36 + 18 + 54
+    assert (
+        status == 0 and isinstance(rows, list) and len(rows) == len(shipped_jobs()) == 81 + 36 + 18 + 45 + 54
+    )
     assert all(PROMISED <= row.keys() and row["broken"] == [] for row in rows)
     assert {row["arch"] for row in rows} == {"sm_80", "sm_90", "sm_100"}
 
@@ -55,8 +58,9 @@ def test_a_broken_budget_is_told_and_the_status_is_1(monkeypatch) -> None:
     status, out, _ = call("kernels", "--offline", *chosen, "--json")
     broken = [row for row in json.loads(out) if row["broken"]]
     assert status == 1 and {row["config"]["block_m"] for row in broken}
-    steps_of_a_ring, windows, sets_of_score_rules = 4, 1, 3
-    assert len(broken) == 2 * (steps_of_a_ring + windows + sets_of_score_rules), "for each of two head dims"
+    steps_of_a_ring, windows, sets_of_score_rules, between = 4, 1, 3, 5
+    of_a_row = steps_of_a_ring + windows + sets_of_score_rules
+    assert len(broken) == 2 * of_a_row + between, "for each of two head dims"
 
 
 def test_one_architecture_and_one_kernel_can_be_chosen(monkeypatch) -> None:
@@ -104,8 +108,6 @@ def test_an_unknown_name_is_a_wrong_call(wrong: tuple[str, ...]) -> None:
 
 
 def test_tuning_without_a_gpu_says_so_with_the_remedy(monkeypatch) -> None:
-    import torch
-
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     status, out, err = call("tune", "--json")
     told = json.loads(out)

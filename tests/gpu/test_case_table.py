@@ -11,6 +11,7 @@ from ringlab import VirtualCluster
 from ringlab.blocks import get_block
 from ringlab.blocks.flash import VERSIONS
 from ringlab.blocks.protocol import Block
+from ringlab.blocks.triton.offline import BETWEEN
 from ringlab.conformance.cases import Case, attend, covering, join
 from ringlab.conformance.tolerance import NAMES
 from ringlab.errors import BackendError
@@ -57,6 +58,10 @@ def block_of(name: str, case: Case) -> str | Block:
 
 TABLE = [(block, "ring", case) for block in DTYPES for case in cases(block)]
 TABLE += [(block, "allgather", case) for block in DTYPES for case in cases(block)[::5]]
+TABLE += [
+    ("triton", "ring", Case("zigzag", P=3, S=97, group=2, D=D, dtype="bfloat16", mask="causal"))
+    for D in BETWEEN
+]
 
 
 SCORED = [

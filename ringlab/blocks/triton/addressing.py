@@ -11,6 +11,17 @@ from ringlab.blocks.triton.interpreter import repair
 repair()  # before a kernel is defined; does nothing where kernels are compiled
 
 
+@triton.jit
+def strides(batch, heads, tokens, DIM: tl.constexpr):
+    """Return strides in elements. They come in units of the largest power of two that divides DIM, 8 at most.
+
+    So the compiler knows that they have this factor, and loads rows 16 bytes at a time where DIM is a multiple of 8.
+    """
+    UNIT: tl.constexpr = (DIM | 8) & -(DIM | 8)
+    # A tensor may have more than 2^31 elements; the offsets within a tile have 32 bits.
+    return tl.cast(batch, tl.int64) * UNIT, tl.cast(heads, tl.int64) * UNIT, tokens * UNIT
+
+
 # fmt: off
 @triton.jit
 def tile(

@@ -26,6 +26,7 @@ from ringlab.blocks.triton import kernels
 from ringlab.blocks.triton.configs import Config, padded
 from ringlab.blocks.triton.offline import STEPS, Job
 
+_NARROW_LOAD = r"\bld\.global[.\w:]*(?<!v2)(?<!v4)(?<!v8)\.[bu]16\b"
 _MATRIX = {"mma.sync": r"\bmma\.sync", "tcgen05": r"\btcgen05\.mma", "wgmma": r"\bwgmma\.mma_async"}
 
 
@@ -34,7 +35,7 @@ class Source:
     """A kernel and its signature.
 
     types: for each argument "*bf16", "*fp32", "i32" and so on. constants: the constexprs. aligned: the arguments that
-    are multiples of 16, which Triton's launcher detects for pointers and strides.
+    are multiples of 16, which Triton's launcher detects for pointers.
     """
 
     kernel: Any
@@ -65,6 +66,7 @@ def compile_source(source: Source, arch: str, config: Config) -> dict[str, Any]:
         "shared_bytes": compiled.metadata.shared,
         "tensor_core": " + ".join(name for name, count in counts.items() if count),
         "tensor_core_count": sum(counts.values()),
+        "narrow_loads": len(re.findall(_NARROW_LOAD, compiled.asm["ptx"])),
         "tensor_memory_columns": getattr(compiled.metadata, "tmem_size", None) or 0,
     }
 
@@ -102,7 +104,7 @@ if __name__ == "__main__":
 _WIDTH = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 _INPUTS = {"Q", "K", "V", "DOUT", "OUT", "DQ"}  # have the dtype of q; other tensors are float32 state
 _TABLES = {"PROGRAMS", "SEGMENTS", "LOWS", "ROWS_AT", "KEYS_AT"}
-_COUNTS = {"n_programs", "n_rows", "n_keys", "H"}  # have any value, but strides are multiples of 16
+_COUNTS = {"n_programs", "n_rows", "n_keys", "H"}
 _FACTORS = {"scale", "cap", "keep"}
 
 _USUAL = {
@@ -130,8 +132,7 @@ def source(job: Job) -> Source:
     parameters = inspect.signature(kernel.fn).parameters.values()
     constants = {each.name: known[each.name] for each in parameters if "constexpr" in str(each.annotation)}
     types = {name: _type(name, job.dtype) for name in kernel.arg_names if name not in constants}
-    dense = all(dim % 16 == 0 for dim in dims)
-    aligned = {name for name, type in types.items() if type[0] == "*" or (_is_stride(name) and dense)}
+    aligned = {name for name, type in types.items() if type[0] == "*"}
     return Source(kernel, types, constants, frozenset(aligned))
 
 
@@ -141,7 +142,3 @@ def _type(name: str, dtype: str) -> str:
     if name.isupper() and name not in _COUNTS:
         return f"*{_WIDTH[dtype] if name in _INPUTS else 'fp32'}"
     return "fp32" if name in _FACTORS else "i32"
-
-
-def _is_stride(name: str) -> bool:
-    return name.endswith(("_b", "_h", "_l"))

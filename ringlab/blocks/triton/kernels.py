@@ -15,7 +15,7 @@ are added in float32; `scale` multiplies float32 scores and is never folded into
 With SOFTCAP s = cap·tanh(scale·q·k / cap), before the mask. With DROPOUT a weight that is not `kept` counts in
 `total` and nowhere else; ROWS_AT and KEYS_AT are the global positions that decide it. Head dims are padded to BLOCK_D, a
 power of two; those of v, out and their gradients are VALUE_DIM, padded to BLOCK_V. Axes and letters as in `ringlab.types`; `_b`, `_h`, `_l` after a tensor's name are its strides over batch,
-heads and tokens; the head dim is dense.
+heads and tokens, in the units of `addressing.strides`; the head dim is dense.
 
 Source: arXiv 2307.08691 (tiles and state), arXiv 2310.01889 (state carried from step to step).
 """
@@ -26,14 +26,15 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ringlab.blocks.triton.addressing import places, tile
+from ringlab.blocks.triton.addressing import places, strides, tile
 from ringlab.blocks.triton.interpreter import repair
 from ringlab.blocks.triton.scoring import kept, spoil, tanh
 
 repair()  # before a kernel is defined; does nothing where kernels are compiled
 
-# Lengths and counts differ between calls; specialising kernels for multiples of 16 would gain nothing.
+# These differ between calls; kernels specialised for multiples of 16 would be no faster, and more would be compiled.
 _COUNTS = ["n_programs", "n_rows", "n_keys", "H", "first_head", "seed_low", "seed_high", "dropped"]
+_STRIDES = [f"{name}_{axis}" for name in ("q", "k", "v", "dout") for axis in ("b", "h", "l")]
 
 
 # fmt: off
@@ -82,7 +83,7 @@ def _attend(
 
 
 # fmt: off
-@triton.jit(do_not_specialize=_COUNTS)
+@triton.jit(do_not_specialize=_COUNTS + _STRIDES)
 def forward_step(
     Q, K, V, ACC, M, TOTAL, OUT, LSE, PROGRAMS, SEGMENTS, LOWS, ROWS_AT, KEYS_AT, q_b, q_h, q_l, k_b, k_h, k_l, v_b,
     v_h, v_l, n_programs, n_rows, H, first_head, seed_low, seed_high, dropped, scale, cap, keep,
@@ -100,6 +101,9 @@ def forward_step(
     rows that see them. Without it, they may also spoil rows that share a masked tile.
     Grid: n_programs · B · H.
     """
+    q_b, q_h, q_l = strides(q_b, q_h, q_l, HEAD_DIM)
+    k_b, k_h, k_l = strides(k_b, k_h, k_l, HEAD_DIM)
+    v_b, v_h, v_l = strides(v_b, v_h, v_l, VALUE_DIM)
     program = tl.program_id(0) % n_programs
     head = tl.program_id(0) // n_programs
     row = tl.load(PROGRAMS + 4 * program)
@@ -207,7 +211,7 @@ def _add_to_dq(
 
 
 # fmt: off
-@triton.jit(do_not_specialize=_COUNTS)
+@triton.jit(do_not_specialize=_COUNTS + _STRIDES)
 def backward_dq(
     Q, K, V, DOUT, LSE, DELTA, ACC, DQ, PROGRAMS, SEGMENTS, LOWS, ROWS_AT, KEYS_AT, q_b, q_h, q_l, k_b, k_h, k_l, v_b,
     v_h, v_l, dout_b, dout_h, dout_l, n_programs, n_rows, H, first_head, seed_low, seed_high, dropped, scale, cap, keep,
@@ -222,6 +226,10 @@ def backward_dq(
     loading ACC; LAST writes DQ, in its dtype, instead of storing ACC. ACC is the sum without the factor scale.
     Neither `scale` nor `cap` includes log2(e); `keep` is 1/(1 − dropout). Grid: n_programs · B · H.
     """
+    q_b, q_h, q_l = strides(q_b, q_h, q_l, HEAD_DIM)
+    k_b, k_h, k_l = strides(k_b, k_h, k_l, HEAD_DIM)
+    v_b, v_h, v_l = strides(v_b, v_h, v_l, VALUE_DIM)
+    dout_b, dout_h, dout_l = strides(dout_b, dout_h, dout_l, VALUE_DIM)
     program = tl.program_id(0) % n_programs
     head = tl.program_id(0) // n_programs
     row = tl.load(PROGRAMS + 4 * program)
@@ -324,7 +332,7 @@ def _add_to_dkv(
 
 
 # fmt: off
-@triton.jit(do_not_specialize=_COUNTS)
+@triton.jit(do_not_specialize=_COUNTS + _STRIDES)
 def backward_dkv(
     Q, K, V, DOUT, LSE, DELTA, DK, DV, PROGRAMS, SEGMENTS, LOWS, ROWS_AT, KEYS_AT, q_b, q_h, q_l, k_b, k_h, k_l, v_b,
     v_h, v_l, dout_b, dout_h, dout_l, n_programs, n_rows, n_keys, H, first_head, seed_low, seed_high, dropped, scale,
@@ -341,6 +349,10 @@ def backward_dkv(
     In a segment the masked rows come first, begin … split, then split … end. `scale`, `cap`, `keep`: see `backward_dq`.
     Grid: n_programs · B · K.
     """
+    q_b, q_h, q_l = strides(q_b, q_h, q_l, HEAD_DIM)
+    k_b, k_h, k_l = strides(k_b, k_h, k_l, HEAD_DIM)
+    v_b, v_h, v_l = strides(v_b, v_h, v_l, VALUE_DIM)
+    dout_b, dout_h, dout_l = strides(dout_b, dout_h, dout_l, VALUE_DIM)
     program = tl.program_id(0) % n_programs
     head = tl.program_id(0) // n_programs
     key = tl.load(PROGRAMS + 4 * program)

@@ -34,6 +34,8 @@ TENSOR_CORE = {"sm_80": "mma.sync", "sm_90": "wgmma", "sm_100": "tcgen05"}
 TENSOR_MEMORY_LIMIT = 512  # columns, sm_100
 NO_SPILL = ("forward_step", "backward_dq")  # with 16-bit inputs and up to NO_SPILL_HEAD_DIM
 NO_SPILL_HEAD_DIM = 128
+# Head dims between the rows. They are multiples of 8, and not of 16: 8 numbers of 16 bits fill a load of 16 bytes.
+BETWEEN = (40, 72, 88, 104, 120)
 RULES = tuple(" ".join(rules) for n in range(1, len(SCORES) + 1) for rules in combinations(SCORES, n))
 # The steps of a ring as (first, last). Each step is compiled to a separate kernel.
 STEPS = {"middle": (False, False), "first": (True, False), "last": (False, True), "only": (True, True)}
@@ -71,6 +73,7 @@ class Compiled:
     shared_bytes: shared memory per program. tensor_core: the matrix instructions in use, "mma.sync", "wgmma"
     or "tcgen05", joined by " + " if there are two, or "" if there are none. tensor_core_count: the number of
     these instructions in the PTX text, not how often they run. tensor_memory_columns: only on sm_100.
+    narrow_loads: the number of loads of one 16-bit number from global memory in the PTX text.
     """
 
     job: Job
@@ -80,6 +83,7 @@ class Compiled:
     tensor_core: str = ""
     tensor_core_count: int = 0
     tensor_memory_columns: int = 0
+    narrow_loads: int = 0
     error: str = ""
 
     def broken(self) -> tuple[str, ...]:
@@ -107,6 +111,8 @@ def _broken(found: Compiled) -> Iterator[str]:
     if job.dtype != "float32":
         if (_no_spill(job) or job.scores or job.window) and found.spill_bytes:
             yield f"{found.spill_bytes:,} bytes spilled by a thread, none are allowed here"
+        if found.narrow_loads and job.head_dim % 8 == job.value_dim % 8 == 0:
+            yield f"{found.narrow_loads} loads of 2 bytes, where 16 bytes can be loaded at once"
         if found.tensor_core != TENSOR_CORE[job.arch]:
             yield f"matrix instructions: {found.tensor_core or 'none'}, should be {TENSOR_CORE[job.arch]}"
     elif job.config.precision == "tf32x3" and not found.tensor_core:
@@ -126,8 +132,8 @@ def shipped_jobs(archs: Iterable[str] = COMPILED, kernels: Iterable[str] = KERNE
     """Return the jobs for the rows of `archs` and `kernels` in the tables.
 
     Rows that must not spill are compiled for all steps of a ring, and other rows for a middle step. 16-bit
-    rows up to NO_SPILL_HEAD_DIM are also compiled under a window and with each set of SCORES, with the
-    configuration that `choose` returns for such a kernel.
+    rows up to NO_SPILL_HEAD_DIM are also compiled under a window, with each set of SCORES, with the
+    configuration that `choose` returns for such a kernel, and for the head dims BETWEEN the rows.
     """
     wanted = tuple(kernels)
     every = [job for arch in archs for job in jobs_of(arch, table(arch)) if job.kernel in wanted]
@@ -136,7 +142,10 @@ def shipped_jobs(archs: Iterable[str] = COMPILED, kernels: Iterable[str] = KERNE
     others = [job for job in every if job.scores and not _usual(job)]
     usual = [job for job in jobs if _usual(job)]
     windows = [replace(job, window=True) for job in usual]
-    return steps + windows + [_ruled(job, rules) for job in usual for rules in RULES] + others
+    between = [
+        replace(job, head_dim=D) for job in usual for D in BETWEEN if job.head_dim // 2 < D <= job.head_dim
+    ]
+    return steps + windows + between + [_ruled(job, rules) for job in usual for rules in RULES] + others
 
 
 def _ruled(job: Job, scores: str) -> Job:

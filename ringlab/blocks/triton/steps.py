@@ -182,7 +182,7 @@ class TritonBackward:
         _check_rows(rows)
         self.launcher, self.count, self.step = launcher, count, 0
         self.dout, self.q = dense(rows.dout), dense(rows.q)
-        self.lse, self.delta = (x.to(torch.float32).contiguous() for x in (rows.lse, rows.delta))
+        self.lse, self.delta = dense_rows(rows.lse), dense_rows(rows.delta)
         self.total, self.dq = torch.empty(0), torch.empty(0)
 
     def differentiate(
@@ -314,14 +314,41 @@ def _misfit(needed: str, **tensors: Tensor) -> RinglabError:
 
 
 def dense(x: Shaped[Tensor, "B H L D"]) -> Shaped[Tensor, "B H L D"]:
-    """Return `x`, or a contiguous copy if the kernels cannot address it because its head dim is not dense."""
+    """Return `x`, or a contiguous copy if the kernels cannot address it.
+
+    They cannot if its head dim is not dense, if a stride is not a whole number of units, or if rows are far apart.
+    """
+    unit = _unit(x.shape[-1])
+    whole = all(step % unit == 0 for step, size in zip(x.stride()[:3], x.shape, strict=False) if size > 1)
     # The kernels compute offsets within a tile as 32-bit numbers.
-    return x if x.stride(-1) == 1 and x.stride(-2) < 2**22 else x.contiguous()
+    near = x.stride(-1) == 1 and x.stride(-2) < 2**22
+    return x if near and whole and _starts_evenly(x) else _copy(x)
+
+
+def dense_rows(x: Shaped[Tensor, "B H L"]) -> Float[Tensor, "B H L"]:
+    """Return the number of each row as the kernels read it: in float32, contiguous."""
+    x = x.to(torch.float32)
+    return x if x.is_contiguous() and _starts_evenly(x) else _copy(x)
+
+
+def _starts_evenly(x: Tensor) -> bool:
+    """Return whether `x` begins at a multiple of 16 bytes. Triton would compile another, slower kernel for others."""
+    return x.storage_offset() * x.element_size() % 16 == 0
+
+
+def _copy(x: Tensor) -> Tensor:
+    return x.clone(memory_format=torch.contiguous_format)
+
+
+def _unit(dim: int) -> int:
+    """Return the number of elements that a unit of strides has for this head dim."""
+    return math.gcd(dim, 8)
 
 
 def strides(x: Float[Tensor, "B H L D"]) -> tuple[int, int, int]:
-    """Return the strides over batch, heads and tokens."""
-    return x.stride(0), x.stride(1), x.stride(2)
+    """Return the strides over batch, heads and tokens, in units of the largest power of two in D, 8 at most."""
+    unit = _unit(x.shape[-1])
+    return x.stride(0) // unit, x.stride(1) // unit, x.stride(2) // unit
 
 
 def sizes(q: Query, k: KeyValue, v: Value) -> dict[str, int]:
