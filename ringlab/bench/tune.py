@@ -17,7 +17,7 @@ from ringlab.bench.device import Cuda, Device, machine
 from ringlab.bench.measure import Bench
 from ringlab.bench.problem import Problem
 from ringlab.blocks.triton.candidates import Slot, candidates
-from ringlab.blocks.triton.configs import Config, Row, choose
+from ringlab.blocks.triton.configs import Config, Row, choose, table
 from ringlab.blocks.triton.occupancy import clocks_per_score
 from ringlab.blocks.triton.offline import Compiled, compile_all
 
@@ -109,6 +109,16 @@ def tune(
     final = race(slot, finalists, rounds)
     row = _row(slot, able, final, where) if final else None
     return Tuned(slot, row, len(found), len(able), len(likely), len(heat))
+
+
+def work(slots: Sequence[Slot], arch: str, processes: int, most: int = MOST) -> str:
+    """Return in words how much `tune` compiles and runs for these slots, and a rewritten table for all its rows."""
+    listed = [len(candidates(slot, arch)) for slot in slots]
+    runs = sum(min(most + 1, count) for count in listed)
+    return (
+        f"{sum(listed):,} compilations for {len(slots)} rows, {processes} at a time; then {runs:,} configurations run "
+        f"at most, which Triton compiles once more each; then {len(table(arch))} compilations for the table's numbers"
+    )
 
 
 def stamp(tokens: int, heads: int) -> str:

@@ -6,6 +6,7 @@ this machine, and compares simulated times with measured times.
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -20,6 +21,7 @@ from ringlab.cli.output import (
     print_json,
     progress_bar,
     reporting_errors,
+    stderr,
 )
 from ringlab.errors import CostError
 
@@ -37,14 +39,29 @@ Tokens = Annotated[int, typer.Option("--tokens", min=1, help="S of the timed pro
 Heads = Annotated[int, typer.Option("--heads", min=1, help="H of the timed problem.")]
 Rounds = Annotated[int, typer.Option("--rounds", min=1, help="Counted rounds of the final.")]
 Most = Annotated[
-    int,
+    int | None,
     typer.Option(
         "--most",
         min=1,
-        help="Configurations of a row that are run beside the table's own: the likely ones by a model of occupancy.",
+        help="Configurations of a row that are run beside the table's own: the likely ones by a model of occupancy. "
+        "By default 32, with --short 12.",
     ),
 ]
-Processes = Annotated[int, typer.Option("--processes", min=1, help="Number of processes that compile.")]
+Processes = Annotated[
+    int | None,
+    typer.Option(
+        "--processes",
+        min=1,
+        help="Number of processes that compile. By default 2, with --short one for each of up to 16 cores.",
+    ),
+]
+Short = Annotated[
+    bool,
+    typer.Option(
+        "--short",
+        help="Only the rows of head dim 128 and 16 bits, unless --head-dim or --dtype says otherwise, and fewer runs.",
+    ),
+]
 Output = Annotated[
     Path | None, typer.Option("--output", help="Write here instead of replacing ringlab's own table.")
 ]
@@ -57,12 +74,21 @@ def tune(
     tokens: Tokens = 8192,
     heads: Heads = 16,
     rounds: Rounds = 31,
-    most: Most = 32,
-    processes: Processes = 2,
+    most: Most = None,
+    processes: Processes = None,
+    short: Short = False,
     output: Output = None,
     as_json: Json = False,
 ) -> None:
-    """Measure launch configurations on this machine's GPU and rewrite its table. Needs a GPU."""
+    """Measure launch configurations on this machine's GPU and rewrite its table. Needs a GPU.
+
+    Says on stderr how many configurations it will compile and run, before it starts. Without options these are
+    thousands, and take hours.
+    """
+    if short:
+        head_dim, dtype = head_dim or [128], dtype or ["16-bit"]
+        most, processes = most or 12, processes or min(16, os.cpu_count() or 1)
+    most, processes = most or 32, processes or 2
     wanted = _wanted(kernel, head_dim, dtype)
     with reporting_errors(as_json):
         tuned, arch = _measure(wanted, tokens, heads, rounds, processes, most)
@@ -104,8 +130,9 @@ def _wanted(kernels: list[str] | None, head_dims: list[int] | None, dtypes: list
 def _measure(
     wanted: list[Slot], tokens: int, heads: int, rounds: int, processes: int, most: int
 ) -> tuple[list[Tuned], str]:
-    from ringlab.bench.tune import Gpu, stamp, tune
+    from ringlab.bench.tune import Gpu, stamp, tune, work
     from ringlab.blocks.triton.configs import architecture
+    from ringlab.blocks.triton.offline import compile_all
 
     gpu = Gpu(tokens, heads)  # raises DeviceError without a GPU
 
@@ -113,11 +140,12 @@ def _measure(
 
     arch = architecture(torch.cuda.get_device_capability())
     where, tuned = stamp(tokens, heads), []
+    stderr.print(work(wanted, arch, processes, most), highlight=False)
     with progress_bar() as bar:
         task = bar.add_task("tune", total=len(wanted))
         for slot in wanted:
             bar.update(task, description=f"tune {slot.kernel} D={slot.head_dim} {slot.dtype}")
-            tuned.append(tune(slot, arch, gpu.race, rounds, processes, where, most=most))
+            tuned.append(tune(slot, arch, gpu.race, rounds, processes, where, compile_all, most))
             bar.advance(task)
     return tuned, arch
 

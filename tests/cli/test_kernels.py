@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 import torch
 from typer.testing import CliRunner
 
+from ringlab.bench import tune as bench_tune
+from ringlab.bench.tune import FINALISTS
 from ringlab.blocks.triton import configs, offline
+from ringlab.blocks.triton.candidates import Slot
+from ringlab.blocks.triton.configs import Config
 from ringlab.blocks.triton.offline import TENSOR_CORE, Compiled, Job, shipped_jobs
 from ringlab.cli import app
 
@@ -116,3 +122,36 @@ def test_tuning_without_a_gpu_says_so_with_the_remedy(monkeypatch) -> None:
     )
     assert "remedy" in err
     assert call("tune", "--head-dim", "96")[0] == 2
+
+
+def test_the_short_form_says_how_much_it_compiles_and_compiles_that(monkeypatch, tmp_path: Path) -> None:
+    """`ringlab tune --short` announces the compilations of three rows, makes them, and runs 13 of each row at most."""
+    compiled, raced = [], []
+
+    class Gpu:
+        def __init__(self, tokens: int, heads: int) -> None:
+            pass
+
+        def race(self, slot: Slot, configs: Sequence[Config], rounds: int) -> dict[Config, float]:
+            raced.append((slot.kernel, slot.head_dim, slot.dtype, len(configs)))
+            return dict.fromkeys(configs, 1.0)
+
+    def compile_all(jobs: list[Job], processes: int = 2) -> list[Compiled]:
+        compiled.append((len(jobs), processes))
+        return scripted()(jobs)
+
+    monkeypatch.setattr(bench_tune, "Gpu", Gpu)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
+    monkeypatch.setattr(offline, "compile_all", compile_all)
+    monkeypatch.setattr(os, "cpu_count", lambda: 64)
+    status, out, err = call("tune", "--short", "--json", "--output", str(tmp_path / "table.toml"))
+    assert status == 0 and len(json.loads(out)["rows"]) == 3
+    *rows, whole_table = compiled
+    assert {processes for _, processes in compiled} == {16}
+    told = " ".join(err.split())
+    assert f"{sum(count for count, _ in rows)} compilations for 3 rows, 16 at a time" in told
+    assert f"then {whole_table[0]} compilations for the table" in told
+    first = [race for race in raced if race[-1] > FINALISTS]
+    assert {race[:3] for race in first} == {(kernel, 128, "16-bit") for kernel in configs.KERNELS}
+    most = int(told.split("; then ")[1].split()[0])
+    assert all(count in (12, 13) for *_, count in first) and sum(count for *_, count in first) <= most == 39
