@@ -75,11 +75,23 @@ class Noted:
         return answer
 
 
+PASSES = 3
+"""How often the calls of a check may all be made again for one failure, besides one call of each known wrong answer.
+
+The right answer, the mistake that is named and nearly right answers need these.
+"""
+
+
+class _TooManyReplays(Exception):
+    """More calls would be needed than may be made again. The text says how many wrong answers were tried."""
+
+
 def explained(failure: Failure, stage: Stage, check_id: str, calls: Sequence[Call]) -> Failure:
     """Return `failure`, named after the stage's only mistake that gives the learner's answer in every call.
 
     If several mistakes do, those that this check is meant to find take precedence. A false diagnosis is worse
-    than none, so nothing is named if two mistakes fit, or if the right answer fits too.
+    than none, so nothing is named if two mistakes fit, or if the right answer fits too. Nothing is named either
+    if too many calls would have to be made again (see PASSES), and the message says so.
     """
     if failure.misconception:
         return failure
@@ -87,6 +99,9 @@ def explained(failure: Failure, stage: Stage, check_id: str, calls: Sequence[Cal
         name = _only_mistake(stage, check_id, calls, failure)
     except RecursionError:  # an answer may contain itself
         name = None
+    except _TooManyReplays as stopped:
+        failure.message = f"{failure.message} {stopped}"
+        return failure
     if name:
         return stage.misconception(name).failure(failure.counterexample)
     return failure.otherwise or failure
@@ -100,22 +115,33 @@ def _only_mistake(stage: Stage, check_id: str, calls: Sequence[Call], failure: F
     if not (programs := _programs(stage.id)):
         return None
     right, *wrong = programs
-    calls = sorted(calls, key=_ranks)  # few ranks first: most mistakes show there, and the calls are short
+    calls = sorted(calls, key=_size)  # small calls first: most mistakes show there, and the calls are short
     own = [program for program in wrong if program.check == check_id]
     # Mistakes that only a check of cost finds are left out: they give right values, and may need too much
     # memory.
     of_values = stage.check(check_id).kind == "correctness"
     others = [each for each in wrong if each.check != check_id and not (of_values and each.costly)]
+    of = len(own) + len(others)
+    replays = _Replays(failure, of, most=of + PASSES * len(calls))
+    telling = next((call for call in calls if not replays.same(right, call)), None)
+    if telling is None:
+        return None
+    # Most known wrong answers give another answer to a call that is not answered rightly, and cost that call only.
+    calls.sort(key=lambda call: call is not telling)
     for likely in (own, others):
-        fitting = {program.mistake for program in likely if _gives(program.subject, calls, failure)}
+        fitting: set[str] = set()
+        for program in likely:
+            if replays.fits(program, calls):
+                fitting.add(program.mistake)
+            if len(fitting) > 1:
+                return None
         if fitting:
-            alone = len(fitting) == 1 and not _gives(right.subject, calls, failure)
-            return fitting.pop() if alone else None
+            return fitting.pop()
     return None
 
 
-def _ranks(call: Call) -> int:
-    return int(call.args[0]) if call.method == "run_ring" else 0
+def _size(call: Call) -> tuple[int, int]:
+    return int(call.args[0]) if call.method == "run_ring" else 0, numbers_in((call.args, call.keywords))
 
 
 @dataclass(frozen=True)
@@ -157,12 +183,38 @@ def _programs(stage_id: str) -> tuple[_Program, ...]:
     return tuple(made)
 
 
-def _gives(subject: InProcessSubject, calls: Sequence[Call], failure: Failure) -> bool:
-    with np.errstate(all="ignore"):
-        return all(
-            _same(_read(call.answer, failure), _read(_answer(subject, call), failure), failure.allowed)
-            for call in calls
-        )
+@dataclass
+class _Replays:
+    """Calls that are made again with the course's own answers.
+
+    of: the number of known wrong answers to try. most: the number of calls that may be made. tried: the number of
+    wrong answers that were tried. made: the number of calls that were made.
+    """
+
+    failure: Failure
+    of: int
+    most: int
+    tried: int = 0
+    made: int = 0
+
+    def fits(self, program: _Program, calls: Sequence[Call]) -> bool:
+        """Return whether a known wrong answer gives the learner's answer in every call."""
+        fits = all(self.same(program, call) for call in calls)
+        self.tried += 1
+        return fits
+
+    def same(self, program: _Program, call: Call) -> bool:
+        """Return whether `program` gives the learner's answer to `call`, as the failed check reads answers."""
+        if self.made == self.most:
+            raise _TooManyReplays(
+                f"No known mistake is named: within {self.most} calls, only {self.tried} of the {self.of} known wrong "
+                "answers could be tried."
+            )
+        self.made += 1
+        failure = self.failure
+        with np.errstate(all="ignore"):
+            answer = _answer(program.subject, call)
+            return _same(_read(call.answer, failure), _read(answer, failure), failure.allowed)
 
 
 def _read(answer: Any, failure: Failure) -> Any:

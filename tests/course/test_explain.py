@@ -162,3 +162,51 @@ def test_a_mistake_that_prints_is_not_heard(capsys) -> None:
     calls = noted(lambda: None, (), stage=stage)
     assert explain.explained(Failure("None"), stage, "python", calls).misconception == "no_dict"
     assert capsys.readouterr().out == ""
+
+
+@pytest.fixture
+def replays(monkeypatch) -> list[explain.Call]:
+    """The calls that are made again, in their order."""
+    made: list[explain.Call] = []
+    again = explain._answer
+    monkeypatch.setattr(explain, "_answer", lambda subject, call: made.append(call) or again(subject, call))
+    return made
+
+
+def test_a_mistake_that_is_not_known_costs_one_call_of_each_known_one(replays) -> None:
+    """The right answer finds the call that is answered wrongly, and the known wrong answers begin with it."""
+    calls = noted(lambda q, k, window=None: q[:, None] >= k, *[(HERE + n, HERE[:2]) for n in range(2, 12)])
+    calls[4].answer = np.indices((4, 2)).sum(0) % 2 == 0
+    assert name(calls) is None
+    tried = [program for program in explain._programs(CAUSAL.id)[1:] if not program.costly]
+    assert [id(call) for call in replays] == [id(call) for call in (*calls[:5], *[calls[4]] * len(tried))]
+
+
+def test_the_right_answer_alone_is_called_where_it_fits(replays) -> None:
+    """An answer with right values, as a check of cost may refuse it, is compared with no known mistake."""
+    calls = noted(lambda q, k, window=None: q[:, None] >= k, (HERE, HERE), (HERE + 1, HERE))
+    assert name(calls) is None and len(replays) == len(calls)
+
+
+def test_the_calls_that_are_made_again_are_limited_and_the_message_says_so(monkeypatch, replays) -> None:
+    """30 known wrong answers differ from the learner's in the last of 10 calls only; 5 of them are tried."""
+
+    class Gives:
+        def __init__(self, right: bool) -> None:
+            self.right = right
+
+        def call(self, number: int) -> float:
+            return -1.0 if self.right or number == 9 else float(number)
+
+    fakes = [explain._Program("strict", "any", False, Gives(False)) for _ in range(30)]
+    monkeypatch.setattr(
+        explain, "_programs", lambda _: (explain._Program("", "", False, Gives(True)), *fakes)
+    )
+    calls = [explain.Call("call", (number,), {}, float(number)) for number in range(10)]
+    failure = Failure("Wrong values.")
+    failure.otherwise = Failure("some other", "", "some_other")
+    found = explain.explained(failure, CAUSAL, "any", calls)
+    assert len(replays) == 30 + explain.PASSES * len(calls)
+    assert found.misconception is None and found.message == (
+        "Wrong values. No known mistake is named: within 60 calls, only 5 of the 30 known wrong answers could be tried."
+    )
