@@ -93,7 +93,7 @@ STEPS = (
     _lab("lab L1", 4, f"l1 --lengths 1024,2048,4096,8192 --messages {_MESSAGES}"),
     _lab("lab L2", 5, "l2 --tokens 131072 --per-rank 16384"),
     _lab("lab L2 triton", 5, "l2 --tokens 131072 --per-rank 16384 --layouts zigzag --block triton"),
-    _ringlab("tune", 10, 5, "tune --dtype 16-bit --head-dim 128 --most 12 --processes 8 --json"),
+    _ringlab("tune", 10, 5, "tune --short --json"),
 )
 """Right results first, then speed; what needs the most GPUs and what takes longest come last."""
 
