@@ -46,8 +46,20 @@ CAUSAL: Any = _ByDefault()
 
 
 @dataclass(frozen=True)
+class Modes:
+    """The modes of torch in which a call was made: whether gradients are recorded, and autocast's dtype or None."""
+
+    gradients: bool
+    autocast: torch.dtype | None
+
+
+@dataclass(frozen=True)
 class Arguments:
-    """The arguments of `ring_attention` on one rank, unchecked: any of them may be wrong."""
+    """The arguments of `ring_attention` on one rank, unchecked: any of them may be wrong.
+
+    modes: None for the modes that are active now. A compiled graph runs in other modes than the call was
+    made in, so it passes those of the call.
+    """
 
     q: Any
     k: Any
@@ -66,6 +78,14 @@ class Arguments:
     return_lse: bool
     validate: bool
     position_ids: Any = None
+    modes: Modes | None = None
+
+
+def modes_of(given: Arguments) -> Modes:
+    """Return the active modes as far as they concern these arguments, whose q, k and v are tensors."""
+    leaves = (given.q, given.k, given.v) if given.sinks is None else (given.q, given.k, given.v, given.sinks)
+    gradients = torch.is_grad_enabled() and any(x.requires_grad for x in leaves)
+    return Modes(gradients, autocast_dtype(given.q.device.type))
 
 
 def check_arguments(given: Arguments) -> ScheduledCall:
@@ -115,20 +135,17 @@ def describe_arguments(given: Arguments, call: ScheduledCall) -> str:
     It contains a digest of the layout's runs, because two different layouts may have the same name.
     """
     q, k, v = given.q, given.k, given.v
-    rules = call.rules
-    leaves = (q, k, v) if given.sinks is None else (q, k, v, given.sinks)
-    grad = torch.is_grad_enabled() and any(x.requires_grad for x in leaves)
+    rules, modes = call.rules, given.modes or modes_of(given)
     dims = f"D={q.shape[3]}" if q.shape[3] == v.shape[3] else f"D={q.shape[3]} Dv={v.shape[3]}"
     sizes = f"B={q.shape[0]} H={q.shape[1]} K={k.shape[1]} {dims} {q.dtype}"
-    autocast = autocast_dtype(q.device.type)
-    sizes += "" if autocast is None else f" autocast={autocast}"
+    sizes += "" if modes.autocast is None else f" autocast={modes.autocast}"
     ruled = (
         f" softcap={rules.softcap} dropout={rules.dropout} seed={rules.seed}" if rules.requirements else ""
     )
     options = f"{_describe_mask(call.mask)} scale={given.scale}{ruled} block={call.block.name}"
     options += "" if given.sinks is None else " sinks"
     layout = f"{call.layout!r} #{_digest(repr(call.layout.ranks))}"
-    return f"{layout} {sizes} {options} schedule={call.schedule.name} gradients={grad}"
+    return f"{layout} {sizes} {options} schedule={call.schedule.name} gradients={modes.gradients}"
 
 
 def _check_tensors(q: Any, k: Any, v: Any, ring: Ring, layout: Layout) -> None:

@@ -24,19 +24,24 @@ import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
-from ringlab.arguments import CAUSAL, Arguments, check_arguments, describe_arguments
+from ringlab.arguments import CAUSAL, Arguments, Modes, check_arguments, describe_arguments, modes_of
 from ringlab.blocks import record_block
 from ringlab.blocks.protocol import Block
 from ringlab.comm.ring import Ring
+from ringlab.handles import Handled, handle_of, object_of
 from ringlab.layout import Layout
 from ringlab.mask import Mask
+from ringlab.merge import state_dtype
 from ringlab.rank_agreement import agree, compared_over, errors_told
 from ringlab.schedules.protocol import ForwardResult, Gradients, Schedule, ScheduledCall
 from ringlab.torch_modes import (
     as_autocast,
     differentiable_once,
     graph_anchor,
+    owned,
+    refuse_second_derivatives,
     refuse_transforms,
+    ticket_of,
     without_autocast,
 )
 from ringlab.types import BlockTensor, KeyValue, Out, Query, RowState, Sinks, Value
@@ -165,26 +170,26 @@ def ring_attention(
         dropout=dropout, seed=seed, sinks=sinks, block=block, schedule=schedule, return_lse=return_lse,
         validate=validate, position_ids=position_ids,
     )  # fmt: skip
-    return _outside_graphs(given) if torch.compiler.is_compiling() else _attend(given)
+    if torch.compiler.is_dynamo_compiling():
+        return _in_graph(given) if _fits_a_graph(given) else _outside_graphs(given)
+    return _attend(given)
 
 
 def _attend(given: Arguments) -> Tensor | tuple[Tensor, Tensor]:
     """Return the result of `ring_attention` by calling its stages, one after the other."""
     q, k, v = as_autocast(given.q, given.k, given.v)
     given = replace(given, q=q, k=k, v=v)
-    with errors_told(compared_over(given.ring, given.validate)):
-        call = validate(given)
-    agree_on(call, call.description)
-    call = plan_call(call, given.block)
+    call = begin(given)
     out, lse = run(call, q, k, v, *(() if given.sinks is None else (given.sinks,)))
     return (out, lse) if given.return_lse else out
 
 
-_outside_graphs = torch._disable_dynamo(_attend)
-"""`_attend`, before and after which torch.compile ends a graph, because attention over a ring communicates.
-
-As torch.compiler.disable, but without loading the compiler, two seconds, in programs that compile nothing.
-"""
+def begin(given: Arguments) -> ScheduledCall:
+    """Return this rank's call after the stages that come before any data moves."""
+    with errors_told(compared_over(given.ring, given.validate)):
+        call = validate(given)
+    agree_on(call, call.description)
+    return plan_call(call, given.block)
 
 
 def validate(given: Arguments) -> ScheduledCall:
@@ -287,3 +292,147 @@ def run_backward(
         of_weights = () if call.expansion is None else call.expansion.weight_gradients()
         gradients = tuple(x.to(dout.dtype) for x in (made.dq, made.dk, made.dv, *of_weights))
     return gradients if made.dsinks is None else (*gradients, made.dsinks)
+
+
+# Under torch.compile, a call is one operator of the graph. Its kernel passes through the same stages while the graph
+# runs, so ranks agree on every call. Outside torch.compile there is no operator, because dispatch modes, such as
+# memory meters and selective checkpoints, would then see attention as a whole instead of its parts.
+
+
+def _fits_a_graph(given: Arguments) -> bool:
+    """Return whether the operator can take these arguments. Otherwise the graph ends, and `_attend` may raise."""
+    tensors = (given.q, given.k, given.v)
+    objects = (given.ring, given.layout)
+    named = (given.block, given.schedule)
+    numbers = (given.scale, given.softcap, given.dropout, given.seed)
+    return (
+        all(isinstance(x, Tensor) and x.ndim == 4 and x.is_floating_point() for x in tensors)
+        and all(x is None or isinstance(x, Tensor) for x in (given.sinks, given.position_ids))
+        and all(isinstance(x, Handled) for x in objects)
+        and (given.mask is None or isinstance(given.mask, Handled))
+        and all(isinstance(x, (str, Handled)) for x in named)
+        and all(x is None or isinstance(x, (int, float)) for x in numbers)
+        and (given.seed is None or (isinstance(given.seed, int) and given.seed >= 0))
+        and (given.causal is CAUSAL or isinstance(given.causal, bool))
+    )
+
+
+def _in_graph(given: Arguments) -> Tensor | tuple[Tensor, Tensor]:
+    """Return the result of `ring_attention` from the operator. This function is traced."""
+    q, k, v = as_autocast(given.q, given.k, given.v)
+    modes = modes_of(given)
+    block, schedule = (x if isinstance(x, str) else "" for x in (given.block, given.schedule))
+    seed = given.seed
+    if seed is not None and seed >= 1 << 63:
+        seed -= 1 << 64  # operators take signed numbers of 64 bits
+    out, lse, _ = torch.ops.ringlab.attention(
+        [q, k, v] if given.sinks is None else [q, k, v, given.sinks], given.position_ids,
+        [handle_of(x) for x in (given.ring, given.layout, given.mask, given.block, given.schedule)], block, schedule,
+        None if given.causal is CAUSAL else given.causal, given.scale, given.softcap, given.dropout, seed,
+        given.return_lse, given.validate, modes.gradients, modes.autocast,
+    )  # fmt: skip
+    return (out, lse) if given.return_lse else out
+
+
+_outside_graphs = torch._disable_dynamo(_attend)
+"""`_attend`, before and after which torch.compile ends a graph.
+
+As torch.compiler.disable, but without loading the compiler, two seconds, in programs that compile nothing.
+"""
+
+
+class _Kept(Handled):
+    """What a call's forward keeps for its backward.
+
+    saved: the tensors that the schedule saved. In the place of an argument or result of the operator, which
+    the graph saves, there is its index in `_places`.
+    """
+
+    def __init__(self, call: ScheduledCall, saved: tuple[Tensor, ...], places: tuple[Tensor, ...]) -> None:
+        self.call = call
+        self.saved = [next((n for n, place in enumerate(places) if x is place), x) for x in saved]
+
+    def tensors(self, places: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """Return what the schedule saved, given the tensors of the graph."""
+        return tuple(places[x] if isinstance(x, int) else x for x in self.saved)
+
+
+@torch.library.custom_op(
+    "ringlab::attention",
+    mutates_args=(),
+    tags=torch.Tag.cudagraph_unsafe,  # it sends messages, and plans on the CPU
+    schema="(Tensor[] tensors, Tensor? position_ids, SymInt[] handles, str block, str schedule, bool? causal,"
+    " float? scale, float? softcap, float dropout, SymInt? seed, bool return_lse, bool validate, bool gradients,"
+    " ScalarType? autocast) -> (Tensor out, Tensor lse, Tensor ticket)",
+)
+def _operator(
+    tensors: list[Tensor], position_ids: Tensor | None, handles: list[int], block: str, schedule: str,
+    causal: bool | None, scale: float | None, softcap: float | None, dropout: float, seed: int | None,
+    return_lse: bool, validate: bool, gradients: bool, autocast: torch.dtype | None,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """Return out, lse if it is asked for, and the ticket of what backward needs. tensors: q, k, v and the sinks."""
+    q, k, v, *sinks = (x.detach() for x in tensors)
+    ring, layout, mask, own_block, own_schedule = map(object_of, handles)
+    call = begin(Arguments(
+        q=q, k=k, v=v, ring=ring, layout=layout, causal=CAUSAL if causal is None else causal, mask=mask, scale=scale,
+        softcap=softcap, dropout=dropout, seed=None if seed is None else seed % (1 << 64),
+        sinks=sinks[0] if sinks else None, block=block or own_block, schedule=schedule or own_schedule,
+        return_lse=return_lse, validate=validate, position_ids=position_ids, modes=Modes(gradients, autocast),
+    ))  # fmt: skip
+    out, lse, saved = run_forward(call, q, k, v)
+    kept = _Kept(call, saved, (out, q, k, v, *(() if call.sinks is None else (call.sinks,))))
+    return owned(out), lse.clone() if return_lse else lse.new_empty(0), ticket_of(kept)
+
+
+@_operator.register_fake
+def _shapes(tensors: list[Tensor], *options: Any) -> tuple[Tensor, Tensor, Tensor]:
+    q, _, v, *_ = tensors
+    return_lse = options[9]
+    lse = q.new_empty(q.shape[:-1] if return_lse else (0,), dtype=state_dtype(q.dtype))
+    return q.new_empty((*q.shape[:-1], v.shape[-1])), lse, torch.empty((), dtype=torch.int64, device="cpu")
+
+
+def _save_in_graph(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    tensors, return_lse = inputs[0], inputs[10]
+    out, lse, ticket = output
+    ctx.save_for_backward(ticket, out, *tensors)
+    if not return_lse:
+        ctx.mark_non_differentiable(lse)
+    ctx.set_materialize_grads(False)  # backward must see whether lse has a gradient
+
+
+def _backward_in_graph(ctx: Any, dout: Tensor | None, dlse: Tensor | None, _: Any) -> tuple[Any, ...]:
+    ticket, out, *tensors = ctx.saved_tensors
+    given = torch.zeros_like(out) if dout is None else dout
+    gradients = torch.ops.ringlab.attention_backward(given, dlse, ticket, out, tensors)
+    return gradients, *(None,) * 13  # one for each argument of the operator
+
+
+_operator.register_autograd(_backward_in_graph, setup_context=_save_in_graph)
+
+
+@torch.library.custom_op(
+    "ringlab::attention_backward",
+    mutates_args=(),
+    tags=torch.Tag.cudagraph_unsafe,  # it sends messages, and plans on the CPU
+    schema="(Tensor dout, Tensor? dlse, Tensor ticket, Tensor out, Tensor[] tensors) -> Tensor[]",
+)
+def _backward_operator(
+    dout: Tensor, dlse: Tensor | None, ticket: Tensor, out: Tensor, tensors: list[Tensor]
+) -> list[Tensor]:
+    """Return the gradients of `tensors`, which are q, k, v and the sinks."""
+    kept = object_of(int(ticket))
+    with torch.no_grad():
+        agree_on(kept.call, f"backward through {kept.call.name}")
+        saved = kept.tensors((out, *(x.detach() for x in tensors)))
+    return [owned(x) for x in run_backward(kept.call, saved, dout, dlse)]
+
+
+@_backward_operator.register_fake
+def _shapes_of_gradients(
+    dout: Tensor, dlse: Tensor | None, ticket: Tensor, out: Tensor, tensors: list[Tensor]
+) -> list[Tensor]:
+    return [x.new_empty(x.shape, dtype=dout.dtype) for x in tensors]
+
+
+_backward_operator.register_autograd(refuse_second_derivatives)

@@ -27,6 +27,7 @@ import numpy as np
 from jaxtyping import Int64
 
 from ringlab.errors import GradientError, LayoutError, ShapeError, WorldSizeError
+from ringlab.handles import Handled
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,7 @@ class Run:
 
 
 @dataclass(frozen=True)
-class Layout:
+class Layout(Handled):
     """A division of `S` tokens among `P` ranks: `ranks[r]` holds the runs of rank r in local order.
 
     Raises: LayoutError unless there are P ranks, steps are at least 1, and each position is owned exactly once.

@@ -15,6 +15,7 @@ import numpy as np
 from jaxtyping import Bool, Int
 
 from ringlab.errors import LayoutError, MaskError
+from ringlab.handles import Handled
 from ringlab.layout import Layout
 from ringlab.lengths import (
     lengths_of_cu_seqlens,
@@ -26,7 +27,7 @@ from ringlab.lengths import (
 
 
 @dataclass(frozen=True)
-class Mask:
+class Mask(Handled):
     """A mask: query i sees key j if all conditions below are met. Masks are compared and hashed by value.
 
     - Both tokens are in the same document. `documents` contains the lengths of the packed documents, in

@@ -2,11 +2,13 @@
 
 autocast               q, k and v are cast as torch's own attention casts them; the ring itself computes without it
 create_graph=True      the gradients are correct, and raise an error if they are differentiated
+torch.compile          attention is an operator of the graph; its backward finds what forward kept by a ticket
 torch.func, forward    refused
 """
 
 from __future__ import annotations
 
+import weakref
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -16,6 +18,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from ringlab.errors import GradientError
+from ringlab.handles import Handled
 
 
 def as_autocast(*tensors: Any) -> tuple[Any, ...]:
@@ -120,9 +123,46 @@ class _Once(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *_: Any) -> Any:
-        raise GradientError(
-            "first derivatives of attention over a ring",
-            "a loss that depends on gradients of it: a second derivative",
-            "leave attention out of the penalty, or compute it on one process with "
-            "torch.nn.attention.sdpa_kernel(SDPBackend.MATH)",
-        )
+        refuse_second_derivatives(ctx)
+
+
+def refuse_second_derivatives(*_: Any) -> Any:
+    """Raise an error, as the backward of the gradients of attention.
+
+    Raises: GradientError.
+    """
+    raise GradientError(
+        "first derivatives of attention over a ring",
+        "a loss that depends on gradients of it: a second derivative",
+        "leave attention out of the penalty, or compute it on one process with "
+        "torch.nn.attention.sdpa_kernel(SDPBackend.MATH)",
+    )
+
+
+def ticket_of(kept: Handled) -> Tensor:
+    """Return a tensor of one number, the handle of `kept`, which exists at least as long as the tensor's memory.
+
+    A graph of torch.compile passes only tensors from forward to backward. So the tensor keeps `kept` alive
+    while backward may still run, and no longer.
+    """
+    ticket = torch.tensor(kept.handle)
+    weakref.finalize(ticket.untyped_storage(), _let_go, kept).atexit = False
+    return ticket
+
+
+def _let_go(kept: Handled) -> None:
+    """Do nothing: the finalizer that calls this function held the only reference to `kept`."""
+
+
+with torch.inference_mode(False):
+    ORDER = torch.zeros((), dtype=torch.int64, device="cpu")
+"""An unread tensor that operators with side effects declare to change.
+
+So a graph of torch.compile neither reorders nor drops these operators.
+"""
+
+
+def owned(x: Shaped[Tensor, "..."]) -> Shaped[Tensor, "..."]:
+    """Return `x` as a contiguous tensor that shares its memory with no other: an operator may return no view."""
+    shared = x.untyped_storage().nbytes() != x.nbytes
+    return x.clone(memory_format=torch.contiguous_format) if shared else x.contiguous()

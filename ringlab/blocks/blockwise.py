@@ -12,12 +12,13 @@ from torch import Tensor
 
 from ringlab.blocks.naive import Naive
 from ringlab.blocks.protocol import BackwardRows, Block
+from ringlab.handles import Handled
 from ringlab.merge import Partial, merge_into, state_dtype
 from ringlab.scores import PLAIN_RULES, TileRules
 from ringlab.types import KeyValue, Query, Value
 
 
-class Blockwise(Block):
+class Blockwise(Block, Handled):
     """Walks over square tiles of `tile` × `tile` scores. Only one tile is in memory at a time."""
 
     name = "blockwise"

@@ -18,6 +18,7 @@ from torch.nn import functional as F
 from ringlab.blocks.blockwise import Blockwise
 from ringlab.blocks.protocol import BackwardRows, Block
 from ringlab.errors import BackendError
+from ringlab.handles import Handled
 from ringlab.merge import Partial
 from ringlab.scores import PLAIN_RULES, TileRules
 from ringlab.types import KeyValue, Query, Value
@@ -42,7 +43,7 @@ class BackwardTile:
     scale: float
 
 
-class LibraryBlock(Block):
+class LibraryBlock(Block, Handled):
     """Attention by two functions of a library, for float16 and bfloat16 on NVIDIA GPUs.
 
     The functions have no soft cap, their dropout does not depend on positions, and they take no gradient of

@@ -9,12 +9,13 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ringlab.blocks.protocol import BackwardRows, Block
+from ringlab.handles import Handled
 from ringlab.merge import Partial, state_dtype
 from ringlab.scores import PLAIN_RULES, TileRules
 from ringlab.types import KeyValue, Query, Value
 
 
-class Naive(Block):
+class Naive(Block, Handled):
     """Computes all Lq×Lk scores at once. It is the reference for the other backends, for small tiles."""
 
     name = "naive"

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ringlab.comm.protocol import AnyTensor, Comm, Tensors, Work
 from ringlab.errors import BackendError, ShapeError, WorldSizeError
+from ringlab.handles import Handled
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class Ring:
+class Ring(Handled):
     """Rank `rank` of `world_size` ranks in a circle, which sends to `next` and receives from `previous`.
 
     Programs receive a ring from `VirtualCluster`, `launch` or `connect`, or make one by `Ring.of_group`.

@@ -19,6 +19,7 @@ from torch import Tensor
 from ringlab.blocks import record_block
 from ringlab.blocks.protocol import BackwardRows
 from ringlab.comm.protocol import thread_safe, thread_safe_if
+from ringlab.handles import Handled
 from ringlab.merge import Partial, state_dtype, with_sinks
 from ringlab.schedules.call import AttentionCall, attend_to_block, differentiate_block
 from ringlab.schedules.protocol import ForwardResult, GradientReturn, Gradients
@@ -27,7 +28,7 @@ from ringlab.types import BlockTensor, Out, Query, RowState, Sinks
 _THROUGH_LSE = frozenset({"a gradient of lse"})
 
 
-class BlockSchedule(ABC):
+class BlockSchedule(Handled, ABC):
     """A schedule under which queries stay and K/V blocks come to them, one after the other."""
 
     name: str
@@ -47,7 +48,7 @@ class BlockSchedule(ABC):
         """Return how many blocks `arriving_blocks` yields."""
         return len(call.offsets)
 
-    def check(self, heads: int, kv_heads: int, world_size: int) -> None:  # noqa: B027 (most accept all)
+    def check(self, heads: int, kv_heads: int, world_size: int) -> None:
         """Return None, because any number of heads fits any number of ranks."""
 
     def forward(self, call: AttentionCall, q: Query, k: BlockTensor, v: BlockTensor) -> ForwardResult:

@@ -12,7 +12,9 @@ from torch import Tensor
 
 from ringlab.comm.ring import Ring, check_ring
 from ringlab.errors import DeviceError, DtypeError, LayoutError, ShapeError
+from ringlab.handles import Handled, object_of
 from ringlab.layout import Layout
+from ringlab.torch_modes import ORDER
 from ringlab.types import KeyValue, Value
 
 GROWTH = 1.5
@@ -44,7 +46,7 @@ class CacheShard(Protocol):
         ...
 
 
-class ShardedCache:
+class ShardedCache(Handled):
     """K and V of all tokens so far, each token on one rank.
 
     All ranks append the same tokens in the same order, and each rank keeps its share. The next token goes to
@@ -83,8 +85,10 @@ class ShardedCache:
         self.lengths: list[int] = [0] * ring.world_size
         """The number of tokens on each rank."""
         rows = (batch, kv_heads, max(0, capacity))
+        self.value_dim = head_dim if value_dim is None else value_dim
+        """The head dim of v."""
         self._k = torch.empty((*rows, head_dim), dtype=dtype, device=device)
-        self._v = self._k.new_empty((*rows, head_dim if value_dim is None else value_dim))
+        self._v = self._k.new_empty((*rows, self.value_dim))
         self._positions = np.empty(max(0, capacity), np.int64)
         self._owners = array("i")
 
@@ -164,6 +168,8 @@ class ShardedCache:
 
         Raises: ShapeError, DtypeError or DeviceError for tensors that do not fit the cache.
         """
+        if torch.compiler.is_dynamo_compiling():
+            return append_in_graph(self, k, v)
         self._check_new(k, v)
         first, mine = self.length, []
         for token in range(k.shape[2]):
@@ -175,6 +181,7 @@ class ShardedCache:
         if mine:
             index = torch.tensor(mine, device=k.device)
             self._store(k.index_select(2, index), v.index_select(2, index), first + np.array(mine, np.int64))
+        return None
 
     def append_shards(self, layout: Layout, k: KeyValue, v: Value) -> None:
         """Append the next tokens, each on the rank that has it under `layout`. Sends nothing.
@@ -253,3 +260,28 @@ def _check_tensors(**named: Any) -> None:
     for name, x in named.items():
         if not isinstance(x, Tensor):
             raise ShapeError(f"{name} as a tensor (batch, heads, tokens, head dim)", type(x).__name__)
+
+
+def append_in_graph(
+    cache: Handled, k: Any, v: Any, sequences: list[int] | None = None, new: list[int] | None = None
+) -> None:
+    """Append to either kind of cache by an operator of the graph that torch.compile traces."""
+    torch.ops.ringlab.append(ORDER, k, v, cache.handle, sequences, new)
+
+
+@torch.library.custom_op(
+    "ringlab::append",
+    mutates_args=("order",),
+    tags=torch.Tag.cudagraph_unsafe,  # it plans on the CPU
+    schema="(Tensor(a!) order, Tensor k, Tensor v, SymInt cache, SymInt[]? sequences, SymInt[]? new) -> ()",
+)
+def _append(
+    order: Tensor, k: Tensor, v: Tensor, cache: int, sequences: list[int] | None, new: list[int] | None
+) -> None:
+    """Append tokens to the cache when the graph runs. order: see `ringlab.torch_modes.ORDER`."""
+    object_of(cache).append(k.detach(), v.detach(), *(() if sequences is None else (sequences, new)))
+
+
+@_append.register_fake
+def _append_nothing(*arguments: Any) -> None:
+    pass

@@ -22,12 +22,13 @@ from ringlab.blocks.protocol import Block
 from ringlab.blocks.tilewise import RunningPartial
 from ringlab.comm.protocol import Comm, thread_safe_if
 from ringlab.errors import BackendError, DeviceError, DtypeError, MaskError, ShapeError
+from ringlab.handles import Handled, handle_of, object_of
 from ringlab.mask import Mask
 from ringlab.merge import Partial, merge, state_dtype, with_sinks
 from ringlab.rank_agreement import checked
 from ringlab.schedules.cache import CacheShard, ShardedCache
 from ringlab.scores import PLAIN_RULES, ScoreRules, check_scale, check_sinks
-from ringlab.torch_modes import without_autocast
+from ringlab.torch_modes import ORDER, owned, without_autocast
 from ringlab.types import Query, Sinks
 
 MERGES = ("all-reduce", "tree")
@@ -106,6 +107,30 @@ def decode(
     >>> out.shape, out.unique().item(), torch.equal(out, same)
     (torch.Size([1, 4, 1, 8]), 3.0, True)
     """
+    compiling = torch.compiler.is_dynamo_compiling()
+    if compiling and isinstance(cache, ShardedCache) and fits_a_graph(q, sinks, mask, block, scale, softcap):
+        out, lse = torch.ops.ringlab.decode(
+            ORDER, q, sinks, [handle_of(x) for x in (cache, mask, block)], block if isinstance(block, str) else "",
+            scale, softcap, merge, return_lse, validate, cache.value_dim,
+        )  # fmt: skip
+        return (out, lse) if return_lse else out
+    attend = _outside_graphs if compiling else _decode
+    return attend(q, cache, mask, scale, softcap, sinks, block, merge, return_lse, validate)
+
+
+def _decode(
+    q: Any,
+    cache: Any,
+    mask: Any,
+    scale: Any,
+    softcap: Any,
+    sinks: Any,
+    block: Any,
+    merge: Any,
+    return_lse: bool,
+    validate: bool,
+) -> Any:
+    """Return the result of `decode`."""
 
     def check() -> tuple[tuple[Mask, ScoreRules, Block], str]:
         _check(q, cache)
@@ -135,6 +160,59 @@ def decode(
         whole = with_sinks(whole, sinks)
     out = whole.out.to(q.dtype)
     return (out, whole.lse) if return_lse else out
+
+
+_outside_graphs = torch._disable_dynamo(_decode)
+"""`_decode`, before and after which torch.compile ends a graph."""
+
+
+def fits_a_graph(
+    q: Any, sinks: Any, mask: Any, block: Any, scale: float | None, softcap: float | None
+) -> bool:
+    """Return whether an operator of torch.compile can take these arguments of a decode.
+
+    Otherwise the graph ends, and the call outside it may raise an error.
+    """
+    tensors = (q,) if sinks is None else (q, sinks)
+    return (
+        all(isinstance(x, Tensor) and x.is_floating_point() for x in tensors)
+        and q.ndim == 4
+        and not (torch.is_grad_enabled() and any(x.requires_grad for x in tensors))
+        and (mask is None or isinstance(mask, Handled))
+        and isinstance(block, (str, Handled))
+        and all(x is None or isinstance(x, (int, float)) for x in (scale, softcap))
+    )
+
+
+@torch.library.custom_op(
+    "ringlab::decode",
+    mutates_args=("order",),
+    tags=torch.Tag.cudagraph_unsafe,  # it sends messages, and plans on the CPU
+    schema="(Tensor(a!) order, Tensor q, Tensor? sinks, SymInt[] handles, str block, float? scale, float? softcap,"
+    " str merge, bool return_lse, bool validate, int value_dim) -> (Tensor out, Tensor lse)",
+)
+def _operator(
+    order: Tensor, q: Tensor, sinks: Tensor | None, handles: list[int], block: str, scale: float | None,
+    softcap: float | None, merge: str, return_lse: bool, validate: bool, value_dim: int,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Return out, and lse if it is asked for, when the graph runs. order: see `ringlab.torch_modes.ORDER`."""
+    cache, mask, own_block = map(object_of, handles)
+    sinks = None if sinks is None else sinks.detach()
+    found = _decode(q.detach(), cache, mask, scale, softcap, sinks, block or own_block, merge, True, validate)
+    return owned_results(found, return_lse)
+
+
+def owned_results(found: Any, return_lse: bool) -> tuple[Any, Any]:
+    """Return (out, lse) as an operator may return them; lse is empty if it is not asked for."""
+    out, lse = found
+    return owned(out), owned(lse) if return_lse else lse.new_empty(0)
+
+
+@_operator.register_fake
+def _shapes(order: Tensor, q: Tensor, *options: Any) -> tuple[Tensor, Tensor]:
+    return_lse, value_dim = options[6], options[8]
+    lse = q.new_empty(q.shape[:-1] if return_lse else (0,), dtype=state_dtype(q.dtype))
+    return q.new_empty((*q.shape[:-1], value_dim)), lse
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,7 @@ from ringlab.comm.ring import Ring
 from ringlab.comm.strides import strides
 from ringlab.comm.way import OnWay
 from ringlab.errors import ShapeError, WorldSizeError
+from ringlab.handles import Handled
 from ringlab.merge import with_sinks
 from ringlab.schedules.block_schedule import gradient_of_sinks, rows_of_backward
 from ringlab.schedules.call import AttentionCall, attend_to_block, differentiate_block
@@ -50,7 +51,7 @@ class Lane:
 
 
 @dataclass(frozen=True)
-class MultiRingSchedule:
+class MultiRingSchedule(Handled):
     """Attention over `rings` rings, by default over as many as K/V heads and ranks allow.
 
     Raises: WorldSizeError for a number of rings that is not an integer ≥ 1.

@@ -14,6 +14,7 @@ from jaxtyping import Float, Shaped
 from torch import Tensor
 
 from ringlab.errors import ShapeError
+from ringlab.handles import Handled
 from ringlab.merge import state_dtype
 from ringlab.schedules.all_to_all import to_heads, to_tokens
 from ringlab.schedules.block_schedule import BlockSchedule
@@ -24,7 +25,7 @@ from ringlab.schedules.ring import RingSchedule
 from ringlab.types import KeyValue, Out, Query, RowState, Sinks, Value
 
 
-class MeshSchedule:
+class MeshSchedule(Handled):
     """Attention on a mesh: ranks of a row share heads, and the columns run the schedule `between`.
 
     Ulysses is a mesh of one row, and a ring is a mesh of one column.

@@ -23,10 +23,18 @@ from ringlab.blocks.protocol import Block
 from ringlab.comm.protocol import thread_safe_if
 from ringlab.comm.ring import Ring
 from ringlab.errors import BackendError, ShapeError
+from ringlab.handles import handle_of, object_of
 from ringlab.mask import Mask
-from ringlab.merge import Partial, with_sinks
+from ringlab.merge import Partial, state_dtype, with_sinks
 from ringlab.rank_agreement import checked
-from ringlab.schedules.decode import attend_to_cache, check_gradients, mask_of_one_document
+from ringlab.schedules.cache import ShardedCache
+from ringlab.schedules.decode import (
+    attend_to_cache,
+    check_gradients,
+    fits_a_graph,
+    mask_of_one_document,
+    owned_results,
+)
 from ringlab.scores import ScoreRules, check_scale, check_sinks
 from ringlab.serving.checks import (
     Cache,
@@ -39,8 +47,9 @@ from ringlab.serving.checks import (
     sizes_of,
 )
 from ringlab.serving.owners import MERGES, own_heads
+from ringlab.serving.paged_cache import PagedCache
 from ringlab.serving.tables import token_counts
-from ringlab.torch_modes import without_autocast
+from ringlab.torch_modes import ORDER, without_autocast
 from ringlab.types import Query, Sinks
 
 QUERIES = ("own", "all")
@@ -145,6 +154,42 @@ def decode_heads(
     >>> out.shape, out.unique().item()
     (torch.Size([1, 2, 2, 8]), 3.0)
     """
+    compiling = torch.compiler.is_dynamo_compiling()
+    of_a_ring = isinstance(cache, (ShardedCache, PagedCache)) and (ring is None or isinstance(ring, Ring))
+    if compiling and of_a_ring and fits_a_graph(q, sinks, mask, block, scale, softcap):
+        out, lse = torch.ops.ringlab.decode_heads(
+            ORDER, q, sinks, [handle_of(x) for x in (cache, mask, block, ring)],
+            None if sequences is None else list(sequences), None if new is None else list(new), queries, heads, merge,
+            block if isinstance(block, str) else "", scale, softcap, return_lse, validate,
+            1 if queries == "own" else cache.ring.world_size, cache.value_dim,
+        )  # fmt: skip
+        return (out, lse) if return_lse else out
+    attend = _outside_graphs if compiling else _decode
+    return attend(
+        q, cache, sequences, new, queries=queries, heads=heads, merge=merge, mask=mask, scale=scale, softcap=softcap,
+        sinks=sinks, block=block, return_lse=return_lse, validate=validate, ring=ring,
+    )  # fmt: skip
+
+
+def _decode(
+    q: Any,
+    cache: Any,
+    sequences: Any,
+    new: Any,
+    *,
+    queries: Any,
+    heads: Any,
+    merge: Any,
+    mask: Any,
+    scale: Any,
+    softcap: Any,
+    sinks: Any,
+    block: Any,
+    return_lse: bool,
+    validate: bool,
+    ring: Any,
+) -> Any:
+    """Return the result of `decode_heads`."""
 
     def check() -> tuple[tuple[list[_Rows], Mask, ScoreRules, Block], str]:
         rows = _rows(q, cache, sequences, new)
@@ -179,6 +224,44 @@ def decode_heads(
         merged = with_sinks(MERGES[merge](comm, part), of_own_heads)
     out = merged.out.to(q.dtype)
     return (out, merged.lse) if return_lse else out
+
+
+_outside_graphs = torch._disable_dynamo(_decode)
+"""`_decode`, before and after which torch.compile ends a graph."""
+
+
+@torch.library.custom_op(
+    "ringlab::decode_heads",
+    mutates_args=("order",),
+    tags=torch.Tag.cudagraph_unsafe,  # it sends messages, and plans on the CPU
+    schema="(Tensor(a!) order, Tensor q, Tensor? sinks, SymInt[] handles, SymInt[]? sequences, SymInt[]? new,"
+    " str queries, SymInt? heads, str merge, str block, float? scale, float? softcap, bool return_lse, bool validate,"
+    " int shares, int value_dim) -> (Tensor out, Tensor lse)",
+)
+def _operator(
+    order: Tensor, q: Tensor, sinks: Tensor | None, handles: list[int], sequences: list[int] | None,
+    new: list[int] | None, queries: str, heads: int | None, merge: str, block: str, scale: float | None,
+    softcap: float | None, return_lse: bool, validate: bool, shares: int, value_dim: int,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Return out, and lse if it is asked for, when the graph runs.
+
+    order: see `ringlab.torch_modes.ORDER`. shares: the number of ranks that share the heads of q.
+    """
+    cache, mask, own_block, ring = map(object_of, handles)
+    found = _decode(
+        q.detach(), cache, sequences, new, queries=queries, heads=heads, merge=merge, mask=mask, scale=scale,
+        softcap=softcap, sinks=None if sinks is None else sinks.detach(), block=block or own_block, return_lse=True,
+        validate=validate, ring=ring,
+    )  # fmt: skip
+    return owned_results(found, return_lse)
+
+
+@_operator.register_fake
+def _shapes(order: Tensor, q: Tensor, *options: Any) -> tuple[Tensor, Tensor]:
+    return_lse, shares, value_dim = options[10], options[12], options[13]
+    rows = q.shape[0], q.shape[1] // shares, q.shape[2]
+    lse = q.new_empty(rows if return_lse else (0,), dtype=state_dtype(q.dtype))
+    return q.new_empty((*rows, value_dim)), lse
 
 
 @dataclass(frozen=True)

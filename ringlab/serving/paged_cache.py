@@ -18,7 +18,9 @@ from torch import Tensor
 
 from ringlab.comm.ring import Ring, check_ring
 from ringlab.errors import CacheError, DeviceError, DtypeError, LayoutError, ShapeError
+from ringlab.handles import Handled
 from ringlab.layout import Layout, Run
+from ringlab.schedules.cache import append_in_graph
 from ringlab.serving.tables import BlockTables, token_counts
 from ringlab.types import KeyValue, Value
 
@@ -37,7 +39,7 @@ class PagedShard:
     length: int
 
 
-class PagedCache:
+class PagedCache(Handled):
     """K and V of several sequences in pages, for `decode_heads` and `prefill`; each token is on one rank.
 
     All ranks call the same methods in the same order; no method sends anything. Sequences are numbers, which
@@ -204,6 +206,8 @@ class PagedCache:
         for each sequence; ShapeError, DtypeError or DeviceError for tensors that do not fit. After an error
         the cache is unchanged.
         """
+        if torch.compiler.is_dynamo_compiling():
+            return append_in_graph(self, k, v, list(sequences), None if new is None else list(new))
         self.tables.check(sequences)
         new = token_counts(sequences, new)
         self._check_new(k, v, sum(new))
@@ -215,6 +219,7 @@ class PagedCache:
             mine = torch.from_numpy(self._positions(slots.start, slots.stop, rank) - start + at).to(k.device)
             self._write(sequence, slots, k[0].index_select(1, mine), v[0].index_select(1, mine))
             at += n
+        return None
 
     def append_shards(self, layout: Layout, k: KeyValue, v: Value, sequence: int) -> None:
         """Append the next tokens of a sequence, of which each rank passes the shard under `next_layout`.

@@ -14,13 +14,14 @@ from ringlab.blocks.triton.configs import KERNELS, LARGEST_HEAD_DIM, Config, arc
 from ringlab.blocks.triton.interpreter import interpreting
 from ringlab.blocks.triton.steps import Launcher, TritonBackward, TritonForward
 from ringlab.errors import BackendError
+from ringlab.handles import Handled
 from ringlab.scores import TileRules
 from ringlab.types import Query
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
-class TritonBlock(StepBlock):
+class TritonBlock(StepBlock, Handled):
     """Computes ring steps by Triton, on NVIDIA GPUs from sm_80 on, or on the CPU with TRITON_INTERPRET=1.
 
     precision: how float32 is multiplied, "ieee", or "tf32x3" on tensor cores. configs: launch configurations by kernel
