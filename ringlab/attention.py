@@ -37,6 +37,7 @@ from ringlab.schedules.protocol import ForwardResult, Gradients, Schedule, Sched
 from ringlab.torch_modes import (
     as_autocast,
     differentiable_once,
+    ends_graphs,
     graph_anchor,
     owned,
     refuse_second_derivatives,
@@ -147,8 +148,8 @@ def ring_attention(
     tokens they hold, so only this comparison notices the tokens of another rank, or of another layout with
     equal lengths.
 
-    Only first derivatives, by backward, are supported. Others raise GradientError. torch.compile ends its
-    graphs here.
+    Only first derivatives, by backward, are supported. Others raise GradientError. torch.compile makes the
+    call one operator of its graph; a block or schedule object that is not `ringlab.handles.Handled` ends the graph.
 
     Raises: ShapeError, DtypeError, DeviceError, LayoutError, MaskError, WorldSizeError, BackendError or
     GradientError on a rank with wrong arguments, and AgreementError on all other ranks, before any data
@@ -170,11 +171,11 @@ def ring_attention(
         dropout=dropout, seed=seed, sinks=sinks, block=block, schedule=schedule, return_lse=return_lse,
         validate=validate, position_ids=position_ids,
     )  # fmt: skip
-    if torch.compiler.is_dynamo_compiling():
-        return _in_graph(given) if _fits_a_graph(given) else _outside_graphs(given)
-    return _attend(given)
+    traced = torch.compiler.is_dynamo_compiling() and _fits_a_graph(given)
+    return _in_graph(given) if traced else _attend(given)
 
 
+@ends_graphs
 def _attend(given: Arguments) -> Tensor | tuple[Tensor, Tensor]:
     """Return the result of `ring_attention` by calling its stages, one after the other."""
     q, k, v = as_autocast(given.q, given.k, given.v)
@@ -332,13 +333,6 @@ def _in_graph(given: Arguments) -> Tensor | tuple[Tensor, Tensor]:
         given.return_lse, given.validate, modes.gradients, modes.autocast,
     )  # fmt: skip
     return (out, lse) if given.return_lse else out
-
-
-_outside_graphs = torch._disable_dynamo(_attend)
-"""`_attend`, before and after which torch.compile ends a graph.
-
-As torch.compiler.disable, but without loading the compiler, two seconds, in programs that compile nothing.
-"""
 
 
 class _Kept(Handled):

@@ -20,10 +20,11 @@ from ringlab.rank_agreement import checked_over
 from ringlab.schedules.block_schedule import BlockSchedule
 from ringlab.schedules.expansion import LatentExpansion, UpKeys, UpValues
 from ringlab.schedules.protocol import Schedule, ScheduledCall
-from ringlab.torch_modes import as_autocast, refuse_transforms
+from ringlab.torch_modes import as_autocast, ends_graphs, refuse_transforms
 from ringlab.types import Query
 
 
+@ends_graphs
 def latent_attention(
     q: Query,
     latent: Float[Tensor, "B Lq R"],

@@ -9,8 +9,10 @@ torch.func, forward    refused
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from functools import wraps
+from typing import Any, TypeVar, cast
 
 import torch
 from jaxtyping import Float, Shaped
@@ -19,6 +21,8 @@ from torch.autograd import forward_ad
 
 from ringlab.errors import GradientError
 from ringlab.handles import Handled
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 def as_autocast(*tensors: Any) -> tuple[Any, ...]:
@@ -137,6 +141,20 @@ def refuse_second_derivatives(*_: Any) -> Any:
         "leave attention out of the penalty, or compute it on one process with "
         "torch.nn.attention.sdpa_kernel(SDPBackend.MATH)",
     )
+
+
+def ends_graphs(function: F) -> F:
+    """Return the function, before and after which torch.compile ends a graph instead of tracing into it."""
+    outside = torch._disable_dynamo(function)
+
+    @wraps(function)
+    def call(*args: Any, **options: Any) -> Any:
+        # Outside torch.compile the function is called itself, because `outside` loads the compiler, two seconds.
+        return (
+            outside(*args, **options) if torch.compiler.is_dynamo_compiling() else function(*args, **options)
+        )
+
+    return cast(F, call)
 
 
 def ticket_of(kept: Handled) -> Tensor:

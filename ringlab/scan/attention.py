@@ -26,7 +26,7 @@ from ringlab.rank_agreement import agree, checked_over
 from ringlab.scan.arguments import Arguments, ScanCall, check_arguments, describe_arguments
 from ringlab.scan.chunk import Tokens
 from ringlab.scan.program import backward, forward
-from ringlab.torch_modes import as_autocast, without_autocast
+from ringlab.torch_modes import as_autocast, ends_graphs, without_autocast
 from ringlab.types import Gate, Keys, State, Values
 
 
@@ -70,6 +70,7 @@ def linear_attention(
 ) -> tuple[Tensor, Tensor]: ...
 
 
+@ends_graphs
 def linear_attention(
     q: Keys,
     k: Keys,

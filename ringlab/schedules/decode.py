@@ -28,7 +28,7 @@ from ringlab.merge import Partial, merge, state_dtype, with_sinks
 from ringlab.rank_agreement import checked
 from ringlab.schedules.cache import CacheShard, ShardedCache
 from ringlab.scores import PLAIN_RULES, ScoreRules, check_scale, check_sinks
-from ringlab.torch_modes import ORDER, owned, without_autocast
+from ringlab.torch_modes import ORDER, ends_graphs, owned, without_autocast
 from ringlab.types import Query, Sinks
 
 MERGES = ("all-reduce", "tree")
@@ -107,17 +107,20 @@ def decode(
     >>> out.shape, out.unique().item(), torch.equal(out, same)
     (torch.Size([1, 4, 1, 8]), 3.0, True)
     """
-    compiling = torch.compiler.is_dynamo_compiling()
-    if compiling and isinstance(cache, ShardedCache) and fits_a_graph(q, sinks, mask, block, scale, softcap):
+    if (
+        torch.compiler.is_dynamo_compiling()
+        and isinstance(cache, ShardedCache)
+        and fits_a_graph(q, sinks, mask, block, scale, softcap)
+    ):
         out, lse = torch.ops.ringlab.decode(
             ORDER, q, sinks, [handle_of(x) for x in (cache, mask, block)], block if isinstance(block, str) else "",
             scale, softcap, merge, return_lse, validate, cache.value_dim,
         )  # fmt: skip
         return (out, lse) if return_lse else out
-    attend = _outside_graphs if compiling else _decode
-    return attend(q, cache, mask, scale, softcap, sinks, block, merge, return_lse, validate)
+    return _decode(q, cache, mask, scale, softcap, sinks, block, merge, return_lse, validate)
 
 
+@ends_graphs
 def _decode(
     q: Any,
     cache: Any,
@@ -160,10 +163,6 @@ def _decode(
         whole = with_sinks(whole, sinks)
     out = whole.out.to(q.dtype)
     return (out, whole.lse) if return_lse else out
-
-
-_outside_graphs = torch._disable_dynamo(_decode)
-"""`_decode`, before and after which torch.compile ends a graph."""
 
 
 def fits_a_graph(

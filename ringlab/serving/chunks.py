@@ -34,7 +34,7 @@ from ringlab.serving.checks import (
 )
 from ringlab.serving.paged_cache import PagedCache
 from ringlab.serving.prefill_schedules import TRAVELS, Chunk
-from ringlab.torch_modes import without_autocast
+from ringlab.torch_modes import ends_graphs, without_autocast
 from ringlab.types import KeyValue, Query, Sinks, Value
 
 
@@ -78,6 +78,7 @@ def prefill(
 ) -> tuple[Tensor, Tensor]: ...
 
 
+@ends_graphs
 def prefill(
     q: Query,
     k: KeyValue,

@@ -49,7 +49,7 @@ from ringlab.serving.checks import (
 from ringlab.serving.owners import MERGES, own_heads
 from ringlab.serving.paged_cache import PagedCache
 from ringlab.serving.tables import token_counts
-from ringlab.torch_modes import ORDER, without_autocast
+from ringlab.torch_modes import ORDER, ends_graphs, without_autocast
 from ringlab.types import Query, Sinks
 
 QUERIES = ("own", "all")
@@ -154,9 +154,12 @@ def decode_heads(
     >>> out.shape, out.unique().item()
     (torch.Size([1, 2, 2, 8]), 3.0)
     """
-    compiling = torch.compiler.is_dynamo_compiling()
     of_a_ring = isinstance(cache, (ShardedCache, PagedCache)) and (ring is None or isinstance(ring, Ring))
-    if compiling and of_a_ring and fits_a_graph(q, sinks, mask, block, scale, softcap):
+    if (
+        torch.compiler.is_dynamo_compiling()
+        and of_a_ring
+        and fits_a_graph(q, sinks, mask, block, scale, softcap)
+    ):
         out, lse = torch.ops.ringlab.decode_heads(
             ORDER, q, sinks, [handle_of(x) for x in (cache, mask, block, ring)],
             None if sequences is None else list(sequences), None if new is None else list(new), queries, heads, merge,
@@ -164,13 +167,13 @@ def decode_heads(
             1 if queries == "own" else cache.ring.world_size, cache.value_dim,
         )  # fmt: skip
         return (out, lse) if return_lse else out
-    attend = _outside_graphs if compiling else _decode
-    return attend(
+    return _decode(
         q, cache, sequences, new, queries=queries, heads=heads, merge=merge, mask=mask, scale=scale, softcap=softcap,
         sinks=sinks, block=block, return_lse=return_lse, validate=validate, ring=ring,
     )  # fmt: skip
 
 
+@ends_graphs
 def _decode(
     q: Any,
     cache: Any,
@@ -224,10 +227,6 @@ def _decode(
         merged = with_sinks(MERGES[merge](comm, part), of_own_heads)
     out = merged.out.to(q.dtype)
     return (out, merged.lse) if return_lse else out
-
-
-_outside_graphs = torch._disable_dynamo(_decode)
-"""`_decode`, before and after which torch.compile ends a graph."""
 
 
 @torch.library.custom_op(

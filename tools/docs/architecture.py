@@ -61,6 +61,10 @@ Nothing imports `ringlab_course/lessons/`, the sources of the lessons' notebooks
 | `RingGradientReturn.own_gradients` returns the sums of this rank's own block, after P hops, or fewer if the mask hides all blocks at some distance | `schedules/ring.py` |
 | `run_backward` gives each gradient its dtype, and `_RingAttention.backward` returns dk in the place of k | `attention.py` |
 
+Under torch.compile, the operator `ringlab::attention` (`_operator`, `attention.py`) takes the place of `_RingAttention`. It passes through the
+same stages while the graph runs. Rings, layouts and masks reach it by number (`handles.py`), and `ringlab::attention_backward` finds what
+forward kept by a ticket (`torch_modes.py`).
+
 `block="auto"`, the default, is `native` (torch's flash attention) on a CPU, and on a GPU for float16 and bfloat16. It is
 `blockwise` where `native` cannot compute a tensor, such as float32 on a GPU, and under a soft cap or dropout. `AUTO`
 (`blocks/__init__.py`) is the list from which it chooses. `native`, `cudnn` and `flash` are one class, `LibraryBlock` (`blocks/library.py`),
