@@ -354,7 +354,7 @@ class _Kept(Handled):
 @torch.library.custom_op(
     "ringlab::attention",
     mutates_args=(),
-    tags=torch.Tag.cudagraph_unsafe,  # it sends messages, and plans on the CPU
+    tags=(torch.Tag.cudagraph_unsafe,),  # it sends messages, and plans on the CPU
     schema="(Tensor[] tensors, Tensor? position_ids, SymInt[] handles, str block, str schedule, bool? causal,"
     " float? scale, float? softcap, float dropout, SymInt? seed, bool return_lse, bool validate, bool gradients,"
     " ScalarType? autocast) -> (Tensor out, Tensor lse, Tensor ticket)",
@@ -408,7 +408,7 @@ _operator.register_autograd(_backward_in_graph, setup_context=_save_in_graph)
 @torch.library.custom_op(
     "ringlab::attention_backward",
     mutates_args=(),
-    tags=torch.Tag.cudagraph_unsafe,  # it sends messages, and plans on the CPU
+    tags=(torch.Tag.cudagraph_unsafe,),  # it sends messages, and plans on the CPU
     schema="(Tensor dout, Tensor? dlse, Tensor ticket, Tensor out, Tensor[] tensors) -> Tensor[]",
 )
 def _backward_operator(

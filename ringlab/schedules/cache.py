@@ -272,7 +272,7 @@ def append_in_graph(
 @torch.library.custom_op(
     "ringlab::append",
     mutates_args=("order",),
-    tags=torch.Tag.cudagraph_unsafe,  # it plans on the CPU
+    tags=(torch.Tag.cudagraph_unsafe,),  # it plans on the CPU
     schema="(Tensor(a!) order, Tensor k, Tensor v, SymInt cache, SymInt[]? sequences, SymInt[]? new) -> ()",
 )
 def _append(

@@ -186,7 +186,7 @@ def fits_a_graph(
 @torch.library.custom_op(
     "ringlab::decode",
     mutates_args=("order",),
-    tags=torch.Tag.cudagraph_unsafe,  # it sends messages, and plans on the CPU
+    tags=(torch.Tag.cudagraph_unsafe,),  # it sends messages, and plans on the CPU
     schema="(Tensor(a!) order, Tensor q, Tensor? sinks, SymInt[] handles, str block, float? scale, float? softcap,"
     " str merge, bool return_lse, bool validate, int value_dim) -> (Tensor out, Tensor lse)",
 )

@@ -232,7 +232,7 @@ def _decode(
 @torch.library.custom_op(
     "ringlab::decode_heads",
     mutates_args=("order",),
-    tags=torch.Tag.cudagraph_unsafe,  # it sends messages, and plans on the CPU
+    tags=(torch.Tag.cudagraph_unsafe,),  # it sends messages, and plans on the CPU
     schema="(Tensor(a!) order, Tensor q, Tensor? sinks, SymInt[] handles, SymInt[]? sequences, SymInt[]? new,"
     " str queries, SymInt? heads, str merge, str block, float? scale, float? softcap, bool return_lse, bool validate,"
     " int shares, int value_dim) -> (Tensor out, Tensor lse)",
