@@ -305,7 +305,7 @@ def _fits_a_graph(given: Arguments) -> bool:
     tensors = (given.q, given.k, given.v)
     objects = (given.ring, given.layout)
     named = (given.block, given.schedule)
-    numbers = (given.scale, given.softcap, given.dropout, given.seed)
+    numbers = (given.scale, given.softcap)
     return (
         all(isinstance(x, Tensor) and x.ndim == 4 and x.is_floating_point() for x in tensors)
         and all(x is None or isinstance(x, Tensor) for x in (given.sinks, given.position_ids))
@@ -313,7 +313,8 @@ def _fits_a_graph(given: Arguments) -> bool:
         and (given.mask is None or isinstance(given.mask, Handled))
         and all(isinstance(x, (str, Handled)) for x in named)
         and all(x is None or isinstance(x, (int, float)) for x in numbers)
-        and (given.seed is None or (isinstance(given.seed, int) and given.seed >= 0))
+        and isinstance(given.dropout, (int, float))
+        and (given.seed is None or (isinstance(given.seed, int) and 0 <= given.seed < 1 << 64))
         and (given.causal is CAUSAL or isinstance(given.causal, bool))
     )
 
@@ -338,8 +339,8 @@ def _in_graph(given: Arguments) -> Tensor | tuple[Tensor, Tensor]:
 class _Kept(Handled):
     """What a call's forward keeps for its backward.
 
-    saved: the tensors that the schedule saved. In the place of an argument or result of the operator, which
-    the graph saves, there is its index in `_places`.
+    saved: the tensors that the schedule saved. Those among (out, q, k, v, sinks) are saved by the graph, so
+    there is an index of this tuple in the place of each.
     """
 
     def __init__(self, call: ScheduledCall, saved: tuple[Tensor, ...], places: tuple[Tensor, ...]) -> None:
@@ -375,7 +376,9 @@ def _operator(
     ))  # fmt: skip
     out, lse, saved = run_forward(call, q, k, v)
     kept = _Kept(call, saved, (out, q, k, v, *(() if call.sinks is None else (call.sinks,))))
-    return owned(out), lse.clone() if return_lse else lse.new_empty(0), ticket_of(kept)
+    # Backward needs the saved lse unchanged, so the caller gets a copy.
+    lse = lse.clone(memory_format=torch.contiguous_format) if return_lse else lse.new_empty(0)
+    return owned(out), lse, ticket_of(kept)
 
 
 @_operator.register_fake

@@ -163,7 +163,7 @@ def ticket_of(kept: Handled) -> Tensor:
     A graph of torch.compile passes only tensors from forward to backward. So the tensor keeps `kept` alive
     while backward may still run, and no longer.
     """
-    ticket = torch.tensor(kept.handle)
+    ticket = torch.tensor(kept.handle, device="cpu")  # whatever the default device is
     weakref.finalize(ticket.untyped_storage(), _let_go, kept).atexit = False
     return ticket
 

@@ -302,6 +302,26 @@ def without_handle(ring: Ring) -> Compared:
     return compared(function, *leaves_of(ring), fullgraph=False)
 
 
+def seed_of_65_bits(ring: Ring) -> str:
+    torch._dynamo.reset()
+    call = partial(attend, ring, layout=zigzag(S, ring.world_size), dropout=0.5, seed=1 << 64)
+    return text_of(lambda: torch.compile(call, backend="eager")(*leaves_of(ring)))
+
+
+def made_inside(ring: Ring) -> list[bool]:
+    """Return whether calls that make their mask inside the compiled function are right."""
+
+    def call(width: int, *qkv: Tensor) -> Tensor:
+        return attend(ring, *qkv, layout=layout, mask=Mask(window=width))
+
+    torch._dynamo.reset()
+    layout, compiled = zigzag(S, ring.world_size), torch.compile(call, backend="eager")
+    return [
+        torch.equal(compiled(width, *leaves_of(ring)), call(width, *leaves_of(ring)))
+        for width in (3, 5, 5, 3)
+    ]
+
+
 def latent(ring: Ring) -> Compared:
     """Call latent attention, which is no operator, between two other operations."""
     x, layout = leaves_of(ring), zigzag(S, ring.world_size)
@@ -521,6 +541,8 @@ PROGRAMS: dict[str, Callable[[Ring], Any]] = {
     "objects": objects,
     "without handle": without_handle,
     "latent": latent,
+    "seed": seed_of_65_bits,
+    "made inside": made_inside,
     "lives": lives,
     "objects that died": objects_that_died,
     "stale": stale,

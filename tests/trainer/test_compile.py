@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from ringlab import Mask, launch, zigzag
 from ringlab.errors import BackendError
-from ringlab.handles import handle_of, object_of
+from ringlab.handles import Handled, handle_of, object_of
 from ringlab.schedules import available as schedules
-from ringlab.torch_modes import owned
+from ringlab.torch_modes import owned, ticket_of
 from tests.trainer.compiled import MUTANTS, PROGRAMS, Compared, answers
 
 P = 2
@@ -93,6 +93,7 @@ def test_errors_are_those_of_eager_calls(ranks: list[dict[str, Any]]) -> None:
     assert all("scale=0.5 | scale=1.0" in found["differing"] for found in ranks)
     assert [found["wrong"].split(":")[0] for found in ranks] == ["AgreementError", "ShapeError"]
     assert all(found["beside eager"].startswith("nothing") for found in ranks)
+    assert all(found["seed"].startswith("MaskError") for found in ranks)
 
 
 @pytest.mark.thorough
@@ -104,6 +105,11 @@ def test_a_graph_takes_the_object_that_is_passed(ranks: list[dict[str, Any]]) ->
 def test_an_object_without_a_handle_ends_the_graph(ranks: list[dict[str, Any]]) -> None:
     for found in ranks:
         assert found["without handle"].same and found["without handle"].breaks > 0
+
+
+@pytest.mark.thorough
+def test_an_object_that_is_made_inside_is_not_taken_for_another(ranks: list[dict[str, Any]]) -> None:
+    assert all(found["made inside"] == [True] * 4 for found in ranks)
 
 
 @pytest.mark.thorough
@@ -178,6 +184,18 @@ def test_a_handle_keeps_nothing_alive() -> None:
     handle = mask.handle
     del mask
     with pytest.raises(BackendError, match=f"handle {handle} of one that is gone"):
+        object_of(handle)
+
+
+def test_a_ticket_keeps_its_object_and_is_on_the_cpu() -> None:
+    with torch.device("meta"):
+        ticket = ticket_of(Handled())
+    assert isinstance(object_of(int(ticket)), Handled)  # the ticket alone keeps it
+    view, handle = ticket.detach(), int(ticket)
+    del ticket
+    assert isinstance(object_of(handle), Handled)  # so does a view
+    del view
+    with pytest.raises(BackendError):
         object_of(handle)
 
 
