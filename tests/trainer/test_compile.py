@@ -27,7 +27,7 @@ def few(found: list[tuple[bool, int]]) -> bool:
 
 
 def on_processes(*names: str) -> list[dict[str, Any]]:
-    return launch(answers, P, *names, memory=False, timeout=500.0).results
+    return launch(answers, P, *names, memory=False, timeout=1500.0).results
 
 
 def test_a_call_and_a_step_of_decode_compile_to_one_graph() -> None:
