@@ -73,23 +73,25 @@ def _lab(name: str, minutes: float, command: str) -> Step:
 
 
 _TABLE, _TRANSPORTS = "tests/gpu/test_case_table.py", "tests/gpu/test_transports.py"
+_COMPILE = "tests/gpu/test_compile.py"
 _MESSAGES = ",".join(str(2**power) for power in (12, 16, 20, 24, 28, 30))
 
 STEPS = (
     _tests("shapes", 2, 1, _TABLE, "-k", "cudnns_lse or same_bits"),
     _tests("triton bfloat16", 8, 1, _TABLE, "-k", "triton and bfloat16"),
-    _tests("native", 6, 1, _TABLE, "-k", "native"),
+    _tests("native", 5, 1, _TABLE, "-k", "native"),
     _tests("cudnn", 6, 1, _TABLE, "-k", "cudnn-"),
     _tests("flash", 6, 1, _TABLE, "-k", "flash-"),
     # A part of the cases of flex, because torch compiles kernels for each of them.
     _tests("flex", 3, 1, _TABLE, "-k", "flex-allgather"),
-    _tests("triton float16", 6, 1, _TABLE, "-k", "triton and float16 and not bfloat16"),
-    _tests("triton float32", 6, 1, _TABLE, "-k", "triton and float32"),
+    _tests("triton float16", 5, 1, _TABLE, "-k", "triton and float16 and not bfloat16"),
+    _tests("triton float32", 5, 1, _TABLE, "-k", "triton and float32"),
     _tests("conformance suite", 3, 1, "tests/gpu/test_conformance_gpu.py"),
-    _tests("one GPU", 4, 1, _TRANSPORTS, "-m", "not needs_two_gpus"),
+    _tests("one GPU", 3, 1, _TRANSPORTS, "-m", "not needs_two_gpus"),
+    _tests("torch.compile", 4, 1, _COMPILE, "-m", "not needs_two_gpus"),
     _ringlab("kernels", 5, 2, "bench kernels --blocks triton,native,cudnn,flash,flex --rounds 15"),
     _ringlab("ring on one GPU", 5, 2, "bench ring --emulated 8 --blocks triton,native --rounds 9"),
-    _tests("two GPUs", 5, 3, _TRANSPORTS, "-m", "needs_two_gpus", gpus=2),
+    _tests("two GPUs", 5, 3, _TRANSPORTS, _COMPILE, "-m", "needs_two_gpus", gpus=2),
     _lab("lab L1", 4, f"l1 --lengths 1024,2048,4096,8192 --messages {_MESSAGES}"),
     _lab("lab L2", 5, "l2 --tokens 131072 --per-rank 16384"),
     _lab("lab L2 triton", 5, "l2 --tokens 131072 --per-rank 16384 --layouts zigzag --block triton"),

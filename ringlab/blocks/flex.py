@@ -39,6 +39,7 @@ from ringlab.blocks.blockwise import Blockwise
 from ringlab.blocks.library import too_old
 from ringlab.blocks.protocol import BackwardRows, BackwardSteps, Gradient, StepBlock
 from ringlab.blocks.tilewise import RunningPartial, RunningSum, TilewiseBackward
+from ringlab.handles import Handled
 from ringlab.merge import Partial
 from ringlab.scores import PLAIN_RULES, TileRules
 from ringlab.tile import Tile
@@ -57,7 +58,7 @@ COMPILERS: dict[str, Any] = {"cpu": "eager", "cuda": "inductor"}
 """The backend of torch.compile by device. "eager" runs FlexAttention's own definition, with all scores in memory."""
 
 
-class Flex(StepBlock):
+class Flex(StepBlock, Handled):
     """FlexAttention on GPUs from sm_80 on, and on the CPU. Any mask, and a soft cap, but no dropout.
 
     v may have another head dim than q and k. FlexAttention has no backward on the CPU, so `Blockwise` computes it there.
