@@ -19,7 +19,8 @@ from tests.conformance.reports import evidence
 HERE = "tests.conformance.bad_targets"
 
 
-LIMIT = 6.0
+LIMIT = 20.0
+"""Seconds for one run. On a busy machine, a new process needs more than 6 to import what the next run uses."""
 
 
 def found(name: str, *only: str, **options: object) -> Report:
@@ -33,7 +34,7 @@ def found(name: str, *only: str, **options: object) -> Report:
         (
             "hangs",
             "hung",
-            "the limit of 6 s for one run was hit; rank 0 waits in hangs (bad_targets.py, line 46); rank 1 has not begun",
+            "the limit of 20 s for one run was hit; rank 0 waits in hangs (bad_targets.py, line 46); rank 1 has not begun",
         ),
         ("crashes", "crashed", "exit status 3; its last words: …last words"),
         ("prints", "printed without end", "more than 4 MiB in one run"),
