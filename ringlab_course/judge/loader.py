@@ -87,6 +87,22 @@ def load(
     return namespace, notes
 
 
+def run_imports(cells: Sequence[str], functions: Sequence[str]) -> list[str]:
+    """Import what `load` would import, and what the functions that it defines import when called.
+
+    Return the modules that could be imported. Nothing else of the cells runs.
+    """
+    statements, done = _parsed(cells)[0], list[str]()
+    for statement in _needed(statements, functions):
+        for node in ast.walk(statement.node):
+            if isinstance(node, (ast.Import, ast.ImportFrom)):
+                code = compile(ast.Module([node], type_ignores=[]), _filename(statement.cell), "exec")
+                with contextlib.suppress(Exception):
+                    exec(code, {"__name__": NAME})
+                    done.append(ast.unparse(node))
+    return done
+
+
 def sources(cells: Sequence[str], functions: Sequence[str]) -> dict[str, str]:
     """Return the text of the last top-level definition of each of `functions`, by name; nothing is run."""
     statements, _ = _parsed(cells)

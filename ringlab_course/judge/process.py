@@ -6,6 +6,7 @@ import contextlib
 import select
 import socket
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,11 @@ from ringlab_course.judge.spawn import Forked, Sandboxed, Start, Unprotected
 LOOK_S, LOOKS = 0.2, 5
 TIDYING_S = 0.05  # CPU seconds that may be used to free the arrays of a call
 ROOM = 1 << 20  # bytes that sending arguments or an answer may need in addition to one copy of them
+KEPT = 1 << 20
+"""Bytes that a submission may keep from loading and from earlier calls before they count as memory of a call.
+The reference solutions keep at most 0.3 MiB."""
+FILES = 8 << 20
+"""Bytes of libraries' files that calls may bring into memory; those of the reference solutions bring 4.6 MiB."""
 OBJECTS = 64  # one byte of a frame's header becomes at most this many bytes of Python objects
 GRACE_S = 1.0  # seconds for the rest of an answer that had begun to arrive at its deadline
 START_SECONDS = 60.0  # importing torch takes 2 s of CPU, and the machine may be busy
@@ -42,17 +48,25 @@ class Endless(Overdue):
     """A rank made more of something than any program needs, probably because of an endless loop."""
 
 
+@dataclass(frozen=True)
+class Held:
+    """Bytes that a process has in memory: of its own, and of files such as libraries."""
+
+    own: int = 0
+    files: int = 0
+
+
 class Growth:
     """Measures by how many bytes a worker's process grows in one call, as the operating system counts them.
 
     Create it while the worker waits for the arguments. Memory for the arguments does not count, but memory
-    beyond that does.
+    beyond that does, and so does what the submission holds already (`WorkerProcess.beyond`).
     """
 
     def __init__(self, worker: WorkerProcess) -> None:
         self.worker = worker
         worker.reset_peak()
-        self._base = worker.resident()
+        self._base = worker.resident() - worker.beyond()
         self._early = 0
 
     def begin(self, arguments: int) -> None:
@@ -97,8 +111,11 @@ class WorkerProcess:
         self.reader = FrameReader()
         self.frames: list[Frame] = []
         self.pid = self._init = 0
+        # What it holds itself, what the submission's imports add, and what was beyond both after loading.
         # The number of tasks before the code was loaded, and the number when the worker was last found idle.
         self.settled = self._quiet = 0
+        self._own = self.imported = Held()
+        self.loaded = 0
         self._start: Start | None = self._started()
 
     def _started(self, *, alone: bool = False) -> Start:
@@ -175,6 +192,7 @@ class WorkerProcess:
         self.pid = found[0]
         if isinstance(self._start, Forked) and (wrong := self._start.openings(self.pid)):
             raise SandboxError("a worker shut off from all others", "; ".join(wrong))
+        self._own = self._held()
 
     def send(self, frame: Frame, deadline: Deadline) -> int:
         """Send `frame` and return about how many bytes it takes in the worker's memory.
@@ -260,6 +278,21 @@ class WorkerProcess:
     def resident(self) -> int:
         """Return the bytes that the worker's process has in memory now."""
         return memory(self.pid, "VmRSS")
+
+    def added(self) -> Held:
+        """Return what the worker holds now in addition to what it held when it greeted the judge."""
+        now = self._held()
+        return Held(now.own - self._own.own, now.files - self._own.files)
+
+    def beyond(self) -> int:
+        """Return the bytes that the submission holds, less KEPT, FILES and what its imports need; at least 0."""
+        added = self.added()
+        own = max(0, added.own - self.imported.own - KEPT)
+        return own + max(0, added.files - self.imported.files - FILES)
+
+    def _held(self) -> Held:
+        own = memory(self.pid, "RssAnon") + memory(self.pid, "RssShmem")
+        return Held(own, memory(self.pid, "RssFile"))
 
     def peak(self) -> int:
         """Return the most bytes that it had in memory since `reset_peak`, or since it started."""

@@ -18,7 +18,7 @@ from ringlab_course.checking.protocol import Frame, ProtocolError
 from ringlab_course.checking.subject import Measured, Recorded
 from ringlab_course.judge.allowance import Allowance, Waits, Watch
 from ringlab_course.judge.deadline import Deadline
-from ringlab_course.judge.process import Endless, Growth, Overdue, WorkerDied, WorkerProcess
+from ringlab_course.judge.process import Endless, Growth, Held, Overdue, WorkerDied, WorkerProcess
 from ringlab_course.judge.records import taken_in
 from ringlab_course.judge.sandbox import Bounds
 from ringlab_course.mesh.examine import Examined
@@ -91,6 +91,7 @@ class Session:
             WorkerProcess, tuple[str, ...]
         ] = {}  # the loaded part, for each worker that has loaded only part of the code
         self._texts: dict[str, str] | None = None
+        self._imported: Held | None = None
 
     def __enter__(self) -> Session:
         return self
@@ -125,9 +126,13 @@ class Session:
     def workers(self, count: int, part: tuple[str, ...] = ()) -> list[WorkerProcess]:
         """Return `count` workers that have loaded the whole code, or only the cells in `part`.
 
+        A worker in which the submission keeps memory of earlier calls is replaced by a fresh one.
+
         Raises: Failure; SandboxError.
         """
         self._refuse_if_over()
+        for worker in [worker for worker in self._loaded if self._beyond(worker) > worker.loaded]:
+            self.discard(worker)
         ready = [worker for worker in self._loaded if self._parts.get(worker, ()) == part]
         self.prestart(len(self._loaded) + count - len(ready))
         while len(ready) < count:
@@ -158,6 +163,35 @@ class Session:
             self.notes = [shown(note)[:500] for note in notes[:20]]
         self.allowance.computed.add(worker)
         self._loaded.append(worker)
+        worker.loaded = self._beyond(worker)
+        if worker.loaded and not part and not self.concealed:
+            self.notes.append(
+                f"once loaded, the notebook's code holds {worker.loaded / 2**20:.0f} MiB more than it may: "
+                "checks of memory count them"
+            )
+
+    def _beyond(self, worker: WorkerProcess) -> int:
+        """Return the bytes that the submission holds in a worker beyond what is allowed to it.
+
+        They are 0 for kernels and meshes, whose compilers keep much and whose memory no check measures.
+        """
+        if self.arrays not in ("numpy", "torch") or not worker.beyond():
+            return 0
+        if self._imported is None:
+            self._imported = self._imports()
+        worker.imported = self._imported
+        return worker.beyond()
+
+    def _imports(self) -> Held:
+        """Return what the submission's imports need, measured in a worker that runs nothing else of it."""
+        worker = self._fresh()
+        try:
+            self._asked(worker, "import", self.cells, "imported", list)
+            return worker.added()
+        except (Overdue, WorkerDied, ProtocolError):
+            return Held()
+        finally:
+            self.discard(worker)
 
     def texts(self) -> dict[str, str]:
         """Return the text of each function, by name, as read by a worker that never runs the code.

@@ -5,9 +5,9 @@ The submission's code may rewrite everything in this process. So the judge itsel
 measures memory, time and traffic. After the call it requests the arguments and looks for changes in them. A
 hostile submission can still lie about four things that the worker reports: which exception was raised, which
 places a kernel accessed, the outcome of a program in JAX, and an answer's gradient.
-Frames from the judge: `read`, `load`, `call`, `ring`, `arguments`, `go`, `deliver`, `return`, `received`,
-`lost`, `begun`, `ended`, `time`, `abort`. Frames to the judge: `hello`, `sources`, `loaded`, `listening`,
-`ready`, `done`, `result`, `returned`, `error`, `exchange`, `wait`, `begin`, `end`, `now`.
+Frames from the judge: `read`, `import`, `load`, `call`, `ring`, `arguments`, `go`, `deliver`, `return`, `received`,
+`lost`, `begun`, `ended`, `time`, `abort`. Frames to the judge: `hello`, `sources`, `imported`, `loaded`,
+`listening`, `ready`, `done`, `result`, `returned`, `error`, `exchange`, `wait`, `begin`, `end`, `now`.
 """
 
 from __future__ import annotations
@@ -77,6 +77,10 @@ def serve(descriptor: int) -> None:
 
             namespace, notes = load(frame.value, frame.fields["functions"], frame.fields["seconds"])
             channel.send("loaded", notes)
+        elif frame.kind == "import":  # nothing else of the submission runs in this worker
+            from ringlab_course.judge.loader import run_imports
+
+            channel.send("imported", run_imports(frame.value, frame.fields["functions"]))
         elif frame.kind in ("call", "ring"):
             _answer(channel, frame, namespace)
 
