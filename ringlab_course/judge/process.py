@@ -60,13 +60,14 @@ class Growth:
     """Measures by how many bytes a worker's process grows in one call, as the operating system counts them.
 
     Create it while the worker waits for the arguments. Memory for the arguments does not count, but memory
-    beyond that does, and so does what the submission holds already (`WorkerProcess.beyond`).
+    beyond that does, and so does what the submission holds already (`WorkerProcess.beyond`). The code of
+    libraries that the call is the first to use does not count.
     """
 
     def __init__(self, worker: WorkerProcess) -> None:
         self.worker = worker
         worker.reset_peak()
-        self._base = worker.resident() - worker.beyond()
+        self._base, self._code = worker.resident() - worker.beyond(), worker.code()
         self._early = 0
 
     def begin(self, arguments: int) -> None:
@@ -74,18 +75,21 @@ class Growth:
         most = self._base + arguments + ROOM
         self._early = max(0, self.worker.peak() - most)
         self.worker.reset_peak()
-        self._base = min(self.worker.resident(), most)
+        self._base, self._code = min(self.worker.resident(), most), self.worker.code()
 
     def bytes(self) -> int:
         """Return the largest growth so far, in bytes."""
-        return max(self._early, self.worker.peak() - self._base)
+        return max(self._early, self._grown())
 
     def with_answer(self, nbytes: int) -> int:
         """Return the growth after an answer of `nbytes` bytes was sent.
 
         The copy that sending an array that is not contiguous needs does not count.
         """
-        return max(self._early, self.worker.peak() - self._base - nbytes - ROOM)
+        return max(self._early, self._grown() - nbytes - ROOM)
+
+    def _grown(self) -> int:
+        return self.worker.peak() - self._base - max(0, self.worker.code() - self._code)
 
 
 class WorkerProcess:
@@ -111,9 +115,9 @@ class WorkerProcess:
         self.reader = FrameReader()
         self.frames: list[Frame] = []
         self.pid = self._init = 0
-        # What it holds itself, what the submission's imports add, and what was beyond both after loading.
         # The number of tasks before the code was loaded, and the number when the worker was last found idle.
         self.settled = self._quiet = 0
+        # What it held at its greeting, what the submission's imports add, and `beyond` after loading.
         self._own = self.imported = Held()
         self.loaded = 0
         self._start: Start | None = self._started()
@@ -287,8 +291,14 @@ class WorkerProcess:
     def beyond(self) -> int:
         """Return the bytes that the submission holds, less KEPT, FILES and what its imports need; at least 0."""
         added = self.added()
-        own = max(0, added.own - self.imported.own - KEPT)
-        return own + max(0, added.files - self.imported.files - FILES)
+        return max(0, added.own - self.imported.own - KEPT) + max(0, added.files - self._files())
+
+    def code(self) -> int:
+        """Return the bytes of libraries' files that it holds since its greeting, as far as `beyond` allows."""
+        return min(self.added().files, self._files())
+
+    def _files(self) -> int:
+        return self.imported.files + FILES
 
     def _held(self) -> Held:
         own = memory(self.pid, "RssAnon") + memory(self.pid, "RssShmem")
