@@ -39,13 +39,16 @@ class Growth:
         least = np.where(weights > 0, np.maximum(peaks - GRAIN, 0), peaks + GRAIN)
         return float(weights @ np.log(least + GRAIN))
 
-    def faster_than(self, order: float) -> bool:
-        """Return whether memory surely grows faster than size^order.
+    def faster_than(self, order: float, wrong: int) -> bool:
+        """Return whether memory surely grows faster than size^order, or a program takes as much as if it did.
+
+        wrong: the least bytes that a program of a higher order needs at the largest size. Half of them are
+        too many, because memory that a program takes without need at the small sizes hides how it grows.
 
         If memory is a constant plus a multiple of size^order, `at_least` is never above `order`. MARGIN
         allows for memory of another form: scratch space of operators grows in steps.
         """
-        return self.at_least > order + MARGIN
+        return self.at_least > order + MARGIN or self.peaks[-1] > wrong // 2
 
     def __str__(self) -> str:
         grown = ", ".join(f"S={s}: {p / 2**20:.1f} MiB" for s, p in zip(self.sizes, self.peaks, strict=True))
@@ -57,13 +60,24 @@ class Growth:
         return np.asarray(x / (x @ x))
 
 
-def measured(sizes: Sequence[int], peak: Callable[[int], int], order: float) -> Growth:
+def keeps_every_block(peaks: Sequence[int], world_size: int, block: int, spare: int = 1) -> bool:
+    """Return whether a rank's memory is that of a ring that keeps every block of `block` bytes.
+
+    `peaks` are those on few ranks and on `world_size` ranks. Memory may grow by `spare` blocks from few to
+    many. On many ranks it must also be less than all the blocks that a rank receives, because a ring that
+    takes memory without need on few ranks does not grow.
+    """
+    few, many = peaks
+    return many > few + spare * block or many >= (world_size - 1) * block
+
+
+def measured(sizes: Sequence[int], peak: Callable[[int], int], order: float, wrong: int) -> Growth:
     """Return the growth of `peak(size)` bytes.
 
-    If the growth seems faster than `order`, each peak is read again and the lower reading is taken. Chance
+    If the growth seems faster than `order` (`Growth.faster_than`), each peak is read again and the lower reading is taken. Chance
     effects (an import at the first call, the garbage collector) only ever add memory.
     """
     first = Growth(tuple(sizes), tuple(map(peak, sizes)))
-    if not first.faster_than(order):
+    if not first.faster_than(order, wrong):
         return first
     return Growth(first.sizes, tuple(map(min, first.peaks, map(peak, sizes))))

@@ -179,10 +179,10 @@ def check_stream_ragged(subject: Subject, rng: np.random.Generator) -> None:
 
 def check_stream_memory(subject: Subject, rng: np.random.Generator) -> None:
     """Check that memory beside q, k and v does not grow with the number of keys."""
-    for L, D, block, dtype, sizes, held in (
-        (256, 4, 256, torch.float32, (256, 1024, 4096), "whole_row_at_once"),
-        (2048, 4, 8, torch.float32, (128, 512, 2048), "grows_with_the_keys"),
-        (4, 64, 512, torch.bfloat16, (2048, 8192, 32768), "converts_everything"),
+    for L, D, block, dtype, sizes, held, numbers in (
+        (256, 4, 256, torch.float32, (256, 1024, 4096), "whole_row_at_once", 256 * 4096),
+        (2048, 4, 8, torch.float32, (128, 512, 2048), "grows_with_the_keys", 2048 // 8 * 2048 * 4),
+        (4, 64, 512, torch.bfloat16, (2048, 8192, 32768), "converts_everything", 32768 * 64),
     ):
 
         def peak(S: int, L: int = L, D: int = D, block: int = block, dtype: torch.dtype = dtype) -> int:
@@ -191,8 +191,8 @@ def check_stream_memory(subject: Subject, rng: np.random.Generator) -> None:
             _expect_stream(measured.answer, q, k, v, block)
             return measured.peak_bytes
 
-        growth = grown(sizes, peak, order=0)
-        if growth.faster_than(0):
+        growth = grown(sizes, peak, 0, 4 * numbers)
+        if growth.faster_than(0, 4 * numbers):
             one = L * block * 4 / 2**20
             example = f"{_dtype(dtype)} inputs, L={L}, D={D}, block={block}, one block of scores is {one:.2f} MiB; {growth}"
             raise mistake(held).failure(example)

@@ -76,8 +76,8 @@ check("05.step")
 # - Make exactly P − 1 exchanges, all with the next rank. Each carries K and V together, and nothing else travels.
 # - K and V travel as they came: in the same dtype, without repeated heads.
 # - Of the K/V blocks a rank may hold its own, the one in use and the one that is arriving. Memory must not grow with the
-#   number of ranks: that is what the checks compare, on 3 and on 8 ranks. So whatever `ring_step` needs for one block, its
-#   scores or repeated heads, is allowed.
+#   number of ranks: that is what the checks compare, on 3 and on 10 ranks. So whatever `ring_step` needs for one block, its
+#   scores or repeated heads, is allowed, as long as a rank holds less than the 9 blocks that it receives.
 # - Do not catch errors of an exchange.
 #
 # **You may use** your `ring_step`, PyTorch's tensor functions, and the methods of `ring`. You need not use `ring.compute`.

@@ -13,6 +13,7 @@ from ringlab_course.checking.contract import Check, Stage
 from ringlab_course.checking.diagnosis import Answered, compare_suspecting
 from ringlab_course.checking.failures import Failure
 from ringlab_course.checking.faults import Ended, Faults
+from ringlab_course.checking.growth import keeps_every_block
 from ringlab_course.checking.numbers import NAMES
 from ringlab_course.checking.positions import (
     Shards,
@@ -126,7 +127,7 @@ def _check_growth(subject: Any, rng: np.random.Generator) -> None:
 
 
 def _check_memory(subject: Any, rng: np.random.Generator) -> None:
-    """Check that a rank's peak memory grows by at most one block from 3 to 8 ranks with equal shards.
+    """Check that a rank's peak memory grows by at most one block from 3 to 10 ranks with equal shards.
 
     The comparison begins with 3 ranks. With 2 ranks, no received block is in use while another arrives, so a
     rank needs one block less. A block of 4 MiB is large compared with other memory in the judge's
@@ -137,14 +138,14 @@ def _check_memory(subject: Any, rng: np.random.Generator) -> None:
 
 
 def _expect_constant(subject: Any, rng: np.random.Generator, D: int, spare: int) -> None:
-    """Raise the Failure of a ring whose peak memory grows by more than `spare` blocks from 3 to 8 ranks."""
-    few, many = (shards(rng, [4] * P, 1, 1, D) for P in (3, 8))
+    """Raise the Failure of a ring whose peak memory grows by more than `spare` blocks from 3 to 10 ranks."""
+    few, many = (shards(rng, [4] * P, 1, 1, D) for P in (3, 10))
     runs = [case.run(subject) for case in (few, many)]
     peaks = [max(report.peak_bytes for report in run.memory) for run in runs]
-    if peaks[1] > peaks[0] + spare * many.block_bytes(0):
+    if keeps_every_block(peaks, 10, many.block_bytes(0), spare):
         raise mistake("keeps_every_block").failure(
             f"4 tokens on every rank, a K/V block of {many.block_bytes(0):,} bytes: "
-            f"peak {peaks[0]:,} bytes with P=3, {peaks[1]:,} with P=8"
+            f"peak {peaks[0]:,} bytes with P=3, {peaks[1]:,} with P=10"
         )
     for case, run in zip((few, many), runs, strict=True):
         compare_ranks(case, run.results)

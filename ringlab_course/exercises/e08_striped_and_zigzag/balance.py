@@ -119,8 +119,8 @@ def _check_memory(subject: Subject, rng: np.random.Generator) -> None:
         cases.append(("round-robin", positions, (64, 64), called.answer))
         return called.peak_bytes
 
-    growth = measured(LARGE, peak, order=1)
-    if growth.faster_than(1):
+    growth = measured(LARGE, peak, 1, LARGE[-1] ** 2)
+    if growth.faster_than(1, LARGE[-1] ** 2):
         raise STAGE.misconception("compares_all_pairs").failure(
             f"two ranks with S tokens each, tile (64, 64); {growth}"
         )

@@ -173,8 +173,8 @@ def _check_memory(subject: Subject, rng: np.random.Generator) -> None:
         cases.append((*asked, called.answer))
         return called.peak_bytes
 
-    growth = measured(LARGE, peak, order=1)
-    if growth.faster_than(1):
+    growth = measured(LARGE, peak, 1, LARGE[-1] ** 2)
+    if growth.faster_than(1, LARGE[-1] ** 2):
         raise STAGE.misconception("compares_all_pairs").failure(
             f"shards of S tokens, tile (64, 64); {growth}"
         )

@@ -105,8 +105,8 @@ check("09.block")
 #   tokens in x and in y; n is the length of the shard that *arrives*. With hidden hops, a block and a courier that
 #   arrive together belong to different owners: take two posts, or bring the buffers, `ring.post(…, into=(…))`.
 # - **Memory.** Hold your shard, one block in use and one arriving, one courier and one arriving, and what the
-#   computation of one block makes. Only growth is judged: with 9 ranks the peak may be two blocks (K and V as
-#   they came) above that with 4.
+#   computation of one block makes. Only growth is judged: with 16 ranks the peak may be two blocks (K and V as
+#   they came) above that with 4, and must be less than the 15 blocks that a rank receives.
 # - **Time.** On the virtual clock a block takes 1 s and a hop ½ s. Every hop but the couriers' last can hide: if a
 #   rank sees something of every block, P + ½ seconds are enough.
 #
