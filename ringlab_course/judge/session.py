@@ -131,14 +131,19 @@ class Session:
         Raises: Failure; SandboxError.
         """
         self._refuse_if_over()
-        for worker in [worker for worker in self._loaded if self._beyond(worker) > worker.loaded]:
-            self.discard(worker)
-        ready = [worker for worker in self._loaded if self._parts.get(worker, ()) == part]
+        ready: list[WorkerProcess] = []
+        for worker in [worker for worker in self._loaded if self._parts.get(worker, ()) == part]:
+            if len(ready) == count:
+                break
+            if self._beyond(worker) > worker.loaded:
+                self.discard(worker)
+            else:
+                ready.append(worker)
         self.prestart(len(self._loaded) + count - len(ready))
         while len(ready) < count:
             ready.append(self._fresh())
             self._load(ready[-1], part)
-        return ready[:count]
+        return ready
 
     def _fresh(self) -> WorkerProcess:
         """Return a worker that has not run any of the submission's code."""
