@@ -75,7 +75,7 @@ class Noted:
         return answer
 
 
-PASSES = 3
+PASSES = 8
 """How often the calls of a check may all be made again for one failure, besides one call of each known wrong answer.
 
 The right answer, the mistake that is named and nearly right answers need these.

@@ -189,7 +189,7 @@ def test_the_right_answer_alone_is_called_where_it_fits(replays) -> None:
 
 
 def test_the_calls_that_are_made_again_are_limited_and_the_message_says_so(monkeypatch, replays) -> None:
-    """30 known wrong answers differ from the learner's in the last of 10 calls only; 5 of them are tried."""
+    """30 known wrong answers differ from the learner's in the last of 10 calls only; 10 of them are tried."""
 
     class Gives:
         def __init__(self, right: bool) -> None:
@@ -208,5 +208,5 @@ def test_the_calls_that_are_made_again_are_limited_and_the_message_says_so(monke
     found = explain.explained(failure, CAUSAL, "any", calls)
     assert len(replays) == 30 + explain.PASSES * len(calls)
     assert found.misconception is None and found.message == (
-        "Wrong values. No known mistake is named: within 60 calls, only 5 of the 30 known wrong answers could be tried."
+        "Wrong values. No known mistake is named: within 110 calls, only 10 of the 30 known wrong answers could be tried."
     )
