@@ -231,6 +231,7 @@ def visible_squares(
 
 
 @lru_cache(maxsize=256)
+@torch.inference_mode(False)  # an evaluation may come first, and autograd could not save tensors of its mode
 def block_tables(tiles: Tiles, n_rows: int, n_keys: int, device: torch.device) -> BlockTables:
     """Return the mask in which the rows of a block see the keys of these tiles."""
     from torch.nn.attention.flex_attention import BlockMask

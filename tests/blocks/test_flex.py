@@ -272,6 +272,14 @@ def trains(ring: Ring, S: int, mask: Mask, softcap: float | None = None) -> tupl
     return out.detach(), *(leaf.grad for leaf in leaves)
 
 
+def test_training_after_an_evaluation_uses_tensors_that_autograd_can_save() -> None:
+    """Tables are made once. Autograd refuses to save tensors that were made in inference mode."""
+    flex.block_tables.cache_clear()
+    with torch.inference_mode():
+        found = flex.block_tables((Tile(0, 4, 0, 4, causal=True),), 4, 4, torch.device("cpu"))
+    assert not any(table.is_inference() for table in found.tensors)
+
+
 def test_a_step_is_one_call() -> None:
     """A rank calls FlexAttention once for each K/V block that it sees, and once more in backward, under any mask."""
     called: list[tuple[int, ...]] = []
