@@ -320,7 +320,8 @@ class _Running:
         self.out.unlink(missing_ok=True)
         self.log = logs / f"{_slug(step.name)}.log"
         words = [w.replace("{out}", str(self.out)).replace("{gpus}", str(len(taken))) for w in step.words]
-        if step.is_test and importlib.util.find_spec("xdist"):  # most of the time is compiling
+        # Side by side, because most of the time is compiling; but tests of several GPUs would share them.
+        if step.is_test and step.gpus == 1 and importlib.util.find_spec("xdist"):
             words += ["-n", str(max(1, min(8, (os.cpu_count() or 1) // max(1, torch.cuda.device_count()))))]
         self.command = [sys.executable, *words]
         self.began, self.seconds, self.stopped = time.monotonic(), seconds, False

@@ -114,6 +114,17 @@ def test_steps_of_a_wave_have_a_gpu_each_and_the_next_wave_has_all(
     assert (tmp_path / "count").read_text() == "3"
 
 
+@pytest.mark.parametrize(("gpus", "side_by_side"), [(1, True), (2, False)])
+def test_tests_of_several_gpus_run_one_after_the_other(
+    gpus: int, side_by_side: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Side by side, groups of NCCL would share the GPUs."""
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
+    monkeypatch.setattr("sys.executable", "/bin/true")
+    step = run(tmp_path, Step("tests", ("-m", "pytest"), 1.0, 1, gpus), gpus=2)["steps"]["tests"]
+    assert ("-n" in step["command"].split()) == side_by_side
+
+
 @pytest.mark.thorough
 def test_tests_that_are_all_skipped_are_not_here(tmp_path: Path) -> None:
     for code, state in (
