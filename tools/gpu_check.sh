@@ -2,7 +2,7 @@
 # `make gpu`: everything that needs an NVIDIA GPU, in the order of its value, by `ringlab bench hour`.
 #
 # Nothing is installed and no .venv is needed: ringlab is taken from this checkout. Python 3.11 to 3.13 must have
-# torch 2.11 or later with CUDA, triton 3.6 or later, numpy, matplotlib, jaxtyping, rich, typer and pytest.
+# torch 2.11 or later with CUDA, triton 3.6 or later, numpy, matplotlib, jaxtyping, rich, typer, cloudpickle and pytest.
 # With pytest-xdist the tests take less time, because most of it is compiling, which goes side by side.
 #
 #   PYTHON=python3            the interpreter; by default .venv/bin/python where that has CUDA, else python3
@@ -27,7 +27,7 @@ fi
 
 missing="$("$python" - <<'PYTHON'
 import importlib.util
-names = ("torch", "triton", "numpy", "matplotlib", "jaxtyping", "rich", "typer", "pytest")
+names = ("torch", "triton", "numpy", "matplotlib", "jaxtyping", "rich", "typer", "cloudpickle", "pytest")
 print(*(name for name in names if importlib.util.find_spec(name) is None))
 PYTHON
 )" || exit 1

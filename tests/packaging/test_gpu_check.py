@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -19,7 +20,6 @@ OTHERS = (
     "ipywidgets",
     "jupytext",
     "nbformat",
-    "cloudpickle",
     "platformdirs",
 )
 
@@ -62,6 +62,16 @@ def test_without_a_gpu_or_a_package_it_says_so_and_runs_nothing(tmp_path: Path) 
     done, asked = run(tmp_path, missing="jaxtyping rich")
     assert done.returncode == 1 and not asked
     assert "needed: jaxtyping rich" in done.stderr and "-m pip install jaxtyping rich" in done.stderr
+
+
+def test_no_test_is_skipped_for_a_package_that_the_script_does_not_name() -> None:
+    """Without cloudpickle all tests between GPUs would be skipped, and the hour would pass."""
+    wanted = {
+        name
+        for file in (CHECKOUT / "tests/gpu").glob("*.py")
+        for name in re.findall(r'importorskip\("(\w+)"', file.read_text())
+    }
+    assert wanted and all(f'"{name}"' in SCRIPT.read_text() for name in wanted)
 
 
 @pytest.mark.thorough
