@@ -154,7 +154,7 @@ def _kernels(result: Mapping[str, Any], gpu: str, gpus: int) -> Iterator[Row]:
         kind = case["pass"], case["causal"]
         for name, found in case["contenders"].items():
             what = f"{name}, {kind[0]}, {'causal' if kind[1] else 'full'}"
-            published = _ON_H100.get(kind, {}).get(name) if hopper else None
+            published = _ON_H100.get(kind, {}).get(name.removesuffix(" block")) if hopper else None
             if published:
                 yield Row(what, found["tflops"], published, "TFLOP/s", _PAPER, most=2.0)
             if roof:

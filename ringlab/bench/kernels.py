@@ -6,11 +6,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
+from torch import Tensor
+
 from ringlab.bench.contenders import SDPA, Contender, all_sdpa, one_block, whole
 from ringlab.bench.device import Cuda, Device, machine
 from ringlab.bench.measure import METHOD, Bench, all_subjects_timed
 from ringlab.bench.problem import PASSES, Problem
+from ringlab.blocks import get_block
+from ringlab.errors import BackendError
 
+OPTIONAL = ("cudnn", "flash", "flex")
+"""Blocks of libraries, which a machine may lack. Those that it lacks are not timed, and that is no failure."""
 BLOCKS = ("triton", "native")
 
 
@@ -25,21 +31,24 @@ def bench_kernels(
 ) -> dict[str, Any]:
     """Return times, TFLOP/s, errors and speed ratios of each mask and pass, for JSON; times in seconds.
 
+    A block with the name of one of torch's own backends is called "cudnn block" or "flash block" in the result.
     `masks` are values of `causal`; `progress` is called after every round, 3 + `rounds` times a case.
     Raises: DeviceError without a GPU.
     """
     device = device or Cuda()
-    pairs = {block: tuple(SDPA) for block in blocks}
+    pairs = {_subject(block): tuple(SDPA) for block in blocks}
+    here: dict[str, Any] = {}
     cases, seeds = [], []
     for causal in masks:
         bench = Bench(replace(problem, causal=causal), device, seed)
         seeds.append(bench.seed)
+        here = {_subject(block): () for block in blocks if _is_here(block, bench.inputs.q)}
         for of in PASSES:
             cases.append(bench.measure(of, _contenders(blocks, causal), pairs, rounds, progress))
     sizes = {name: value for name, value in asdict(problem).items() if name != "causal"}
     return {
         "bench": "kernels",
-        "ok": all_subjects_timed(cases, pairs),
+        "ok": bool(here) and all_subjects_timed(cases, here),
         "work": {"B": 1, **sizes, "rounds": rounds, "seeds": seeds},
         "method": METHOD,
         "cases": cases,
@@ -48,5 +57,19 @@ def bench_kernels(
 
 
 def _contenders(blocks: Sequence[str], causal: bool) -> dict[str, Contender]:
-    ours = {block: whole(one_block(block), causal) for block in blocks}
+    ours = {_subject(block): whole(one_block(block), causal) for block in blocks}
     return ours | all_sdpa(causal)
+
+
+def _subject(block: str) -> str:
+    """Return a name for the results of ringlab's block that no backend of torch's own attention has."""
+    return f"{block} block" if block in SDPA else block
+
+
+def _is_here(block: str, q: Tensor) -> bool:
+    """Return whether a block counts: whether the machine has its library, or it needs none."""
+    try:
+        get_block(block, q)
+    except BackendError:
+        return block not in OPTIONAL
+    return True

@@ -19,6 +19,7 @@ from ringlab.bench.kernels import bench_kernels
 from ringlab.bench.measure import Bench
 from ringlab.bench.problem import Problem, draw
 from ringlab.bench.reference import reference, sample
+from ringlab.blocks import get_block
 from ringlab.blocks.naive import Naive
 from ringlab.comm.memory import MemoryMeter
 from ringlab.comm.ring import Ring
@@ -242,6 +243,26 @@ def test_a_report_of_kernels_has_what_readers_need() -> None:
         found = case["contenders"]["native"]
         assert all(0 < ratio <= 1 for ratio in found["errors_over_bounds"].values())
         assert found["median_s"] > 0 and len(found["times_s"]) == 2
+
+
+def test_a_block_is_timed_beside_torchs_backend_of_the_same_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    def stand_in(name: str, *args: Any, **options: Any) -> Any:
+        return get_block("blockwise" if name == "flash" else name, *args, **options)
+
+    monkeypatch.setattr("ringlab.arguments.get_block", stand_in)
+    report = bench_kernels(SMALL, ("flash", "native"), masks=(True,), rounds=1, device=Cpu())
+    for case in report["cases"]:
+        assert {"flash block", "flash", "native"} <= case["contenders"].keys()
+        assert case["speed_ratio"].keys() == {"flash block", "native"}
+
+
+def test_a_library_that_the_machine_lacks_is_no_failure() -> None:
+    """Nothing is timed in its place, and the result has the reason."""
+    report = bench_kernels(SMALL, ("cudnn", "flash", "native"), masks=(True,), rounds=1, device=Cpu())
+    assert report["ok"]
+    for case in report["cases"]:
+        assert {"cudnn block", "flash block"} <= case["not_timed"].keys()
+    assert not bench_kernels(SMALL, ("flash",), masks=(True,), rounds=1, device=Cpu())["ok"]
 
 
 def test_a_report_of_the_ring_has_ratios_to_one_call_and_memory() -> None:
