@@ -35,9 +35,8 @@ class Cudnn(LibraryBlock):
         return None if version >= 90000 else f"needs cuDNN 9.0 or later (90000), got {version}"
 
     def largest_head_dim(self, capability: Capability) -> int:
-        if not (8, 0) <= capability <= (12, 1):
-            return 0
-        return 256 if capability == (9, 0) and torch.backends.cudnn.version() >= 91000 else 128
+        # Some versions of torch and cuDNN take up to 256 on Hopper, and later ones refuse them again.
+        return 128 if (8, 0) <= capability <= (12, 1) else 0
 
     def _library_forward(
         self, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float
@@ -48,15 +47,16 @@ class Cudnn(LibraryBlock):
         return out, lse.reshape(q.shape[:-1])  # from (B, H, L, 1)
 
     def _library_backward(self, tile: BackwardTile) -> tuple[Tensor, Tensor, Tensor]:
+        q, dout, out = _one_layout(tile.q, tile.dout, tile.out)
         # Takes the place of the random state of dropout.
         unused = torch.zeros((), dtype=torch.int64, device=tile.q.device)
         # The schema calls attn_bias a tensor. torch turns None into an undefined tensor, which the operator expects.
         return _aten._scaled_dot_product_cudnn_attention_backward(
-            tile.dout,
-            tile.q,
+            dout,
+            q,
             tile.k,
             tile.v,
-            tile.out,
+            out,
             tile.lse.unsqueeze(-1),
             philox_seed=unused,
             philox_offset=unused,
@@ -69,3 +69,16 @@ class Cudnn(LibraryBlock):
             is_causal=tile.causal,
             scale=tile.scale,
         )
+
+
+def _one_layout(q: Tensor, dout: Tensor, out: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the tensors, copied unless the strides of q and all shapes determine the strides of dout and out.
+
+    torch finds the plan of a backward by the strides of q, k and v only. With other strides of dout and out than those
+    for which the plan was made, gradients would be silently wrong.
+    """
+    if q.shape != out.shape:
+        return q, dout.contiguous(), out.contiguous()
+    if q.stride() == dout.stride() == out.stride():
+        return q, dout, out
+    return q.contiguous(), dout.contiguous(), out.contiguous()

@@ -281,6 +281,19 @@ _FLASH_ATTN = _forward_rules(heads=2) | {
     ),
 }
 _CUDNN = _forward_rules(own_value_dims=True, shortest=2)
+
+
+def _steps_taken(x: Tensor) -> list[int]:
+    return [step for step, size in zip(x.stride(), x.shape, strict=True) if size > 1]
+
+
+# torch keeps cuDNN's plans by the strides of q, k and v only.
+_ONE_LAYOUT: Rules = {
+    "strides of dout and out that follow from those of q": lambda c: all(
+        x.is_contiguous() if x.shape != c["q"].shape else _steps_taken(x) == _steps_taken(c["q"])
+        for x in (c["dout"], c["out"])
+    ),
+}
 RULES: dict[str, Rules] = {
     "flash_forward": _forward_rules(),
     "flash_backward": _forward_rules() | _backward_rules(),
@@ -288,7 +301,7 @@ RULES: dict[str, Rules] = {
     "flash_attn_backward": _FLASH_ATTN | _backward_rules(heads=2),
     "flex": _FLEX,
     "cudnn_forward": _CUDNN,
-    "cudnn_backward": _CUDNN | _backward_rules(last=(1,)),
+    "cudnn_backward": _CUDNN | _backward_rules(last=(1,)) | _ONE_LAYOUT,
     "forward_step": _TRITON,
     "backward_dq": _TRITON,
     "backward_dkv": _TRITON,
