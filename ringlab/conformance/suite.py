@@ -146,6 +146,7 @@ class _Suite:
         self.counters: dict[str, Run] = {}
         self.gave_up = False
         self.again, self.tries = dict[str, list[Run]](), Counter[str]()
+        self.more = set[Run]()
 
     def run(self) -> Report:
         """Return the report after all stages."""
@@ -254,7 +255,8 @@ class _Suite:
         """Judge a check if all its runs are made, or if the latest run, `ran`, settles the verdict."""
         planned = self.planned[each.name]
         rans = [self.done[run] for run in planned if run in self.done]
-        failed = next((ran for ran in rans if ran.trouble is not None), None)
+        spared = self.more if each.spares_more else set()
+        failed = next((ran for ran in rans if ran.trouble is not None and ran.run not in spared), None)
         ends = failed if not each.tolerant else None
         if ends is not None:
             verdict = Verdict(False, f"{ends.trouble} ({ends.run})")
@@ -271,6 +273,7 @@ class _Suite:
             if (verdict.by_time or verdict.more) and self.tries[each.name] < AGAIN:
                 self.again[each.name] = [*verdict.more] or planned
                 self.planned[each.name] = [*planned, *verdict.more]
+                self.more.update(verdict.more)
                 self.tries[each.name] += 1
                 return
         else:

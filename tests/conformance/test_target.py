@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +16,14 @@ from ringlab import edits, oracle, plain_ring, ring_attention, zigzag
 from ringlab.comm.ring import Ring
 from ringlab.conformance import Target, check, checks
 from ringlab.conformance.checks.arguments import ARGUMENT_CHECKS
-from ringlab.conformance.checks.check import Plan
+from ringlab.conformance.checks.check import Plan, Verdict
 from ringlab.conformance.checks.dropout import DROPOUT_CHECKS
 from ringlab.conformance.kinds.decode import check_decode
 from ringlab.conformance.kinds.merge import check_merge
 from ringlab.conformance.mutants import SOURCE
 from ringlab.conformance.run.loading import load, resolve
-from ringlab.conformance.run.run import Run, inputs, join
+from ringlab.conformance.run.run import Meter, Ran, Run, Trouble, inputs, join
+from ringlab.conformance.suite import AGAIN
 from ringlab.conformance.target.calling import call, written
 from ringlab.conformance.target.claims import as_target
 from ringlab.errors import BackendError, LayoutError
@@ -397,6 +399,7 @@ def test_memory_that_is_kept_by_rank_may_serve_two_rings() -> None:
     assert check(module.attend, quick=True, isolate=False, only=("two rings", "forward")).failed == []
 
 
+@pytest.mark.thorough
 def test_padded_tiles_are_no_more_work_than_long_shards_need() -> None:
     def padded(ring: Ring, q: Tensor, k: Tensor, v: Tensor, *, causal: bool, positions: Any) -> Any:
         pad, L = -q.shape[2] % 128, q.shape[2]
@@ -413,6 +416,64 @@ def test_padded_tiles_are_no_more_work_than_long_shards_need() -> None:
     assert {each.name: each.evidence for each in report.findings if not each.ok} == {}
     short = as_target(target).claims()
     assert report.runs > len({run for each in ("forward", "work") for run in _runs_of(each, short)})
+
+
+def _work_of(rows: int, keys: int, dims: int = 1, times: int = 1, causal: bool = False) -> Verdict:
+    """Return the verdict of `work` on a ring that computes tiles of this size, padded, each so many times."""
+
+    def made(run: Run) -> Ran:
+        tokens, work = run.S // run.P, times * run.P**2
+        for length, tile in ((tokens, rows), (tokens, keys), (run.D, dims)):
+            work *= -(-length // tile) * tile
+        flops = [count * 2 * run.H * work // run.P for count in (2, 5)]
+        forward, backward = ([Meter(flops=each)] * run.P for each in flops)
+        return Ran(run, forward=forward, backward=backward)
+
+    claims = as_target(plain_ring.attend).claims()
+    plan = Plan(replace(claims, causal=(causal,)), quick=True, seed=0)
+    (work,) = checks.chosen(("work",))
+    rans = [made(run) for run in work.runs(plan)]
+    for _ in range(AGAIN):
+        rans += [made(run) for run in work.judge(plan, rans).more]
+    return work.judge(plan, rans)
+
+
+COMMON = (16, 17, 32, 48, 64, 96, 128, 192, 256)
+
+
+@pytest.mark.parametrize("rows", COMMON)
+def test_no_common_tile_and_no_head_dim_pads_into_too_much_work(rows: int) -> None:
+    for keys in (*COMMON, 176):
+        for dims in (1, 64, 128):
+            right = _work_of(rows, keys, dims)
+            assert right.ok, (rows, keys, right.evidence)
+            twice = _work_of(rows, keys, dims, times=2)
+            assert not twice.ok and "padding of tiles" in twice.evidence
+
+
+def test_work_that_no_row_sees_and_a_ring_without_longer_results_are_told() -> None:
+    everything = _work_of(1, 1, causal=True)
+    assert not everything.ok and everything.more == () and "is no padding" in everything.evidence
+    plan = Plan(as_target(plain_ring.attend).claims(), quick=True, seed=0)
+    (work,) = checks.chosen(("work",))
+    run = next(run for run in work.runs(plan) if not run.causal)
+    short = Ran(run, forward=[Meter(flops=10**12)], backward=[Meter(flops=10**12)])
+    longer = [Ran(each, trouble=Trouble("hung", "the limit")) for each in work.judge(plan, [short]).more]
+    told = work.judge(plan, [short, *longer])
+    assert not told.ok and told.more == () and "it may be padding of tiles" in told.evidence
+
+
+def test_a_longer_run_that_fails_leaves_the_verdict_of_the_short_one() -> None:
+    def twice(ring: Ring, q: Tensor, k: Tensor, v: Tensor, *, causal: bool, positions: Any) -> Any:
+        if q.shape[2] > 64:
+            raise ValueError("too long")
+        plain_ring.attend(ring, q, k, v, causal=causal, positions=positions)
+        return plain_ring.attend(ring, q, k, v, causal=causal, positions=positions)
+
+    target = Target(twice, causal=(False,), layouts=("contiguous",))
+    found = check(target, isolate=False, only=("work",)).findings[-1]
+    assert not found.ok and "computes 2 of the S² pairs" in found.evidence
+    assert "longer shards have no result: raised: ValueError: too long" in found.evidence
 
 
 def _runs_of(name: str, claims: Any) -> list[Run]:

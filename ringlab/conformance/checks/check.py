@@ -109,8 +109,9 @@ class Check:
     """One line of the table of checks.
 
     needs: returns the reason why the check does not apply, or None. tolerant: whether the check also judges
-    runs that failed; any other check fails as soon as one of its runs fails. names: the results that the
-    check compares. by_values: whether wrong values start the search for a smaller counterexample.
+    runs that failed; any other check fails as soon as one of its runs fails. spares_more: whether it also
+    judges failed runs that only its verdict asked for. names: the results that the check compares.
+    by_values: whether wrong values start the search for a smaller counterexample.
     """
 
     name: str
@@ -121,6 +122,7 @@ class Check:
     judge: Judge
     needs: Callable[[Plan], str | None] = lambda plan: None
     tolerant: bool = False
+    spares_more: bool = False
     names: tuple[str, ...] = NAMES
     by_values: bool = True
 

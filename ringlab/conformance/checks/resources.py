@@ -18,10 +18,16 @@ LISTS = 4 * 8
 """The bytes per token of four int64 lists of all positions, because a rank may know where every token is.
 
 Only in narrow runs these lists are not small compared with K and V."""
-_LONG = 256
-"""The number of tokens per rank in runs that check excess work again; tiles of a power of 2 need no padding
-there."""
-_D = 64
+_LONGER = ((256, 480, 576), (1_536,))
+"""The numbers of tokens per rank in runs that check excess work again, in two stages.
+
+A ring pads if its tiles are longer than its shards, or do not divide them. Most tiles up to 256, and all of 16,
+32, 48, 64, 96, 128, 192 and 256, pad by less than MORE_WORK at one of these lengths at least. The first lengths
+are short because small tiles take long in Python, and because the longest one takes seconds."""
+_D, _WIDE = 64, 128
+"""The head dim of metered runs, and that of longer ones, because some tiles pad the head dim to 128."""
+_SAME = 1.02
+"""The factor between excesses below which they are the same at all lengths, as excess by padding is not."""
 MORE_WORK = 1.1
 """The allowed factor over the matrix products that attention needs.
 
@@ -246,33 +252,42 @@ def _work_runs(plan: Plan) -> list[Run]:
 def _work(plan: Plan, rans: Sequence[Ran]) -> Verdict:
     """Return the verdict: every tile may be computed only once in forward and once in backward.
 
-    Under a causal mask, these are a rank's own block, and half of the other blocks. A ring whose tiles are
-    longer than the shards of these runs computes padding. So a ring that does too much work gets longer
-    shards.
+    Under a causal mask, these are a rank's own block, and half of the other blocks. A ring whose tiles do not
+    fit the shards computes padding. So a ring that does too much work gets longer shards, and only the
+    smallest excess of all lengths counts. An excess that is the same at several lengths is no padding.
     """
     figures, over = [], list[tuple[Run, str]]()
-    long = {ran.run for ran in rans if ran.run.S == _LONG * ran.run.P}
-    for ran in rans:
-        run = ran.run
-        if run not in long and _longer(run) in long:
-            continue
+    more, settled = dict[Run, None](), False
+    for of_mask in _by_mask(rans):
+        run, made = of_mask[0].run, [ran for ran in of_mask if ran.trouble is None]
         share = (run.P + 1) / (2 * run.P) if run.causal else 1.0
         mask = f"{run.layout} {'causal' if run.causal else 'full'}"
-        for which, meters in (("forward", ran.forward), ("backward", ran.backward)):
-            done = sum(meter.flops for meter in meters) / _flops_of_all_pairs(run, which)
-            if meters and not done:
+        for which in ("forward", "backward"):
+            shares = {ran.run: _share_of_all_pairs(ran, which) for ran in made if getattr(ran, which)}
+            if not all(shares.values()):
                 return Verdict(
                     True,
                     f"does not apply: no product of matrices was seen {which}, so work cannot be counted",
                 )
-            figures += [f"{which} {mask} {done:.3f} of {share:.3f}"] if meters else []
-            if done > MORE_WORK * share:
-                tiles = f"{share:.3f} of S² is enough" if run.causal else "S² pairs are needed"
-                over.append((run, f"{which} computes {done:.3g} of the S² pairs, where {tiles} ({run})"))
+            if not shares:
+                continue
+            least = min(shares, key=lambda each: shares[each])
+            done = shares[least]
+            padded = (
+                "" if least == run else f" at {least.S // least.P:,} tokens per rank, as shorter shards pad"
+            )
+            figures.append(f"{which} {mask} {done:.3f} of {share:.3f}{padded}")
+            if done <= MORE_WORK * share:
+                continue
+            same = len(shares) > 1 and max(shares.values()) < _SAME * done
+            settled |= same
+            if len(made) == len(of_mask):
+                more |= dict.fromkeys(_longer(run, tokens) for tokens in _next_lengths(of_mask))
+            tiles = f"{share:.3f} of S² is enough" if run.causal else "S² pairs are needed"
+            text = f"{which} computes {done:.3g} of the S² pairs, where {tiles}"
+            over.append((run, f"{text} ({least}){_of_lengths(of_mask, same)}"))
     if over:
-        run, text = next((each for each in over if each[0] in long), over[0])
-        more = () if run in long else tuple(dict.fromkeys(_longer(each) for each, _ in over))
-        return Verdict(False, text, run, more=more)
+        return Verdict(False, over[0][1], over[0][0], more=() if settled else tuple(more))
     return Verdict(True, f"shares of the S² pairs computed, of those needed: {'; '.join(figures)}")
 
 
@@ -280,9 +295,41 @@ def _flops_of_all_pairs(run: Run, which: str) -> int:
     return PRODUCTS[which] * 2 * run.B * run.H * run.S**2 * run.D
 
 
-def _longer(run: Run) -> Run:
-    """Return the same run with shards of `_LONG` tokens."""
-    return replace(run, S=_LONG * run.P)
+def _share_of_all_pairs(ran: Ran, which: str) -> float:
+    return sum(meter.flops for meter in getattr(ran, which)) / _flops_of_all_pairs(ran.run, which)
+
+
+def _by_mask(rans: Sequence[Ran]) -> list[list[Ran]]:
+    """Return the runs of each mask and layout, the shortest first."""
+    found: dict[tuple[bool, str], list[Ran]] = {}
+    for ran in sorted(rans, key=lambda ran: ran.run.S):
+        found.setdefault((ran.run.causal, ran.run.layout), []).append(ran)
+    return list(found.values())
+
+
+def _tokens(rans: Sequence[Ran]) -> list[int]:
+    return [ran.run.S // ran.run.P for ran in rans]
+
+
+def _next_lengths(rans: Sequence[Ran]) -> tuple[int, ...]:
+    """Return the first stage of `_LONGER` that the runs of one mask lack, or ()."""
+    return next((stage for stage in _LONGER if not {*stage} <= {*_tokens(rans)}), ())
+
+
+def _longer(run: Run, tokens: int) -> Run:
+    """Return the same run with shards of so many tokens, and a wide head dim."""
+    return replace(run, S=tokens * run.P, D=_WIDE)
+
+
+def _of_lengths(rans: Sequence[Ran], same: bool) -> str:
+    """Return words on whether the runs of one mask show that an excess is no padding of tiles."""
+    failed = next((ran for ran in rans if ran.trouble is not None), None)
+    lengths = ", ".join(str(tokens) for tokens in _tokens(rans))
+    if same:
+        return f"; as much at {lengths} tokens per rank, so it is no padding of tiles"
+    if failed is not None:
+        return f"; it may be padding of tiles, but longer shards have no result: {failed.trouble}"
+    return f"; padding of tiles is not the cause, as this is the least at {lengths} tokens per rank"
 
 
 def _work_needs(plan: Plan) -> str | None:
@@ -294,5 +341,5 @@ RESOURCE_CHECKS = (
     Check("bytes", "bytes sent, forward and backward, in the inputs' dtype, heads not repeated", "quick", Measure.MESSAGES, _full, _bytes, needs_ring),
     Check("gather", "no tensor as large as the whole sequence", "quick", Measure.MEMORY, _large, _gather, needs_ring),
     Check("peak memory", "more ranks of equal shards take no more memory", "quick", Measure.MEMORY, lambda plan: [*_large(plan), *_narrow(plan)], _memory, needs_ring),
-    Check("work", "tiles computed once, forward and backward, and none that no row sees", "quick", Measure.WORK, _work_runs, _work, _work_needs),
+    Check("work", "tiles computed once, forward and backward, and none that no row sees", "quick", Measure.WORK, _work_runs, _work, _work_needs, spares_more=True),
 )  # fmt: skip
