@@ -15,7 +15,7 @@ import torch
 from ringlab.conformance import checks
 from ringlab.conformance.checks import LOADS, guesses
 from ringlab.conformance.checks.check import Check, Plan, Verdict, size
-from ringlab.conformance.checks.measuring import truth_of
+from ringlab.conformance.checks.measuring import measure, truth_of
 from ringlab.conformance.report.counterexample import Search, is_gross, troubled
 from ringlab.conformance.report.diagnosis import NO_TARGET, NOT_ASKED, NOT_CALLED, STOPPED
 from ringlab.conformance.report.findings import ALLOWED, Finding, Report
@@ -31,6 +31,8 @@ LIMIT = 30.0
 """The seconds for the import of a target, and for each run."""
 AGAIN = 2
 """How many times the runs of a check are repeated if a busy machine alone could explain its verdict."""
+_REPEATS = 3
+"""How many times a wrong plain run is repeated, to find a target that is wrong by chance."""
 _IN_A_ROW = 2
 """The number of runs that may hang one after the other; each of them costs the time limit."""
 _EXPLAINED = 3  # the most checks that get a smaller counterexample
@@ -304,9 +306,16 @@ class _Suite:
         failed = any(name in guesses.PLAIN and not found.ok for name, found in self.findings.items())
         if self.opened is None or not failed:
             return False
-        self.result.right_if = guesses.right_if(self.plan.claims, partial(self._guessing, self.opened))
-        self.opened = None  # the guesses are made only once
+        opened, self.opened = self.opened, None  # the guesses are made only once
+        if not self._is_wrong_by_chance():
+            self.result.right_if = guesses.right_if(self.plan.claims, partial(self._guessing, opened))
         return bool(self.result.right_if)
+
+    def _is_wrong_by_chance(self) -> bool:
+        """Return whether a wrong plain run is right when it is repeated, so that no guess explains it."""
+        wrong = [self.counters[name] for name in self.counters if name in guesses.PLAIN][:1]
+        again = (ran for _ in range(_REPEATS) for ran in self.source.made(wrong))
+        return any(ran.trouble is None and all(each.ok for each in measure(ran)) for ran in again)
 
     def _guessing(self, opened: Opened) -> AbstractContextManager[Guessing]:
         if self._stops() and self.result.transport == VIRTUAL and isinstance(self.source, Guessing):

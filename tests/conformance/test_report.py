@@ -22,7 +22,7 @@ from ringlab.cli.check import _table
 from ringlab.conformance.kinds.decode import check_decode
 from ringlab.conformance.kinds.merge import check_merge
 from ringlab.conformance.kinds.step import check_step
-from ringlab.conformance.report.diagnosis import NOT_ASKED, first
+from ringlab.conformance.report.diagnosis import NOT_ASKED, first, wrong_values
 from ringlab.conformance.report.findings import Finding, Report
 from ringlab.conformance.report.html import html
 from ringlab.conformance.report.junit import junit
@@ -179,6 +179,29 @@ def test_lone_surrogates_in_an_error_can_be_reported(tmp_path: Path) -> None:
     ]
     done = CliRunner().invoke(app, asked)
     assert done.exit_code == 1 and "not text: \\udcff" in done.stdout and "\\udcff" in file.read_text()
+
+
+def test_a_ring_that_is_wrong_by_chance_is_not_called_otherwise() -> None:
+    calls: list[int] = []
+
+    def by_chance(ring, q, k, v, *, causal, positions):  # type: ignore[no-untyped-def]
+        calls.append(1)
+        out, lse = plain_ring.attend(ring, q, k, v, causal=causal, positions=positions)
+        guessed = positions[0].tolist() == [*range(8)]  # the first guess is wrong too
+        return (out * 2 if len(calls) == 1 or guessed else out), lse
+
+    report = check(by_chance, quick=True, only=("forward",), isolate=False)
+    assert report.failed == ["forward"] and report.right_if == ""
+    assert wrong_values(report.findings) is not None
+
+
+def test_a_wrong_form_of_a_result_is_told_to_its_end() -> None:
+    def in_float32(outs: torch.Tensor, lses: torch.Tensor) -> torch.Tensor:
+        return 2 * (lses.softmax(0).unsqueeze(-1) * outs.float()).sum(0)
+
+    (others,) = [each for each in check_merge(in_float32).sentences if each.startswith("Other faults")]
+    assert "“dtypes”: out is to be a tensor (2, 3, 5, 8) of torch.bfloat16, and is (2, 3, 5, 8) of" in others
+    assert "P=" not in others
 
 
 def test_a_target_that_is_called_wrongly_is_asked_no_more() -> None:

@@ -95,6 +95,26 @@ def test_a_mean_over_sequences_is_named_as_such() -> None:
     assert "over sequences" not in packed["mean of labels"]
 
 
+@pytest.mark.parametrize(
+    ("sums", "divided_by", "said"),
+    [
+        (False, "sequences", "the sum over sequences of their own means, divided by a constant"),
+        (True, "sequences with labels", "the mean over sequences of their own sums"),
+        (True, "sequences", "the sum over labels, divided by a constant"),
+    ],
+)
+def test_another_mean_or_sum_is_named_by_its_weights(sums: bool, divided_by: str, said: str) -> None:
+    def loss(ring: Any, tokens: Tensor, labels: Tensor) -> float:
+        counts = [int((row[1:] != IGNORE).sum()) for row in labels]
+        rows = [row for row, count in enumerate(counts) if count]
+        each = [float(step(ring, tokens[[row]], labels[[row]], evaluate=True)[0]) for row in rows]
+        total = sum(one * (counts[row] if sums else 1) for one, row in zip(each, rows, strict=True))
+        return total / (len(counts) if divided_by == "sequences" else len(rows))
+
+    told = failed(check_step(loss, only=["mean of labels"], ranks=(2,)))["mean of labels"]
+    assert f"and this one is {said}" in told
+
+
 def test_numbers_of_a_failure_never_look_alike() -> None:
     def nearly(loss: float, gradient: float) -> Callable[..., Any]:
         def train(ring: Any, tokens: Tensor) -> Any:

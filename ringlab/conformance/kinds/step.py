@@ -29,7 +29,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias
 
@@ -193,28 +193,37 @@ def _mean(calls: StepCalls, case: Case) -> str:
     alone = _one_by_one(case)
     *parts, found = calls.of(*alone, case)
     true = _mixed([(1 / len(parts), part[0]) for part in parts])
-    of_row = Counter(_label(each) // case.S for each in alone)
-    rows = _mixed(
-        [
-            (1 / len(of_row) / of_row[_label(each) // case.S], part[0])
-            for each, part in zip(alone, parts, strict=True)
-        ]
-    )
     wrong = _differ(true, found, case, "as the mean over its labels, each alone")
-    return _with_law(wrong, found, rows, case)
+    rows = [_label(each) // case.S for each in alone]
+    of_row = Counter(rows)
+    means = [1 / of_row[row] for row in rows]
+    forms = {
+        BY_SEQUENCE: [each / len(of_row) for each in means],
+        "the sum over sequences of their own means, divided by a constant, such as the number of all sequences, with labels or not": means,
+        "the mean over sequences of their own sums": [1 / len(of_row)] * len(rows),
+        "the sum over labels, divided by a constant": [1.0] * len(rows),
+    }
+    return _with_law(wrong, found, [part[0] for part in parts], forms, case)
 
 
-def _with_law(wrong: str, found: list[Result], by_sequence: Result, case: Case) -> str:
+BY_SEQUENCE = "the mean over sequences of their own means, as objectives such as GRPO and DPO want it"
+
+
+def _with_law(
+    wrong: str, found: list[Result], parts: list[Result], forms: Mapping[str, Sequence[float]], case: Case
+) -> str:
     """Return the sentence on a wrong mean, with the law that it breaks; "" if nothing is wrong.
 
-    The sentence also says whether the result is a mean over sequences.
+    The sentence also says which of `forms` the result is, if it is one: a weighted sum of `parts`, with these
+    weights by its words.
     """
     if not wrong:
         return ""
     law = "the law is for a loss that is the mean over all labels"
-    if _loss_differs(by_sequence, found, case):
-        return f"{wrong}; {law}"
-    return f"{wrong}; {law}, and this one is the mean over sequences of their own means, as objectives such as GRPO and DPO want it"
+    for words, weights in forms.items():
+        if not _loss_differs(_mixed([*zip(weights, parts, strict=True)]), found, case):
+            return f"{wrong}; {law}, and this one is {words}"
+    return f"{wrong}; {law}"
 
 
 def _mixed(shares: Sequence[tuple[float, Result]]) -> Result:
@@ -257,9 +266,9 @@ def _alone(calls: StepCalls, case: Case) -> str:
     *parts, found = calls.of(*_with_each_alone(case))
     counts = [tokens - 1 for tokens in case.documents if tokens > 1]
     true = _mixed([(count / sum(counts), part[0]) for count, part in zip(counts, parts, strict=True)])
-    equal = _mixed([(1 / len(parts), part[0]) for part in parts])
     wrong = _differ(true, found, case, "as the mean over the documents, each alone")
-    return _with_law(wrong, found, equal, case)
+    forms = {BY_SEQUENCE: [1 / len(parts)] * len(parts)}
+    return _with_law(wrong, found, [part[0] for part in parts], forms, case)
 
 
 def _other_documents(calls: StepCalls, case: Case) -> str:

@@ -87,7 +87,7 @@ def _others(findings: Sequence[_Finding]) -> str:
         )
         told = told or (trouble is not None and " ".join(trouble["text"].rstrip(".").split()) in said)
         if not told and not (each.name == "precision" and _in_float32([each])):
-            short = evidence.split(" (")[0][:_LONGEST]
+            short = evidence.split(" (P=")[0][:_LONGEST]  # without the run, which the table names
             kinds.setdefault(trouble["kind"] if trouble else short, (each.name, short))
     listed = [f"“{name}”: {short}" for name, short in list(kinds.values())[:_LISTED]]
     more = f"; {len(kinds) - _LISTED} more below" if len(kinds) > _LISTED else ""

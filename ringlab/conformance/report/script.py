@@ -40,6 +40,7 @@ _SECONDS = 120.0
 
 
 NO_VALUE = "no value is wrong, so there is no counterexample to write"
+CALLED_OTHERWISE = "the plain call is wrong, and the target is right if it is called as said above"
 
 
 _GIVEN = ("window", "softcap", "documents")
@@ -58,7 +59,7 @@ def attach(report: Report, load: Callable[[], Target], device: str = "cpu") -> N
     """
     where = diagnosis.wrong_values(report.findings)
     if where is None:
-        report.no_script = NO_VALUE
+        report.no_script = CALLED_OTHERWISE if report.right_if else NO_VALUE
         return
     if ":" not in report.target or report.target.startswith("peer:"):
         report.no_script = "the target is no package.module:name that a script could import"
@@ -96,9 +97,7 @@ def _lacks(text: str) -> str:
         except subprocess.TimeoutExpired:
             return f"run on its own, it did not end within {_SECONDS:g} s"
     if ran.returncode == 0:
-        return (
-            "run on its own, it shows no wrong value: the fault needs what other calls leave in the process"
-        )
+        return "run on its own, it shows no wrong value: the target is wrong in some runs only, or needs what other calls leave in the process"
     if "WRONG" in ran.stdout:
         return ""
     last = (ran.stderr.strip().splitlines() or ["it says nothing"])[-1]
