@@ -25,12 +25,14 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+import ringlab
 from ringlab.comm.processes import carriers
 from ringlab.comm.processes.carriers import PointToPoint
 from ringlab.comm.processes.distributed import DistributedComm
 from ringlab.comm.processes.failure_board import Board
 from ringlab.comm.ring import Ring
 
+PACKAGE = str(Path(ringlab.__file__).parent)
 PATIENCE = 60.0
 """Seconds for which a rank waits for another rank."""
 ALLOWED = {"_dlse_of_heads"}
@@ -340,7 +342,7 @@ class _Reads(TorchDispatchMode):
         if func.name().partition(".")[0] in self.WAIT and any(
             x.is_cuda for x in args if isinstance(x, Tensor)
         ):
-            here = next(f for f in reversed(traceback.extract_stack()) if "/ringlab/" in f.filename)
+            here = next(f for f in reversed(traceback.extract_stack()) if f.filename.startswith(PACKAGE))
             of_block = Path(here.filename).parent.name == "blocks"  # a block runs its code for CPUs here
             if not of_block and here.name not in ALLOWED:
                 self.nccl.synchronized.append(f"result of {func.name()} in {here.name}")
