@@ -292,7 +292,8 @@ def test_under_torchrun_the_rank_that_died_first_is_named(
     assert stacks.pop(str(dead)).startswith("no stack: its process")
     for rank, stack in stacks.items():
         assert f"of rank {rank} (" in stack.splitlines()[0], "the exchange at which it is"
-        assert f"in {entrant}" in stack, stack
+        # A slow rank may still be in ringlab's ring, which runs before the entrant.
+        assert f"in {entrant}" in stack or "in compete" in stack, stack
 
 
 @pytest.mark.parametrize(
