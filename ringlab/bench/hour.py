@@ -40,7 +40,7 @@ class Step:
 
     words: what follows `python`; {out} becomes the file of its results, {gpus} the number of GPUs. minutes: its
     limit. gpus: the fewest GPUs that it needs. Steps of one `wave` that need one GPU run side by side where
-    there are enough GPUs.
+    there are enough GPUs. optional: whether all its tests may be skipped, as for a library that is not installed.
     """
 
     name: str
@@ -48,6 +48,7 @@ class Step:
     minutes: float
     wave: int
     gpus: int = 1
+    optional: bool = False
 
     @property
     def is_test(self) -> bool:
@@ -55,9 +56,9 @@ class Step:
         return "pytest" in self.words
 
 
-def _tests(name: str, minutes: float, wave: int, *words: str, gpus: int = 1) -> Step:
+def _tests(name: str, minutes: float, wave: int, *words: str, gpus: int = 1, optional: bool = False) -> Step:
     words = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "--confcutdir=tests/gpu", *words)
-    return Step(name, words, minutes, wave, gpus)
+    return Step(name, words, minutes, wave, gpus, optional)
 
 
 def _ringlab(name: str, minutes: float, wave: int, command: str) -> Step:
@@ -80,8 +81,8 @@ STEPS = (
     _tests("shapes", 2, 1, _TABLE, "-k", "cudnns_lse or same_bits"),
     _tests("triton bfloat16", 8, 1, _TABLE, "-k", "triton and bfloat16"),
     _tests("native", 5, 1, _TABLE, "-k", "native"),
-    _tests("cudnn", 6, 1, _TABLE, "-k", "cudnn-"),
-    _tests("flash", 6, 1, _TABLE, "-k", "flash-"),
+    _tests("cudnn", 6, 1, _TABLE, "-k", "cudnn-", optional=True),
+    _tests("flash", 6, 1, _TABLE, "-k", "flash-", optional=True),
     _tests("flex", 3, 1, _TABLE, "-k", "flex-"),
     _tests("triton float16", 5, 1, _TABLE, "-k", "triton and float16 and not bfloat16"),
     _tests("triton float32", 5, 1, _TABLE, "-k", "triton and float32"),
@@ -354,7 +355,7 @@ class _Running:
         last = self.log.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-_LAST_LINES:]
         state = LATE if self.stopped else PASSED if self.process.returncode == 0 else FAILED
         if state == PASSED and self.step.is_test and not re.search(r"\d+ passed", "\n".join(last)):
-            state = ABSENT  # every test was skipped
+            state = ABSENT if self.step.optional else FAILED  # every test was skipped
         result = None
         with suppress(OSError, ValueError):
             result = json.loads(self.out.read_text(encoding="utf-8"))

@@ -126,17 +126,22 @@ def test_tests_of_several_gpus_run_one_after_the_other(
 
 
 @pytest.mark.thorough
-def test_tests_that_are_all_skipped_are_not_here(tmp_path: Path) -> None:
-    for code, state in (
-        ("pytest.skip('no flash')", ABSENT),
-        ("assert True", PASSED),
-        ("assert False", FAILED),
-    ):
-        (tmp_path / "test_it.py").write_text(f"import pytest\n\ndef test_it():\n    {code}\n")
-        step = Step("tests", ("-m", "pytest", "-q", "-p", "no:cacheprovider", f"--confcutdir={tmp_path}",
-                              "-c", os.devnull, str(tmp_path / "test_it.py")), 1.0, 1)  # fmt: skip
-        assert run(tmp_path, step)["steps"]["tests"]["state"] == state
-        (tmp_path / "hour.json").unlink()
+@pytest.mark.parametrize(
+    ("code", "optional", "state"),
+    [
+        ("pytest.skip('no flash')", True, ABSENT),
+        ("pytest.skip('no cloudpickle')", False, FAILED),
+        ("assert True", False, PASSED),
+        ("assert False", True, FAILED),
+    ],
+)
+def test_tests_that_are_all_skipped_fail_unless_their_library_is_optional(
+    code: str, optional: bool, state: str, tmp_path: Path
+) -> None:
+    (tmp_path / "test_it.py").write_text(f"import pytest\n\ndef test_it():\n    {code}\n")
+    words = ("-m", "pytest", "-q", "-p", "no:cacheprovider", f"--confcutdir={tmp_path}", "-c", os.devnull)
+    step = Step("tests", (*words, str(tmp_path / "test_it.py")), 1.0, 1, optional=optional)
+    assert run(tmp_path, step)["steps"]["tests"]["state"] == state
 
 
 def test_without_a_gpu_it_is_refused(tmp_path: Path) -> None:
