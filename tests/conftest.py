@@ -81,7 +81,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_call(item: pytest.Item) -> None:
-    """Seed all random draws of a test, also its fixtures', from the seed of the run and the test's name."""
+    """Seed all random draws of a test and its fixtures from the seed of the run and the test's name."""
     chance.begin(item.config.option.seed, item.nodeid)
 
 
@@ -99,7 +99,7 @@ def _one_thread_for_numpy() -> None:
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Exempt objects that collecting tests has made from garbage collection, because they are never freed."""
+    """Tell the garbage collector to skip the objects that collecting tests has made; they are never freed."""
     gc.collect()
     gc.freeze()
 
@@ -158,7 +158,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _number(item: pytest.Item) -> int:
-    """Return a number that decides on a test's part: one for all tests of a file, but one for each case of a sweep."""
+    """Return a number that decides on a test's part: one for each file, or one for each case of a sweep."""
     swept = item.get_closest_marker("sweep") is not None
     return crc32((item.nodeid if swept else item.nodeid.partition("::")[0]).encode()) // 1000
 

@@ -59,7 +59,7 @@ def modules() -> list[str]:
 
 
 def checked(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return `function`, refusing arguments and results whose shapes contradict its annotations."""
+    """Return `function` with a check that refuses arguments and results whose shapes contradict its annotations."""
     name = f"{function.__module__}.{function.__qualname__}"
     if name in FRONT_DOORS or not states_shape(function):
         return function

@@ -123,7 +123,7 @@ def test_a_peak_does_not_depend_on_the_pace_of_the_ranks(
         return compute(turn, thread, job, thread_safe)
 
     monkeypatch.setattr(Turns, "compute", slowed)
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)  # a worker a rank at once
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)  # one for each of two ranks at the same time
     seen = []
     for late[0] in (-1, 0, 1):
         seen.append(reports("zigzag", P, 32, "native", schedule, heads=4))

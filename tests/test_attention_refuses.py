@@ -225,7 +225,7 @@ def test_a_scale_may_be_as_large_as_the_scores() -> None:
 @pytest.mark.parametrize("ranks", [(0,), (1,), (0, 1)])
 @pytest.mark.parametrize("name", WRONG)
 def test_some_ranks_called_wrongly(name: str, ranks: tuple[int, ...]) -> None:
-    """A rank with a wrong call reports the mistake; a rank with a correct call names the wrong rank and its error."""
+    """A rank with a wrong call reports its mistake; a rank with a correct call reports the other rank's error."""
     spoil, kind, words = WRONG[name]
     for rank, error in enumerate(run(dict.fromkeys(ranks, spoil)).results):
         if rank in ranks:
@@ -266,7 +266,7 @@ def test_an_error_that_nobody_foresaw_is_told_to_the_others() -> None:
 
 
 def test_many_ranks_that_differ_are_quoted_once_each() -> None:
-    """The error has a line for each different text, with the words in which the texts differ, for at most four."""
+    """The error quotes each different text once, at most four texts, and the words in which they differ."""
     many = 64
     spoil: Spoil = put("causal", lambda _: False)
     for error in VirtualCluster(many, memory=False).run(call, {63: spoil}).results:
@@ -455,7 +455,7 @@ def test_calls_over_some_ranks_are_counted_by_themselves():
 
 
 def test_ranks_compare_their_calls_in_messages_on_the_cpu() -> None:
-    """Messages on a GPU would make the host wait for all kernels that are launched, in every layer."""
+    """Ranks compare calls on the CPU: a message on a GPU would wait for all launched kernels, in every layer."""
     sent: list[torch.device] = []
 
     class Watched(Wrapper):

@@ -42,7 +42,7 @@ def test_known_layouts(layout: Layout, expected: list[list[int]]) -> None:
 
 
 def test_swapped_sizes_are_named_where_they_do_not_fit() -> None:
-    """The error names swapped sizes when a tensor does not fit; a layout alone cannot, as P may exceed S."""
+    """The error names swapped sizes when a tensor does not fit. A layout alone cannot notice them: P may exceed S."""
     with pytest.raises(ShapeError, match=r"tokens come before ranks: \(S=32, P=2\)"):
         zigzag(2, 32).shard(torch.zeros(1, 4, 32, 8), 0)
     with pytest.raises(WorldSizeError, match=r"tokens come first: \(S=32, P=2\)"):

@@ -72,7 +72,7 @@ def test_the_prediction_is_that_of_the_ring_by_hand(kernel_tile: int | None, sco
 
 
 def test_steps_take_what_a_short_ring_takes_beside_its_tiles() -> None:
-    """A step takes about 1 ms forward and 3 ms backward beside its tiles, less the hidden message time."""
+    """Besides its tiles, a step takes about 1 ms forward and 3 ms backward, minus the hidden message time."""
     bare = made_up()
     of_tiles = {
         of: _predicted(bare, as_hardware(bare, "bare"), of, FEW) for of in ("forward", "forward_backward")

@@ -1,4 +1,4 @@
-"""`ringlab bench hour`: order, limits, continuation, GPUs and the figures beside which results are printed."""
+"""`ringlab bench hour`: order, limits, continuation, GPUs, and the figures shown beside the results."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def test_steps_of_a_wave_have_a_gpu_each_and_the_next_wave_has_all(
 def test_tests_of_several_gpus_run_one_after_the_other(
     gpus: int, side_by_side: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Side by side, groups of NCCL would share the GPUs."""
+    """Groups of NCCL that ran side by side would share the GPUs."""
     monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
     monkeypatch.setattr("sys.executable", "/bin/true")
     step = run(tmp_path, Step("tests", ("-m", "pytest"), 1.0, 1, gpus), gpus=2)["steps"]["tests"]
@@ -150,7 +150,7 @@ def test_without_a_gpu_it_is_refused(tmp_path: Path) -> None:
 
 
 def test_every_machine_has_an_hour_that_fits() -> None:
-    """Sixty minutes on one GPU; thirty on eight, where the steps of a wave run side by side."""
+    """One GPU runs all steps but those for two GPUs in at most 70 minutes; eight GPUs run every step."""
     can, others = available(1)
     assert sum(step.minutes for step in can) <= 70 and {step.gpus for step in others} == {2}
     assert available(8)[1] == []

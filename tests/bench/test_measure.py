@@ -257,7 +257,7 @@ def test_a_block_is_timed_beside_torchs_backend_of_the_same_name(monkeypatch: py
 
 
 def test_a_library_that_the_machine_lacks_is_no_failure() -> None:
-    """Nothing is timed in its place, and the result has the reason."""
+    """A library that the machine lacks is not replaced by another one, and the result has the reason."""
     report = bench_kernels(SMALL, ("cudnn", "flash", "native"), masks=(True,), rounds=1, device=Cpu())
     assert report["ok"]
     for case in report["cases"]:
@@ -277,7 +277,7 @@ def test_a_report_of_the_ring_has_ratios_to_one_call_and_memory() -> None:
 
 
 def test_a_rank_alone_holds_what_it_holds_among_others() -> None:
-    """A rank alone uses as much memory as among others, so a bench may measure it alone."""
+    """A rank that runs alone uses as much memory as one among others, so a benchmark may measure it alone."""
     P, layout = 4, zigzag(256, 4)
     inputs = draw(Problem(H=2, S=256, D=16, dtype="float32"), "cpu", torch.Generator().manual_seed(0))
     parts = [tuple(layout.shard(x, rank) for x in inputs) for rank in range(P)]

@@ -53,7 +53,7 @@ def test_ringlab_is_right_and_torchs_ring_beside_it(tmp_path: Path) -> None:
 
 
 def sampled(wrong: float = 0.0, finite: bool = True) -> tuple[dict[str, Any], Any]:
-    """Return a package's report from two ranks, whose dv has one row wrong by the factor 1 + `wrong`."""
+    """Return a package's report from two ranks. One row of its dv is wrong by the factor 1 + `wrong`."""
     inputs = bench._inputs(WORK, "float32")
     expected = reference(inputs, True, sample(WORK.S, torch.Generator().manual_seed(1)))
     rows = {name: x.clone() for name, x in expected.true.items() if name != "lse"}

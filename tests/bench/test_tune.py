@@ -28,7 +28,7 @@ FAST, SPILLS, LARGE, WRONG = (
 
 
 def compiler(jobs: Sequence[Job], processes: int) -> list[Compiled]:
-    """Compile nothing: report shared memory that grows with the stages, and two faulty configurations."""
+    """Compile nothing, but report shared memory that grows with the stages, and two faulty configurations."""
     found = []
     for job in jobs:
         spill = 4 if job.config == SPILLS else 0
@@ -38,7 +38,7 @@ def compiler(jobs: Sequence[Job], processes: int) -> list[Compiled]:
 
 
 def race_of(times: Mapping[Config, float], wrong: Sequence[Config] = ()) -> Race:
-    """Return a race in which a configuration takes its time in `times`, else 1 s; wrong ones are left out."""
+    """Return a race in which each configuration takes its time in `times`, or else 1 s; it omits those in `wrong`."""
     return lambda slot, listed, rounds: {each: times.get(each, 1.0) for each in listed if each not in wrong}
 
 

@@ -1,4 +1,4 @@
-"""Commands, also those of other packages, are listed without an import, and are imported when used."""
+"""Commands, including those of other packages, are listed without being imported, and imported when used."""
 
 from __future__ import annotations
 

@@ -96,7 +96,8 @@ def test_what_the_help_calls_the_default_is_it() -> None:
 def test_it_goes_on_on_other_ranks_with_the_checkpoints_recipe(tmp_path: Path) -> None:
     first = trained(*SMALL, "--ranks", 2, "--folder", tmp_path, "--until", 4)
     assert (first["steps"], first["of"], first["resumed_from"]) == (4, 8, None)
-    with (tmp_path / "log.jsonl").open("a") as file:  # as after a kill while line 6 was written
+    # as if the process had been killed while it wrote line 6
+    with (tmp_path / "log.jsonl").open("a") as file:
         file.write(json.dumps({"number": 5, "loss": 99.0}) + '\n{"number": 6, "lo')
     second = trained(
         "--resume", "--ranks", 3, "--layout", "contiguous", "--micro-batches", 2, "--folder", tmp_path

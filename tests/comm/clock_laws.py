@@ -37,7 +37,7 @@ class Uniform:
 
 
 class Given(Costs):
-    """Costs in which a computation takes the seconds in its label, and a message bytes / rate + latency."""
+    """Costs: a computation takes the seconds in its label, and a message takes bytes / rate + latency."""
 
     def __init__(self, bytes_s: float = float("inf"), latency: float = 0.0) -> None:
         self.bytes_s, self.latency = bytes_s, latency

@@ -175,7 +175,7 @@ class Nccl:
         return results
 
     def arrive(self, batch: Batch) -> None:
-        """Move the messages of a batch for which a rank's computations wait, and check the rules until now."""
+        """Move the messages of a batch for which a rank's computations wait, and check that its tensors are untouched."""
         if batch.done:
             return
         batch.done = True
@@ -217,7 +217,7 @@ class Nccl:
         return [self._launch(ops)]
 
     def _post(self, op: Any) -> Any:
-        """Return the work of a message between hosts, as gloo's: it completes when both ends have posted it."""
+        """Return the work of a message between hosts. As in gloo, it completes once both ends have posted it."""
         there = op.group.ranks[op.group_peer]
         ends = (self.rank, there) if op.op is dist.isend else (there, self.rank)
         with self._meeting:
@@ -239,7 +239,7 @@ class Nccl:
         if not stream.ready:
             raise BrokenRule("a message began before the computations that were launched before it")
         if (group, self.rank) not in self.begun:
-            raise BrokenRule("the first operation of a communicator is one of only some ranks")
+            raise BrokenRule("only some ranks take part in the first operation of a communicator")
         stream.ready = False
         sends, receives = {}, {}
         for op in ops:
@@ -289,7 +289,7 @@ class Nccl:
 
     @contextmanager
     def _instead(self) -> Iterator[None]:
-        """Take the place of torch.cuda and torch.distributed, and make CPU tensors claim to be on a GPU."""
+        """Replace torch.cuda and torch.distributed, and make CPU tensors claim to be on a GPU."""
         world = SimpleNamespace(pg_map={}, default_pg=None)
         default = lambda: SimpleNamespace(bound_device_id="cuda:0" if self.bound else None)  # noqa: E731
         changes: list[tuple[Any, dict[str, Any]]] = [

@@ -157,7 +157,10 @@ class Scripted:
 def stopped(
     monkeypatch: pytest.MonkeyPatch, *fails_at: float, stands_still: float | None = None
 ) -> list[int]:
-    """Return the ranks stopped before their failure at `fails_at`; at `stands_still` the clock jumps 30 s."""
+    """Return the ranks that were stopped before they failed. Rank i fails at `fails_at[i]`, in seconds.
+
+    At `stands_still` the clock jumps by 30 s.
+    """
     clock = SimpleNamespace(now=0.0)
     monkeypatch.setattr(children, "time", SimpleNamespace(monotonic=lambda: clock.now))
     board: Any = SimpleNamespace(first_failure=lambda: "rank 0 failed first")

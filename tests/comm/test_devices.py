@@ -156,7 +156,7 @@ def test_each_mistake_is_noticed(
 
 
 def gpus_compared(ring: Ring, gpu_of_rank: str) -> str:
-    """Compare the GPUs of the ranks, each of which has the GPU at its place in `gpu_of_rank`."""
+    """Compare the GPUs of the ranks. Each rank has the GPU at its place in `gpu_of_rank`."""
     torch.cuda.current_device = lambda: ring.rank
     torch.cuda.get_device_properties = lambda device: SimpleNamespace(uuid=f"{gpu_of_rank[device]}-id")
     try:

@@ -47,7 +47,7 @@ def _over_rows_and_columns() -> dict[str, Any]:
         "kept": Ring.of_group(mine, timeout=20.0).comm is comm,
         "opened": len(open_groups) - before,
     }
-    try:  # a second pair of rings at once, whose headers must not go to the first
+    try:  # a second ring at the same time; its headers must not go to the first one
         second = Ring.of_group(others, timeout=20.0)
         works = [each.post(torch.tensor([10 * dist.get_rank()]), tag="both") for each in (first, second)]
         result["both"] = [work.wait()[0].item() for work in works]
@@ -70,7 +70,8 @@ def test_its_processes_open_one_gloo_group_beside_it() -> None:
             "kept": True,
             "opened": 1,
             "both": [10 * (2 * row + 1 - column), 10 * (2 * (1 - row) + column)],
-            "left": 0,  # one closed with its gloo group, the other one's gloo group opened
+            # one group was closed with its gloo group, and a gloo group was opened beside the other
+            "left": 0,
         }
 
 

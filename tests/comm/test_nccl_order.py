@@ -1,6 +1,6 @@
-"""What a GPU would be told over NCCL: which communicator and stream carries each message, in which order, for how long.
+"""The commands that a GPU would get over NCCL: the communicator, stream, order and duration of each message.
 
-Every schedule runs forward and backward on a stand-in for NCCL, which is told what it would do and checks the
+Every schedule runs forward and backward on a stand-in for NCCL, which gets the same commands and checks the
 rules of streams; see fake_nccl. The results must be those of the virtual cluster, bit by bit.
 """
 
@@ -62,7 +62,7 @@ def run(schedule: Any, P: int, bound: bool = False) -> Nccl:
 
 
 def ways(nccl: Nccl) -> dict[str, set[int]]:
-    """Return how far ahead the messages of each way go."""
+    """Return, for each way, how many ranks ahead its messages go."""
     found: dict[str, set[int]] = {}
     for batches in nccl.launched:
         for batch in batches:
@@ -88,7 +88,7 @@ def test_a_way_has_the_ranks_of_its_ring_and_each_opens_it_once() -> None:
 
 
 def test_a_bound_group_is_not_split_by_some_of_its_ranks() -> None:
-    """Of a process group that is bound to a device, only a way of all ranks has a communicator of its own."""
+    """If a process group is bound to a device, only a way of all ranks has a communicator of its own."""
     assert set(ways(run("double-ring(node=2)", 4, bound=True))) == {"common"}
     assert ways(run("bidirectional", 6, bound=True)) == WAYS["bidirectional"][1]
     change = PointToPoint, "_open", "if bound and", "if False and"
@@ -148,7 +148,7 @@ def test_each_mistake_is_noticed(name: str) -> None:
 
 
 def posts_in_another_order(around: Ring) -> None:
-    """Post an exchange on each of two ways, on odd ranks in the other order, and wait for both."""
+    """Post an exchange on each of two ways, in the other order on odd ranks, and wait for both."""
     rings = [around, Ring(OnWay(around.comm, "other"))][:: (-1) ** around.rank]
     for work in [each.post(torch.ones(3), tag="block") for each in rings]:
         work.wait()

@@ -164,7 +164,7 @@ def test_each_rank_is_accounted_on_its_own() -> None:
 
 
 def test_a_materialised_score_matrix_is_seen() -> None:
-    """The meter finds the mutant that it exists for: S × S scores, where the ring needs far fewer numbers."""
+    """The meter finds the mutant for which it exists, which keeps S × S scores; a ring needs far fewer numbers."""
 
     def program(ring, q):
         return (q @ q.mT).softmax(-1) @ q

@@ -56,7 +56,7 @@ def test_a_computation_that_gave_what_was_claimed_would_be_noticed(
 
 @pytest.mark.parametrize("title", ENTRIES)
 def test_no_number_of_a_text_is_typed_by_hand(title: str, computed: Mapping[str, Values]) -> None:
-    """A number in a text that is not a computed figure is in the claim, or in the computation that is shown."""
+    """Every number in a text is a computed figure, or is in the claim or in the computation that is shown."""
     entry, values = ENTRIES[title], computed[title]
     known = page.source(entry) + json.dumps({key: str(value) for key, value in values.items()})
     known += " ".join(f" {each.claimed_text} {each.shown(values[each.key])}" for each in entry.figures)

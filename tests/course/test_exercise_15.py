@@ -35,7 +35,7 @@ LAYERS = st.builds(
 @settings(max_examples=25, deadline=None)
 @given(LAYERS, st.sampled_from([2, 3, 4, 6, 8]), st.integers(1, 3), st.data())
 def test_the_meter_counts_what_a_right_answer_says(layer, P: int, tokens: int, data):
-    """The meter counts the bytes of a right answer, and the program refuses if the answer is None."""
+    """The meter counts the bytes of a right answer; where the answer is None, the program refuses the call."""
     U = data.draw(st.sampled_from([U for U in range(1, P + 1) if P % U == 0]))
     schedule = {1: "ring", P: "ulysses"}.get(U, f"hybrid(ulysses={U})")
     dtype = {2: torch.bfloat16, 4: torch.float32, 8: torch.float64}[layer["itemsize"]]
@@ -141,7 +141,7 @@ def test_the_truth_of_decode_is_what_the_package_decodes():
 
 
 def test_values_that_are_wrong_where_heads_are_shared_alone_are_said_to_be_so() -> None:
-    """The message says where the values are right, although no known mistake makes them."""
+    """The message says where the values are wrong, although no known mistake explains them."""
     wrong = submission("15/wrong_decode_heads_reversed")
     report = run_in_process(load_stage("15.decode"), namespace(wrong), tier="all", seed=1)
     (grouped,) = (check for check in report.checks if check.id == "grouped")

@@ -374,7 +374,7 @@ def _not_read(text: str) -> str:
 
 @pytest.mark.parametrize("statement", STRANGE)
 def test_a_mend_is_refused_for_each_name_and_statement_that_reaches_further(statement: str) -> None:
-    """The text alone is refused, so no rule relies on an error when the program runs without the name."""
+    """The text is refused before it runs, so no rule relies on an error that the program would raise."""
     told = _not_read(OWN.replace(FIRST, f"    {statement}\n{FIRST}"))
     assert STRANGE[statement] in told.partition("used, and not known to the patient: ")[2].split(", ")
     assert _not_read(OWN.replace(FIRST, f"    len(positions)\n{FIRST}")) == ""

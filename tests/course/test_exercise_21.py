@@ -100,7 +100,7 @@ def test_hidden_tiles_that_are_cleaned_away_are_found_in_the_notebook(products: 
 def test_a_ring_that_computes_where_nobody_counts_is_left_to_the_judge(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """If products are not counted, equal small counts on all ranks do not fail a ring in the notebook."""
+    """Equal small counts on all ranks, as if nobody counted products, do not fail a ring in the notebook."""
     counted = InProcessSubject.efforts
     monkeypatch.setattr(InProcessSubject, "efforts", lambda *a, **k: (counted(*a, **k)[0], [900.0] * a[1]))
     _expect_less_work(learners(solution_code("21"), FORWARD), seed=0)

@@ -102,7 +102,7 @@ def test_large_answers_are_not_compared(monkeypatch) -> None:
 
 
 def test_a_call_that_breaks_off_on_large_arguments_is_not_made_again(monkeypatch) -> None:
-    """A wrong answer that takes all memory there would take it in this process."""
+    """A wrong answer that takes all memory is not called again, because it would take this process's memory."""
 
     def broken(queries, keys, window=None):
         raise MemoryError("all of it")
@@ -166,7 +166,7 @@ def test_a_mistake_that_prints_is_not_heard(capsys) -> None:
 
 @pytest.fixture
 def replays(monkeypatch) -> list[explain.Call]:
-    """The calls that are made again, in their order."""
+    """Return the list of calls that are made again, in their order."""
     made: list[explain.Call] = []
     again = explain._answer
     monkeypatch.setattr(explain, "_answer", lambda subject, call: made.append(call) or again(subject, call))
@@ -174,7 +174,7 @@ def replays(monkeypatch) -> list[explain.Call]:
 
 
 def test_a_mistake_that_is_not_known_costs_one_call_of_each_known_one(replays) -> None:
-    """The right answer finds the call that is answered wrongly, and the known wrong answers begin with it."""
+    """The right answer finds the call that is answered wrongly, and the known wrong answers begin with that call."""
     calls = noted(lambda q, k, window=None: q[:, None] >= k, *[(HERE + n, HERE[:2]) for n in range(2, 12)])
     calls[4].answer = np.indices((4, 2)).sum(0) % 2 == 0
     assert name(calls) is None

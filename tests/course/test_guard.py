@@ -87,7 +87,7 @@ LAST_LINE = True
 
 
 def test_a_refused_call_leaves_no_module_half_imported(tmp_path, monkeypatch) -> None:
-    """A library may call PyTorch's attention while the learner's function imports it, as `torch._dynamo` calls much."""
+    """While a learner's function imports a library, the library may call PyTorch's attention."""
     (tmp_path / "some_library.py").write_text(LIBRARY)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(failures, "_NOT_OWN", (*failures._NOT_OWN, f"{tmp_path}/"))

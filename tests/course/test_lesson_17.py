@@ -1,4 +1,4 @@
-"""Lesson 17's last task prints "not yet" unchanged and for wrong answers, and "done" for the right one."""
+"""Lesson 17's last task prints "not yet" if it is unchanged or answered wrongly, and "done" if right."""
 
 from __future__ import annotations
 

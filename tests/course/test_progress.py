@@ -52,7 +52,7 @@ def test_a_guess_is_kept_once_and_compared(capsys, file):
     compare("91.n", 4)
     shown = capsys.readouterr().out.splitlines()
     assert shown[0] == "you predicted: 2 GB. Now run on."
-    assert shown[1] == "you predicted: 2 GB."  # the first answer stands
+    assert shown[1] == "you predicted: 2 GB."  # the second answer does not replace the first
     assert shown[2] == "measured: 4 GB (you predicted 2 GB: too low by a factor of 2)"
     assert file.get("predictions", "91.n") == {"guess": 2.0, "measured": 4.0, "locked": True}
 

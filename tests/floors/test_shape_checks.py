@@ -60,7 +60,7 @@ def test_shapes_go_unchecked_only_in_tests_that_are_there() -> None:
 
 
 def test_array_types_exist_at_run_time() -> None:
-    """No axis string is imported only for the type checker, since the checks could not see such an import."""
+    """No array type is imported only for the type checker, because the shape checks could not see it."""
     modules = [
         path for package in ("ringlab", "ringlab_course") for path in (CHECKOUT / package).rglob("*.py")
     ]

@@ -163,7 +163,7 @@ def _spec(rng: random.Random) -> dict[str, Any]:
 def _payload(rng: random.Random, spec: dict[str, Any]) -> bytes:
     nbytes = int(np.prod(spec["shape"], dtype=object)) * ITEMSIZE[spec["dtype"]]
     if nbytes > 1 << 12:
-        return rng.randbytes(40)  # a lie: they never come
+        return rng.randbytes(40)  # fewer than the header claims: the rest never comes
     data = rng.randbytes(nbytes)
     if spec["dtype"] == "bool" and rng.random() < 0.9:
         data = bytes(byte & 1 for byte in data)

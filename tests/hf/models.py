@@ -190,7 +190,7 @@ def alone(config: PreTrainedConfig, batch: Batch, attention: str = "eager") -> S
 
 
 def truth(config: PreTrainedConfig, batch: Batch) -> Step:
-    """Return the step of one process all in float64, also the norms, the softmax and the loss."""
+    """Return the step of one process, all in float64, including the norms, the softmax and the loss."""
     model = exact(build(config, "eager", torch.float64))
     softmax = F.softmax
 
@@ -286,7 +286,7 @@ def step_over(
     recompute: bool = False,
     **options: Any,
 ) -> Step:
-    """Run a user's step on one rank: return the loss of all ranks and the summed gradients."""
+    """Run a user's step on one rank, and return the loss of all ranks and the summed gradients."""
     model = build(config, "ringlab")
     if recompute:
         model.gradient_checkpointing_enable()

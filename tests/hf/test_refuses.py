@@ -156,7 +156,7 @@ def test_nothing_is_refused_that_is_right() -> None:
 
 @pytest.mark.parametrize("change", [hidden_keys, custom_mask])
 def test_a_rank_that_is_wrong_alone_hangs_nobody(change: Callable[..., dict[str, Any]]) -> None:
-    """A rank that is wrong alone gets its own error and the others AgreementError, before any data moves."""
+    """If only one rank is wrong, it gets its own error and the others get AgreementError, before any data moves."""
 
     def program(ring: Ring) -> Any:
         return forward(ring, llama(), change if ring.rank == 1 else with_())

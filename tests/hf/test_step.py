@@ -108,7 +108,7 @@ def test_float64_equals_one_process(
     make: Callable[[int, int], Layout] | None,
     P: int,
 ) -> None:
-    """Float64 equals one process; `make` builds the layout, and None deals each document on its own."""
+    """In float64 the step equals one process's. `make` builds the layout; None deals each document on its own."""
     layout = make(sum(documents), P) if make else per_document(documents, P)
     batch = batch_of(layout.S, 1, seed, tuple(documents) if packed else ())
     assume(min(layout.lengths) > 0 and bool((batch.labels[:, 1:] != IGNORE).any()))
@@ -209,7 +209,7 @@ SCRIPT = SCRIPTS["train"]
 def test_the_script_of_the_page(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The script of the page has falling losses, equal under torchrun on two processes and on one rank."""
+    """The script of the page prints falling losses, equal under torchrun on two processes and on one rank."""
     script = tmp_path / "train.py"
     script.write_text(SCRIPT, encoding="utf-8")
     two = losses(under_torchrun(script, 2))

@@ -1,4 +1,4 @@
-"""Every block backend gives the oracle's forward on its tile, and its gradients by final lse and delta."""
+"""Every block backend gives the oracle's forward on its tile, and gradients from the final lse and delta."""
 
 from __future__ import annotations
 

@@ -121,7 +121,7 @@ def test_tiles_paint_the_mask(problem: tuple[Layout, Mask], largest: int | None)
 
 @given(n=st.integers(0, 20), m=st.integers(1, 20), lo=st.integers(-30, 30), hi=st.integers(-30, 30))
 def test_a_band_is_cut_into_few_tiles(n: int, m: int, lo: int, hi: int) -> None:
-    """A band has at most four tiles for each stretch of rows as long as the band is wide, and two more."""
+    """A band has at most six tiles for each stretch of rows as long as the band is wide, the last one included."""
     tiles = band(n, m, lo, hi)
     i, j = np.arange(n)[:, None], np.arange(m)
     assert np.array_equal(painted(tuple(tiles), n, m), (j >= i + lo) & (j <= i + hi))
@@ -229,7 +229,7 @@ def test_a_tile_draws_its_part_of_the_whole(
 
 
 def test_so_many_are_dropped_and_each_draw_is_its_own() -> None:
-    """A share of 0.1 is dropped up to four standard deviations, and other heads or seeds draw otherwise."""
+    """The dropped share is 0.1 within four standard deviations, and other heads or seeds draw differently."""
     drawn = twin.factors(2, 5, 144, 0.1, 7) == 0
     assert abs(drawn.mean() - 0.1) < 4 * np.sqrt(0.09 / drawn.size)
     for axis in range(4):

@@ -1,4 +1,4 @@
-"""The oracle against the definition itself: sums written out in Python, and gradients by differences."""
+"""The oracle agrees with the definition itself: with sums written out in Python, and with differences."""
 
 from __future__ import annotations
 

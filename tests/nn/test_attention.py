@@ -122,7 +122,7 @@ def test_a_sink_of_minus_infinity_is_no_sink() -> None:
 
 @pytest.mark.parametrize("layout", [contiguous(48, 4), zigzag(48, 4)], ids=repr)
 def test_errors_in_float32_are_those_of_one_process(layout: Layout) -> None:
-    """Errors in float32 are no larger than one process's, by the largest over several inputs."""
+    """The largest float32 error over several inputs is at most FACTOR times one process's."""
     exact = layer_of(True, torch.float32).double()
     errors: dict[str, list[list[float]]] = {"ring": [], "plain": []}
     for seed in range(5, 65, 10):
@@ -267,7 +267,7 @@ def peak(program: object, *args: object) -> int:
 
 
 def test_a_block_is_what_the_hidden_values_take() -> None:
-    """A feed-forward in blocks holds the hidden values of one block, and in one piece those of all tokens."""
+    """A feed-forward in blocks holds the hidden values of one block; without blocks, it holds those of all tokens."""
     x = torch.randn(1, 2048, 16)
     whole, by_1024, by_64 = (peak(feed_forward_step, block, x) for block in (None, 1024, 64))
     hidden = x.shape[1] * 64 * 4

@@ -41,7 +41,7 @@ def alone(dtype: torch.dtype, tokens: Tensor = TOKENS) -> dict[str, object]:
 
 
 def plainest_errors() -> dict[str, float]:
-    """Return the float32 errors of one process, as the largest over several inputs."""
+    """Return the largest float32 errors of one process over several inputs."""
     largest: dict[str, float] = {}
     for seed in range(6):
         tokens = torch.randint(40, (2, 24), generator=torch.Generator().manual_seed(seed))
@@ -112,7 +112,7 @@ def test_functions_for_whole_models_refuse_sharded_ones(four: Processes) -> None
 
 
 def test_bfloat16_on_a_mesh_trains_as_on_one_process(four: Processes) -> None:
-    """FSDP and tensor parallelism in bfloat16 stay within one process's distance of the float64 curve."""
+    """The curves of FSDP and tensor parallelism in bfloat16 are within one process's bound of the float64 curve."""
     recipe = replace(LEARNER, precision="bfloat16")
     exact = [step.loss for step in steps_of(replace(recipe, precision="float64"))]
     for *_, curves in four.results:

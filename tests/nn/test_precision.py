@@ -81,7 +81,7 @@ def a_rank_of_a_step(ring: Ring, masters: torch.dtype) -> tuple[dict[str, Tensor
 
 
 def law_of_the_update(masters: torch.dtype) -> None:
-    """A step changes weights, to the last bit, as float32 AdamW does by the sum of rounded gradients."""
+    """A step changes weights, to the last bit, as float32 AdamW would with the sum of rounded gradients."""
 
     def gradients(ring: Ring) -> dict[str, Tensor]:
         model = Transformer(CONFIG, seed=2).to(BF16)
@@ -182,7 +182,7 @@ def test_processes_train_as_virtual_ranks_do_bit_for_bit(precision: str) -> None
 
 @pytest.mark.thorough
 def test_ddp_averages_so_its_loss_is_to_be_multiplied_by_the_number_of_ranks() -> None:
-    """For a user's model `sum_gradients` is right, DDP is too small by P, and DDP of P × loss is right."""
+    """For a user's model `sum_gradients` is right; DDP's gradients are too small by P, but right for P × loss."""
     [true] = VirtualCluster(1).run(gradients_by, "sum_gradients").results
     for found in two_processes():
         for way, factor in zip(WAYS, (1.0, 0.5, 1.0), strict=True):

@@ -1,6 +1,6 @@
 """One step's loss and gradients over a ring.
 
-The module has the programs that run on processes too, because processes import their programs.
+The module also has the programs that run on processes, because processes import their programs.
 """
 
 from __future__ import annotations

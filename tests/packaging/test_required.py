@@ -171,7 +171,7 @@ def test_a_newer_python_is_found_where_python3_is_too_old(checkout: Path, tmp_pa
 
 
 def test_the_second_run_installs_nothing_and_a_changed_lock_installs_again(checkout: Path) -> None:
-    """A second run installs nothing, and a changed lock installs again; pip is a stand-in with a log."""
+    """A second run installs nothing, but a run with a changed lock does; pip is a stand-in with a log."""
     log = checkout / "pip.log"
     body = f'case "$2" in pip) echo "$@" >>"{log}" ;; *) exec "{sys.executable}" "$@" ;; esac'
     script(checkout / ".venv/bin/python", body)

@@ -37,7 +37,7 @@ def problems(draw: st.DrawFn, most: int = 12) -> tuple[list[int], int, int]:
 
 
 def best_seconds(lengths: list[int], P: int, capacity: int, costs: SequenceCosts) -> float:
-    """Return the optimum, found by search over every group and micro-batch without hopeless branches."""
+    """Return the optimum, found by a search over all groups and micro-batches except hopeless branches."""
     groups = [(first, d) for d in nested_degrees(P) for first in range(0, P, d)]
     order = sorted(range(len(lengths)), key=lambda i: -lengths[i])
     time = {(i, d): costs.rank_s(lengths[i], d) for i in order for d in nested_degrees(P)}
@@ -51,7 +51,7 @@ def best_seconds(lengths: list[int], P: int, capacity: int, costs: SequenceCosts
         if number == len(order):
             best = sum(float(each.max()) for each in busy)
             return
-        # Including one new micro-batch; more are not needed, because empty ones are alike.
+        # One of these is a new micro-batch; more are not needed, because empty micro-batches are alike.
         for batch in range(len(busy) + 1):
             new = batch == len(busy)
             for first, d in groups:

@@ -1,4 +1,4 @@
-"""Laws of assignment: each token is assigned once, within capacity, and no slower than by a static degree."""
+"""Laws of assignment: each token is assigned once, within capacity, in no more time than at a static degree."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Drawn = tuple[list[int], int, int]
 
 
 def law(make: Assign, drawn: Drawn) -> None:
-    """Assert that a step can run the assignment, in a time between the lower bound and the static time."""
+    """Assert that a step can run the assignment, in at least the lower bound and at most the static time."""
     lengths, P, capacity = drawn
     made = make(lengths, P, capacity, COSTS)
     owned = np.zeros((len(lengths), P), int)

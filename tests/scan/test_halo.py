@@ -83,7 +83,7 @@ def joined(problem: Convolution, shards: list[tuple[Tensor, ...]]) -> tuple[Tens
 
 
 def law_equals_the_whole(problem: Convolution) -> None:
-    """Results equal the whole's up to roundings of the sums: `kernel` products, or all tokens."""
+    """Results equal the whole's up to the roundings of sums: of `kernel` products, or over all tokens."""
     run = VirtualCluster(problem.layout.P, memory=False).run(of_rank, problem)
     x, weight, dout = problem.tensors()
     sizes = (

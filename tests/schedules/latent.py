@@ -3,11 +3,11 @@
 The truth computes all K and V in float64 and runs the oracle on them. The plainest implementation computes
 them in the dtype of the latent and leaves all gradients to autograd.
 
-The allowed errors: for the results of attention itself (out, lse, dq), those of
-`ringlab.conformance.tolerance` for the truth's K and V, rounded to the dtype. Gradients of the latent and the
-weights are sums of products with dK and dV. Their allowed error is the bound of dK and dV times the largest
-sum of |factors|, plus one rounding when they are stored. In bfloat16 the stored rounding is nearly the whole
-error, so the sum's part is left out.
+The allowed errors of attention's own results (out, lse, dq) are those of `ringlab.conformance.tolerance` for
+the truth's K and V, rounded to the dtype. Gradients of the latent and the weights are sums of products with
+dK and dV. Their allowed error is the bound of dK and dV times the largest sum of |factors|, plus one
+rounding when they are stored. In bfloat16 the stored rounding is nearly the whole error, so the sum's part
+is left out.
 """
 
 from __future__ import annotations

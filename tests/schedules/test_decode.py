@@ -102,8 +102,8 @@ def assert_equals_one_process(results: list[Any], run: Generation) -> None:
         here = slice(step * run.new, (step + 1) * run.new)
         for name, mine, whole in (("out", out[..., here, :], true.out), ("lse", lse[..., here], true.lse)):
             rows = whole[..., -run.new :, :] if name == "out" else whole[..., -run.new :]
-            # Errors are allowed relative to the largest entry of the whole, since its bound is relative to
-            # it, too.
+            # The bound is relative to the largest entry of the whole, and `relative_error` to that of the
+            # rows.
             scale = np.abs(whole).max() / np.abs(rows).max()
             assert relative_error(mine, rows) <= allowed[name] * scale, f"{name} of step {step} is wrong"
 
@@ -197,7 +197,7 @@ def test_cache_tiles_are_the_mask(mask: Mask, n: int, before: int, seed: int) ->
 @pytest.mark.parametrize("merge", MERGES)
 @pytest.mark.parametrize("P", [1, 2, 3, 4, 6, 8])
 def test_bytes_per_token_do_not_depend_on_the_length(P: int, merge: str) -> None:
-    """A token sends the formula's bytes, as many with 2,000 cached tokens as with 20."""
+    """Decoding a token sends the formula's bytes, as many with 2,000 cached tokens as with 20."""
     for new in (1, 3):
         expected = decode_traffic(Attention(2, 4, 2, 8, "float32", Dv=5), P, new=new, merge=merge)
         for S in (20, 2000):

@@ -65,7 +65,7 @@ def between_nodes(
 
 
 def decode_traffic(sizes: Attention, P: int, *, new: int = 1, merge: str = "all-reduce") -> Traffic:
-    """Return the traffic of the busiest of `P` ranks to decode `new` tokens of each sequence of any length.
+    """Return the busiest rank's traffic to decode `new` tokens of each sequence on `P` ranks, at any length.
 
     A rank sends out and lse in the state dtype, to each of P − 1 other ranks at once, or once in each of log2
     P rounds of a tree. If P is no power of two, a rank that stands in for one beyond the power also sends it
@@ -169,8 +169,8 @@ def test_a_window_saves_what_nobody_sees(schedule: str) -> None:
     layout, mask = contiguous(64, 8), Mask(window=8)
     whole, near = (trace(MHA, layout, schedule, m) for m in (None, mask))
     share = sum(e.bytes_sent for e in near.exchanges()) / sum(e.bytes_sent for e in whole.exchanges())
-    # K, V in forward and backward, and dK, dV home: 3 parts of 1 hop in place of 7, 7 and 8 hops, or 3, 3 and
-    # 4 hops.
+    # K, V in forward, K, V in backward, and dK, dV home: without the window they make 7, 7 and 8 hops. With
+    # it they make 1, 1 and 2 hops, or 3, 3 and 4 in a double ring.
     expected = {
         "ring": (1 + 1 + 2) / (7 + 7 + 8),
         "allgather": 3 / 21,

@@ -43,8 +43,7 @@ def assert_rows(out: Tensor, lse: Tensor, sequence: Whole, rows: slice, **how: A
     allowed = bounds(*inputs, true=true, **how)
     for name, mine, every in (("out", out, true.out), ("lse", lse, true.lse)):
         of_rows = every[:, :, rows]
-        # Errors are allowed relative to the largest entry of the whole, since its bound is relative to it,
-        # too.
+        # The bound is relative to the largest entry of the whole, and `relative_error` to that of the rows.
         scale = np.abs(every).max() / (np.abs(of_rows).max() or 1.0)
         assert relative_error(mine, of_rows) <= allowed[name] * scale, f"{name} of {rows} is wrong"
 

@@ -68,7 +68,7 @@ def take(ring: Ring, steps: list[Step], page: int, interleave: int) -> None:
 
 
 def grow(cache: PagedCache, name: int, model: Model, n: int, shards: bool) -> None:
-    """Append n tokens to a sequence: tokens known to all ranks or, with `shards`, each on its own rank."""
+    """Append n tokens to a sequence: every rank gets all of them or, with `shards`, only its own."""
     tokens = model.new(n)
     k, v = numbered(tokens)
     if shards:

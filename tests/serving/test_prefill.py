@@ -117,7 +117,7 @@ CASE = Prompt(3, (24, 3), H=8, K=1)
 
 
 def test_the_choice_is_the_one_that_sends_less() -> None:
-    """K/V of a first chunk travel with grouped heads, and queries of a short chunk after a long prefix."""
+    """With grouped heads, K/V of a first chunk travel; after a long prefix, queries of a short chunk travel."""
     traces = {way: on_virtual_ranks(replace(CASE, travels=way)).trace for way in ("kv", "q", "auto")}
     sent = {way: sum(e.bytes_sent for e in trace.exchanges()) for way, trace in traces.items()}
     assert sent["auto"] < min(sent["kv"], sent["q"])

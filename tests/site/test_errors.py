@@ -1,4 +1,4 @@
-"""The page of errors: the texts of the code, with an ellipsis for each inserted value."""
+"""The page of errors has the texts of the code, with an ellipsis for each inserted value."""
 
 from __future__ import annotations
 

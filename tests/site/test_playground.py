@@ -380,7 +380,7 @@ def test_its_commands_give_its_numbers(site: Path, page: Any, tmp_path: Path, st
         planned = subprocess.run([sys.executable, "-m", *plan], cwd=tmp_path, capture_output=True, text=True)
         assert planned.returncode in (0, 1) and "needed:" not in planned.stderr, (
             planned.stderr
-        )  # 1: does not fit
+        )  # 1 means that the plan does not fit
 
     def ran(*more: str) -> str:
         run = [sys.executable, "-m", *command, *more]

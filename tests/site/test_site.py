@@ -390,7 +390,7 @@ def test_frames_are_loaded_once_somebody_plays(site: Path, browser: Window) -> N
 
 
 def test_only_sources_that_changed_are_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only changed sources are read again; warnings recur, removed pages vanish, and new titles spread."""
+    """Only changed sources are read again. Warnings are repeated, removed pages vanish, all pages show new titles."""
     texts = {
         "index.md": "# All\n\n```{toctree}\none\ntwo\n```\n",
         "one.md": "# First\n",
@@ -423,5 +423,5 @@ def test_only_sources_that_changed_are_read_again(tmp_path: Path, monkeypatch: p
 
 
 def test_the_sources_of_an_unchanged_checkout_are_unchanged(site: Path) -> None:
-    """Unchanged sources are not written again, or the next build would take as long as the first."""
+    """Unchanged sources are not written again; otherwise the next build would take as long as the first."""
     assert not website.stage.write(website.kept(site) / "sources", CHECKOUT)

@@ -138,7 +138,7 @@ def test_virtual_ranks(case: Case, block: str, schedule: str, kind: str) -> None
 
 @pytest.mark.parametrize("mask", sorted(set(MASKS) - {"causal", "full"}))
 def test_a_mask_that_is_dropped_or_another_is_noticed(mask: str) -> None:
-    """A missing or different mask is noticed: it is beyond the right mask's bounds in out and gradients."""
+    """A missing or different mask is noticed: its out and gradients are beyond the right mask's bounds."""
     case = Case("zigzag", 2, 64, 2, 16, "float32", mask)
     expected = problem(case)
     tensors = (expected.q, expected.k, expected.v, expected.dout)
@@ -156,7 +156,7 @@ def test_sinks_that_are_dropped_are_noticed() -> None:
 @pytest.mark.parametrize("schedule", schedules())
 @pytest.mark.parametrize("kind", RULED)
 def test_native_gives_the_bits_of_blockwise(schedule: str, kind: str) -> None:
-    """With soft caps or dropout, blockwise computes all tiles of native, mirrored tiles too."""
+    """With soft caps or dropout, blockwise computes all tiles of native, including mirrored ones."""
     case = Case("zigzag", 2, 64, 2, 16, "bfloat16", "window-both")
     found, right = (on_virtual_ranks(case, block, schedule, kind) for block in ("native", "blockwise"))
     assert beyond(case, found, kind) == {}

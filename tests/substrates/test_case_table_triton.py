@@ -1,6 +1,6 @@
 """The same case table for the Triton block, with NaN in all new memory, which shows unwritten rows.
 
-Soft caps and dropout in the Triton kernels: a whole ring step in one launch.
+With soft caps and dropout, a ring step of the Triton kernels is still one launch.
 """
 
 from __future__ import annotations

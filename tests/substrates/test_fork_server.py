@@ -1,4 +1,4 @@
-"""The fork server behind `launch`: one server for many launches, which keeps each rank's environment.
+"""The fork server behind `launch`: one server for many launches, and the launch's environment for each rank.
 
 The server survives failing forks and unwanted ranks, and ends with its parent, even if a fork of the parent
 lives on.

@@ -108,7 +108,7 @@ def test_processes(transport: str, world_size: int) -> None:
 
 @pytest.mark.parametrize("layout", ALL_LAYOUTS)
 def test_keys_and_values_make_one_hop_less_than_their_gradients(layout: str) -> None:
-    """K and V make one hop less than dK and dV, on the virtual cluster and, without data, on the clocked."""
+    """K and V make one hop less than dK and dV, on the virtual cluster, and on the clocked one without data."""
     case = Case(layout, 4, 61, 2, 16, "float64", "causal")
     trace = VirtualCluster(case.P, memory=False).run(attend, case).trace
     recorded = ClockedCluster(case.P, memory=False).run(attend, case)

@@ -1,4 +1,4 @@
-"""Compiled calls over a ring, for processes, because the tests' shape checks break tracing."""
+"""Compiled calls over a ring. They run on processes, because the tests' shape checks break tracing."""
 
 from __future__ import annotations
 
@@ -45,10 +45,10 @@ Tensors = tuple[Tensor, ...]
 
 @dataclass(frozen=True)
 class Compared:
-    """What a compiled function gave beside the function itself.
+    """The comparison of a compiled function with the function itself.
 
-    same: whether results and gradients have the same bits. off: the largest difference. graphs, breaks: of
-    the compiler.
+    same: whether results and gradients have the same bits. off: the largest difference. graphs, breaks: how
+    many of each the compiler made.
     """
 
     same: bool
@@ -237,20 +237,20 @@ def second(ring: Ring) -> str:
 
 
 def differing(ring: Ring) -> str:
-    """Rank 1 alone passes another scale."""
+    """Return the error of a call in which rank 1 alone passes another scale."""
     call = compiled_call(ring, scale=0.5 + 0.5 * ring.rank)
     return text_of(lambda: call(*leaves_of(ring)))
 
 
 def wrong(ring: Ring) -> str:
-    """Rank 1 alone passes too few tokens."""
+    """Return the error of a call in which rank 1 alone passes too few tokens."""
     call = compiled_call(ring)
     q, k, v = leaves_of(ring)
     return text_of(lambda: call(q, *(x[:, :, : S // 2 - ring.rank] for x in (k, v))))
 
 
 def beside_eager(ring: Ring) -> str:
-    """Rank 1 alone is compiled, and nothing differs."""
+    """Return the text of a run in which rank 1 alone is compiled, and nothing differs."""
     call = compiled_call(ring) if ring.rank else partial(attend, ring)
     out = call(*leaves_of(ring))
     out.sum().backward()
@@ -343,7 +343,7 @@ def alive(kind: type) -> int:
 
 
 def lives(ring: Ring) -> dict[str, int]:
-    """Return how many calls are kept between forward and backward, after it, without gradients, and when dropped."""
+    """Return how many calls are kept before and in flight, after one backward, when dropped, without gradients."""
     call, kind = compiled_call(ring), attention._Kept
     found = {"before": alive(kind)}
     outs = [call(*leaves_of(ring)) for _ in range(3)]
@@ -360,7 +360,7 @@ def lives(ring: Ring) -> dict[str, int]:
 
 
 def objects_that_died(ring: Ring) -> tuple[bool, bool]:
-    """Return whether backward works after the last reference to a block is gone, and whether the block then goes."""
+    """Return whether backward works without other references to a block, and whether the block is then freed."""
     q, k, v = leaves_of(ring)
     block = Naive()
     gone = weakref.ref(block)

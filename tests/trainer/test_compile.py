@@ -21,7 +21,7 @@ ONE_GRAPH = Compared(same=True, off=0.0, graphs=1, breaks=0)
 
 
 def few(found: list[tuple[bool, int]]) -> bool:
-    """Return whether all bits are the same, and a second graph, for all sizes, is the last one."""
+    """Return whether all bits are the same, and at most two graphs were made, the second for all sizes."""
     same, graphs = zip(*found, strict=True)
     return all(same) and graphs[-1] <= 2
 
@@ -31,7 +31,7 @@ def on_processes(*names: str) -> list[dict[str, Any]]:
 
 
 def test_a_call_and_a_step_of_decode_compile_to_one_graph() -> None:
-    """Both are traced whole on two processes, with the bits of eager calls in results and gradients."""
+    """A call and a step of decode are traced whole on two processes, and have the bits of eager calls."""
     for found in on_processes("lse", "decode"):
         assert found["lse"] == ONE_GRAPH
         assert few(found["decode"])

@@ -110,7 +110,7 @@ def floors(root: Path) -> list[tuple[str, list[str]]]:
         [f"{package}.{name}" for name in layer.split(" : ")]
         for contract in settings["contracts"]
         for package in contract.get("containers", ())
-        if "." not in package  # not for a package inside a package, whose docstring describes the floors
+        if "." not in package  # an inner package describes its floors in its own docstring
         for layer in reversed(contract["layers"])
     ]
     return list(zip(NAMES, rooms, strict=True))

@@ -92,13 +92,13 @@ class Published:
 
     @property
     def ratio(self) -> float:
-        """How many times as long the published run took, or as much memory it needed, as the plan says."""
+        """How much slower, or larger in memory, the published run was than the plan says, as a factor."""
         over = self.figure / self.planned
         return over if self.measure.slower_is_more else 1 / over
 
     @property
     def command(self) -> str:
-        """A command that prints the plan's figure, or for attention alone the time behind it."""
+        """A command that prints the plan's figure or, for attention alone, the time from which it follows."""
         request = self.request
         if self.measure not in (FORWARD, BOTH):
             return request.command()

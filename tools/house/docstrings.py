@@ -4,11 +4,10 @@ There are four kinds of gaps. `examples` covers everything that `ringlab.__all__
 export, except commands. The other kinds cover every module-level function and every method of a module-level
 class without a leading underscore.
 
-examples  exported functions and classes whose docstring has no doctest (a class may have it in a method
-instead),
-          and the functions of exported modules, such as `ringlab.oracle`
-methods   public methods without a docstring, if the method that they override has no docstring either raises
-public functions that raise an error, themselves or in a private helper, without `Raises:` in the docstring
+examples  exported functions and classes whose docstring has no doctest (a class may have it in a method), and
+          such functions of exported modules, such as `ringlab.oracle`
+methods   public methods without a docstring, if the method that they override has no docstring either
+raises    public functions that raise an error, themselves or in a private helper, without `Raises:`
 axes      public functions with an array parameter whose annotation has no axes (jaxtyping)
 """
 

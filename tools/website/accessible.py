@@ -43,6 +43,6 @@ def mended(html: str) -> str:
 
 
 def _as_list(found: re.Match[str]) -> str:
-    """Return the parameters of a signature as a list; Sphinx writes descriptions without terms."""
+    """Return the parameters of a signature as a list, because Sphinx writes descriptions without terms."""
     lines = found[1].replace("<dd>", '<div role="listitem">').replace("</dd>", "</div>")
     return f'<div class="sig-lines" role="list">\n{lines}</div>'

@@ -1,7 +1,8 @@
 """Check that the links of built pages work, and that no page loads anything from another host.
 
-Escape text for Markdown.
 Links are read from the HTML and CSS. Requests that scripts make can be seen only in a browser (tests/site).
+
+Other functions of this file write Markdown: escaped text, anchors, tables and lists of pages.
 """
 
 from __future__ import annotations

@@ -119,7 +119,7 @@ def test_memory_of_the_ring_is_least_and_the_whole_sequence_is_not_held() -> Non
 
 
 def test_rows_win_where_a_ring_of_them_hides() -> None:
-    """Rows with more work beside a hop hide it, and win, at 0.6 of the plain ring's threshold."""
+    """Rows have more work beside a hop than a plain ring. At 0.6 of the ring's threshold they hide it, and win."""
     grouped = Attention(H=64, K=8)
     asked = question(grouped, "h100", 16, hybrids=True)
     at = asked.threshold(50e9)

@@ -62,7 +62,7 @@ def test_tiles_of_one_score_are_the_exact_plan(drawn) -> None:
 
 
 def test_facts_about_coarse_tiles() -> None:
-    """With S = 2048, P = 8, tiles of 128, striped computes 0.75 of an unmasked share, zig-zag 0.53 (facts, 2)."""
+    """With S = 2048, P = 8, tiles of 128, striped computes 0.75 of an unmasked share, zig-zag 0.53 of it."""
     share = {n: tiles_of(LAYOUTS[n](2048, 8), 128).computed / (2048 * 2048 / 8) for n in LAYOUTS}
     assert share["striped"].max() == 0.75
     assert share["zig-zag"].max() == pytest.approx(0.53, abs=0.005)
@@ -168,7 +168,7 @@ def test_darker_is_more_and_one_scale_holds_for_all_panels() -> None:
 
 
 def test_titles_give_the_published_ratios() -> None:
-    """For S = 32k, P = 8 and tiles of 128 the titles give the ratios 1.88, 1.031 and 1.004 (facts, section 2)."""
+    """For S = 32k, P = 8 and tiles of 128 the titles give the ratios 1.88, 1.031 and 1.004."""
     layouts = [LAYOUTS[name](32_768, 8) for name in ("contiguous", "striped", "zig-zag")]
     titles = [ax.get_title(loc="left") for ax in load_mosaic.figure(layouts, 128).axes[:3]]
     assert [title.split("\n")[1].split(" ×")[0] for title in titles] == ["1.88", "1.03", "1.00"]

@@ -51,7 +51,7 @@ def test_programs_own_each_row_once_at_both_ends(size, name) -> None:
 
 
 def test_counts_of_the_four_layouts() -> None:
-    """The counts for S = 1024, P = 4, tiles of 64 and rank 1 in step 1, 16 tiles in all, equal counts by hand."""
+    """For S = 1024, P = 4 and tiles of 64, the counts of rank 1's 16 tiles in step 1 equal counts by hand."""
     found = {p.layout: (p.count("full"), p.count("masked"), p.skipped) for p in layouts_at(1024, 4, 1, 1)}
     by_hand = {
         "contiguous": (16, 0, 0),

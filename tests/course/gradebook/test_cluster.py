@@ -1,4 +1,4 @@
-"""A Dask cluster gives the same gradebook as this machine. What it lacks is reported before a run begins."""
+"""A Dask cluster gives the same gradebook as this machine. It reports whatever it lacks before a run begins."""
 
 from __future__ import annotations
 

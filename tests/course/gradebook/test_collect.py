@@ -48,7 +48,7 @@ def keys(*paths: Path, **options) -> list[tuple[str, str]]:
         ("class/05/x.ipynb", "class", ("05", "05")),  # a learner's name may be a number
         ("class/ada.ipynb", "class", ("ada", "05")),
         ("class/ada_05.ipynb", "class", ("ada", "05")),
-        ("class/ada_06.ipynb", "class", ("ada_06", "05")),  # the sixth of something
+        ("class/ada_06.ipynb", "class", ("ada_06", "05")),  # 06 is not the number of the exercise
         ("class/05_emulated_ring_ada.ipynb", "class", ("ada", "05")),
         ("class/ada-05_emulated_ring (1).ipynb", "class", ("ada", "05")),
         ("class/ada (1).ipynb", "class", ("ada (1)", "05")),
@@ -163,7 +163,7 @@ def test_nbgraders_time_of_submission(tmp_path: Path) -> None:
 
 
 def test_a_learners_own_time_stamp_makes_nothing_earlier(tmp_path: Path) -> None:
-    """A time stamp counts only in an nbgrader course, and a notebook newer than its stamp is named there."""
+    """A time stamp counts only in an nbgrader course, and a note there names each notebook newer than its stamp."""
     path = tmp_path / "submitted" / "mallory" / "05_emulated_ring" / "x.ipynb"
     notebook(path, at=1e9)
     path.with_name("timestamp.txt").write_text("2000-01-01 00:00:00 UTC")

@@ -163,7 +163,7 @@ def given_away(texts: dict[str, str]) -> list[str]:
     hrefs = [a.attributes["href"] for a in Page(texts["index.html"]).all("a")]
     links = [href for href in hrefs if href.startswith("learners/")][
         : len(SECRETS)
-    ]  # the first links are those in the table of scores
+    ]  # the links in the table of scores come first
     found = []
     for who, href in zip(SECRETS, links, strict=True):
         shown = {

@@ -54,11 +54,12 @@ def test_what_is_no_policy_is_refused(text: str) -> None:
         ("2026-11-30 23:59:30+01:00", "2026-11-30T22:59:30.000000+00:00"),
         ("2026-11-30T23:59 Europe/Berlin", "2026-11-30T22:59:00.000000+00:00"),
         ("2026-07-30 23:59 America/Los_Angeles", "2026-07-31T06:59:00.000000+00:00"),
-        ("2026-10-25T02:30 Europe/Berlin", "2026-10-25T01:30:00.000000+00:00"),  # occurs twice: later one
+        # this time occurs twice; the later one counts
+        ("2026-10-25T02:30 Europe/Berlin", "2026-10-25T01:30:00.000000+00:00"),
         (
             "2026-03-29T02:30 Europe/Berlin",
             "2026-03-29T01:30:00.000000+00:00",
-        ),  # a time skipped by the clock change; the later reading counts
+        ),  # the clock change skips this time; the later reading of it counts
     ],
 )
 def test_deadlines_have_a_zone(text: str, in_utc: str) -> None:

@@ -171,8 +171,8 @@ def test_an_answer_that_takes_the_judge_too_long_is_the_submissions_fault() -> N
             with contextlib.suppress(Exception):
                 sum(range(1000))
     with reading(0.1):
-        time.sleep(0.3)  # waiting is not reading
-    sum(range(10**6))  # nothing strikes later
+        time.sleep(0.3)  # waiting does not count as reading
+    sum(range(10**6))  # no exception is raised after the reading
 
 
 PROFILED = """
@@ -199,7 +199,7 @@ def test_an_answer_that_takes_the_judge_too_much_memory_is_the_submissions_fault
         with pytest.raises(UnreadableAnswer, match=r"0.25 GiB of memory to read"), reading(nbytes=1 << 28):
             make()
     with reading(nbytes=1 << 28), reading(nbytes=1 << 20):
-        np.ones(1 << 22)  # the first bound holds
+        np.ones(1 << 22)  # the outer bound counts
     assert resource.getrlimit(resource.RLIMIT_DATA) == before
 
 

@@ -67,7 +67,7 @@ def hold(mib):
     ids=["memory", "tasks"],
 )
 def test_children_count_where_processes_can_be_started(tmp_path, monkeypatch, source, bounds, said) -> None:
-    monkeypatch.setattr(spawn, "filter_program", lambda **_: None)  # as without system-call filters
+    monkeypatch.setattr(spawn, "filter_program", lambda **_: None)  # as if there were no system-call filters
     report = grade(notebook(tmp_path, source), EXERCISE, bounds=bounds, timeout=60)
     (first, *others) = report.stages[0].checks
     assert said in first.message and report.earned == 0

@@ -1,4 +1,4 @@
-"""Lab L1's clock of a GPU, with made-up events: what it times, and what it keeps the GPU busy with before."""
+"""Lab L1's clock of a GPU, with made-up events: it times the call alone, and keeps the GPU busy before it."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_the_clock_counts_the_gpus_seconds_of_a_call_and_not_pythons(machine: Ma
     seconds, posting = on_one_rank(program)
     assert seconds == pytest.approx([CALL_S] * 3)
     assert posting == pytest.approx([POSTING_S] * 3 * l1.Queued.CALLS)
-    # After the first round it knows how long posting takes, and keeps the GPU busy for twice as long.
+    # After the first round the clock knows how long posting takes, and keeps the GPU busy for twice as long.
     last = machine.log[-(l1.Queued.CALLS + 3) :]
     assert last == ["event", *["call"] * l1.Queued.CALLS, "event", "synchronize"]
     before = machine.log[: -len(last)][::-1]
@@ -87,7 +87,7 @@ def test_the_clock_counts_the_gpus_seconds_of_a_call_and_not_pythons(machine: Ma
 def test_without_other_work_it_would_count_pythons_seconds(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The mutant: a clock of events alone, with nothing queued before them."""
+    """A mutant that queues no other work before its events counts the time that Python takes."""
     monkeypatch.setattr(l1.math, "ceil", lambda passes: 0)
 
     def program(ring: Ring) -> float:

@@ -282,7 +282,7 @@ def ended_on_three_ranks(entrant: str, tmp_path: Path, *options: str) -> dict[st
 def test_under_torchrun_the_rank_that_died_first_is_named(
     entrant: str, dead: int, how: str, tmp_path: Path
 ) -> None:
-    """The result names the first rank that died, how it died if the system still tells, and where others were."""
+    """The result names the first rank that died, how it died if that is still known, and where others were."""
     found = ended_on_three_ranks(entrant, tmp_path)
     assert re.fullmatch(
         rf"rank {dead} failed first: its process \d+ on .* ({how}|is gone), and it left no reason",
