@@ -66,7 +66,7 @@ def missing_jax() -> str | None:
 @cache
 def missing_cuda() -> str | None:
     """Return why programs cannot run on a GPU here, in `ringlab doctor`'s words, or None if they can."""
-    from ringlab.bench.device import no_cuda  # imported late, because shape checks must be installed before
+    from ringlab.bench.device import no_cuda  # imported late, because shape checks must be installed first
 
     return no_cuda()
 

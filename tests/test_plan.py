@@ -59,7 +59,7 @@ def test_striped_shifts_the_diagonal_for_later_ranks() -> None:
 
 
 def test_zigzag_is_fused_into_one_launch() -> None:
-    """One launch is enough: all rows see half of an earlier rank's block, or half of the rows see a later one."""
+    """One launch is enough: all rows see half of an earlier rank's block, or half the rows see a later rank's."""
     layout = zigzag(32, 4)
     assert tiles(layout, 1, 1) == (Tile(0, 8, 0, 8, True),)
     assert tiles(layout, 2, 1) == (Tile(0, 8, 0, 4, False),)

@@ -41,7 +41,7 @@ def made_up(factor: float = 1.0, kernel_tile: int | None = None) -> Measured:
     }
     links = {nbytes: LATENCY + nbytes / RATE for nbytes in (1 << 12, 1 << 20, 1 << 24)}
     runs = {("forward", 2048): 1.0, ("forward_backward", 2048): 1.0}
-    # Less than the time of the tiles, so the fitted time per step is 0.
+    # This is less than the time of the tiles, so the fitted time per step is 0.
     short = {"forward": 0.0, "forward_backward": 0.0}
     exact = Measured(SIZES, 2, 3, tiles, links, runs, causal, short, 3e10, 8e9)
     cases = compare(exact, as_hardware(exact, "exact"))

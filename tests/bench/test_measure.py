@@ -109,7 +109,7 @@ class Lazy:
 
 @pytest.mark.parametrize("rows", [slice(None), slice(120, 121), slice(-1, None)], ids=str)
 def test_a_kernel_that_does_not_write_is_found_by_the_poison_alone(rows: slice) -> None:
-    """Only the poison finds this kernel, as its buffer still has the result of the previous run."""
+    """Only the poison finds this kernel: without it, the buffer still has the result of the previous run."""
     refusal = bench().admit(Lazy(rows).contender(), "forward").refusal
     assert refusal is not None and "not written" in refusal
     assert bench(NoPoison()).admit(Lazy(rows).contender(), "forward").refusal is None

@@ -194,7 +194,7 @@ def test_a_folder_in_use_and_another_model_are_refused(tmp_path: Path) -> None:
     for arguments, said in (
         (SMALL, "--resume to go on, or another --folder"),
         (["--resume", "--width", 32], "model.width=16, now 32"),
-        (["--resume", "--steps", 4], "steps=2, now 4"),  # the cosine of the learning rate depends on it
+        (["--resume", "--steps", 4], "steps=2, now 4"),  # the learning rate depends on the number of steps
         (["--resume", "--clip", 2.0], "clip=0.5, now 2.0"),
     ):
         status, _, err = call(*arguments, "--folder", tmp_path)

@@ -1,6 +1,6 @@
 """Background transfers, messages that are cut into pieces, and the way `launch` ends its ranks.
 
-Each failure gives the ranks that have not yet noticed the failure a new time limit.
+After each failure, the ranks that have not yet noticed it get a new time limit.
 """
 
 from __future__ import annotations

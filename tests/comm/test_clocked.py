@@ -47,7 +47,7 @@ class StartsWithoutTheReceiver(timeline._Clock):
 
 
 class ChargesByTurn(clocked._ClockedComm):
-    """A wrong clock, by which a computation takes longer if its thread had its turn later."""
+    """A wrong clock: a computation takes longer if its thread has its turn later."""
 
     def compute(self, label: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         self.run.turn = getattr(self.run, "turn", 0) + 1  # type: ignore[attr-defined]

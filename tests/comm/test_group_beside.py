@@ -21,7 +21,7 @@ from tests.blocks.device_calls import rewritten
 
 
 def of_nccl_only(*those: dist.ProcessGroup) -> None:
-    """Make torch say that `those` groups carry CUDA tensors over NCCL, and no others."""
+    """Make torch say that `those` groups, and no others, carry CUDA tensors over NCCL."""
     said = dist.get_backend_config
     dist.get_backend_config = lambda group=None: "cuda:nccl" if group in those else said(group)
 

@@ -155,7 +155,7 @@ def posts_in_another_order(around: Ring) -> None:
 
 
 def test_an_order_that_is_not_that_of_the_other_ranks_is_noticed() -> None:
-    """With one hardware queue a GPU runs messages in the order of their launches, and ranks wait for each other."""
+    """With one hardware queue a GPU runs messages in the order of their launches, so these ranks wait for ever."""
     nccl = Nccl(4)
     with rewritten(wire_format.Expected, "meet", "found = difference(", "found = None and difference("):
         nccl.run(posts_in_another_order)

@@ -97,7 +97,7 @@ def test_a_delayed_exchange_keeps_its_way() -> None:
 
 
 def shifts(ring: Ring) -> list[float]:
-    """Shift the rank's number once on the common way and once on another, with both under way at once."""
+    """Shift the rank's number once on the common way and once on another, with both in flight at once."""
     mine = torch.tensor([float(ring.rank)])
     works = [ring.post(mine, tag="common"), Ring(OnWay(ring.comm, "other")).post(mine, tag="other", stride=2)]
     return [work.wait()[0].item() for work in works]

@@ -360,7 +360,7 @@ def test_the_command_line_tells_and_sets_the_status(course, monkeypatch):
 
 
 def test_a_kernel_takes_no_port_that_somebody_else_could_take_first(tmp_path):
-    """A kernel takes no TCP port, which two builds at once could both draw before their kernels start."""
+    """A kernel takes no TCP port, because two builds at once could draw the same one before their kernels start."""
     notebook = nbformat.v4.new_notebook(metadata=dict(sources.METADATA))
     told = "from ipykernel.kernelapp import IPKernelApp\nprint(IPKernelApp.instance().transport)"
     notebook.cells = [nbformat.v4.new_code_cell(told)]

@@ -1,4 +1,4 @@
-"""The four patients from the field have the faults in their charts, which the checks in the charts find."""
+"""The four patients from the field have the faults in their charts, and the checks in the charts find them."""
 
 from __future__ import annotations
 

@@ -183,13 +183,13 @@ def test_a_mistake_that_is_not_known_costs_one_call_of_each_known_one(replays) -
 
 
 def test_the_right_answer_alone_is_called_where_it_fits(replays) -> None:
-    """An answer with right values, as a check of cost may refuse it, is compared with no known mistake."""
+    """An answer with right values, which a check of cost may refuse, is compared with no known mistake."""
     calls = noted(lambda q, k, window=None: q[:, None] >= k, (HERE, HERE), (HERE + 1, HERE))
     assert name(calls) is None and len(replays) == len(calls)
 
 
 def test_the_calls_that_are_made_again_are_limited_and_the_message_says_so(monkeypatch, replays) -> None:
-    """30 known wrong answers differ from the learner's in the last of 10 calls only; 10 of them are tried."""
+    """30 known wrong answers differ from the learner's only in the last of 10 calls; 10 of them are tried."""
 
     class Gives:
         def __init__(self, right: bool) -> None:

@@ -1,4 +1,4 @@
-"""Checks of cost give points only if the answers are right; checks of speed only if cost is right as well."""
+"""Checks of cost give points only if the answers are right; checks of speed, only if the cost is right as well."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ TAUGHT = [each for each in exercise_ids() if each not in ("00", "21")]  # 00 has
 
 
 def best_pasted(exercise_id: str) -> dict[str, tuple[int, str]]:
-    """Return, for each stage, the most points that a function of the lesson earns, and its name."""
+    """Return, for each stage, the most points that a function of the lesson earns, and the function's name."""
     space = dict(graded_code("exercises", exercise_id))
     lesson = _lesson(exercise_id)
     best = {}
@@ -188,7 +188,7 @@ def _alone(stage: Stage, check: Any) -> Any:
 
 
 def repeated(exercise_id: str) -> list[str]:
-    """Return a line for each check with inputs that occur in another grading too: how many of them do."""
+    """Return a line for each check that draws the same inputs in another grading, with the number of such inputs."""
     runs = [drawn(exercise_id, seed) for seed in SEEDS]
     lines = []
     for check in runs[0]:

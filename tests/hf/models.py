@@ -133,7 +133,7 @@ class Batch:
 
 
 def batch_of(S: int, rows: int = 1, seed: int = 0, documents: tuple[int, ...] = ()) -> Batch:
-    """Return tokens and labels, a third of which are ignored; `documents` are packed as by the collator."""
+    """Return tokens, and labels of which a third is ignored; `documents` are packed as by the collator."""
     generator = torch.Generator().manual_seed(seed)
     ids = torch.randint(3, VOCABULARY, (rows, S), generator=generator)
     labels = ids.masked_fill(torch.rand(ids.shape, generator=generator) < 0.3, IGNORE)
@@ -219,7 +219,8 @@ def exact(model: nn.Module) -> nn.Module:
 
 def _norm(self: Any, x: Tensor) -> Tensor:
     eps = self.variance_epsilon if hasattr(self, "variance_epsilon") else self.eps
-    weight = 1.0 + self.weight if hasattr(self, "_norm") else self.weight  # Gemma's counts from one
+    # Gemma's weight is an offset from 1
+    weight = 1.0 + self.weight if hasattr(self, "_norm") else self.weight
     return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps) * weight
 
 

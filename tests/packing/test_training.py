@@ -43,7 +43,7 @@ def law_equals_the_documents_alone(batch: Batch, *labels: Labels) -> None:
 def test_a_packed_step_is_its_documents_alone(
     drawn: Given, P: int, name: str, seed: int, weighted: bool
 ) -> None:
-    assume(max(drawn.packing.documents) > 1)  # or no label counts
+    assume(max(drawn.packing.documents) > 1)  # otherwise no label counts
     law_equals_the_documents_alone(batch_of(drawn.packing, name, P, seed, weighted))
 
 

@@ -81,7 +81,7 @@ def wrong(results: Results, problem: Problem) -> dict[str, Any]:
 
 
 def cut(S: int, *places: float) -> tuple[int, ...]:
-    """Return lengths of documents that begin at these fractions of the sequence; two may be equal."""
+    """Return lengths of documents that begin at these fractions of the sequence; two fractions may be equal."""
     ends = [0, *sorted(round(S * place) for place in places), S]
     return tuple(b - a for a, b in pairwise(ends))
 

@@ -90,6 +90,6 @@ def test_six_hundred_settings_give_the_numbers_of_the_simulator(page: Window) ->
 
 
 def test_all_machines_of_the_playground_are_known_and_have_no_measured_times() -> None:
-    """The playground's machines have no measured times, whose costs the model would not know."""
+    """The playground's machines have no measured times, because the model could not take them into account."""
     assert set(playground.MACHINES) <= set(hardware_names())
     assert not any(hardware(name).block_times for name in playground.MACHINES)

@@ -316,7 +316,7 @@ def test_on_a_phone_a_choice_in_the_list_of_sections_shows_that_section(site: Pa
 def test_no_window_scrolls_sideways_and_code_has_the_room_that_there_is(
     site: Path, browser: Window, name: str
 ) -> None:
-    """Code gets the available width on both sides of the widths at which side lists appear or disappear."""
+    """Code gets the available width just below and above the widths at which side lists appear or disappear."""
     browser.page.goto((site / name).as_uri())
     for width, least in ((360, 320), (1071, 700), (1073, 700), (1280, 860), (1313, 700), (1440, 860), (1920, 900)):  # fmt: skip
         resize(browser, width)

@@ -27,7 +27,7 @@ CASES = [case for case in covering() if case.dtype != "float64"]
 
 @pytest.fixture(autouse=True)
 def new_memory_is_nan() -> Iterator[None]:
-    """Let torch.empty return NaN for the time of the context, so that unwritten numbers are noticed."""
+    """Let torch.empty return NaN during a test, so that unwritten numbers are noticed."""
     before = torch.are_deterministic_algorithms_enabled()
     torch.use_deterministic_algorithms(True)
     assert torch.utils.deterministic.fill_uninitialized_memory and torch.empty(3).isnan().all()

@@ -119,7 +119,7 @@ def _sharded(mesh: DeviceMesh, recompute: bool | None = None, dtype: torch.dtype
 
 
 def _summing(mesh: DeviceMesh) -> Any:
-    """Return a sharded model after the calls in sum_gradients' remedy; in float64 FSDP sums differently."""
+    """Return a sharded model after the calls in sum_gradients' remedy. In float64, FSDP would sum differently."""
     model = _sharded(mesh, dtype=torch.float32)
     with pytest.raises(TrainingError) as refused:
         sum_gradients(model)

@@ -136,7 +136,7 @@ SCRIPT = re.search(r"```py\n(# trainer\.py.*?)```", GUIDE.read_text(encoding="ut
 
 @pytest.mark.thorough
 def test_the_script_of_the_guide(tmp_path: Path) -> None:
-    """The script has falling losses, which are the same on two processes as on one."""
+    """The script prints falling losses, which are the same on two processes as on one."""
     assert SCRIPT is not None
     script = tmp_path / "trainer.py"
     script.write_text(SCRIPT[1], encoding="utf-8")

@@ -215,7 +215,7 @@ NOT_ASKED = (
 
 
 def runs_beside_plans(purpose: str) -> PublishedRuns | None:
-    """Return how published steps of this purpose compare with their plans, or None without any."""
+    """Return how published steps of this purpose compare with their plans, or None if there are none."""
     found = [
         row.ratio
         for row in PUBLISHED

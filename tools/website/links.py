@@ -2,7 +2,7 @@
 
 Links are read from the HTML and CSS. Requests that scripts make can be seen only in a browser (tests/site).
 
-Other functions of this file write Markdown: escaped text, anchors, tables and lists of pages.
+Other functions write Markdown: escaped text, anchors, tables and lists of pages.
 """
 
 from __future__ import annotations

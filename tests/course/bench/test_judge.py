@@ -24,7 +24,7 @@ LEAK_KIB = 1024
 
 
 class Quick(Watched):
-    """A judge that grades a notebook by its own claim to be right, without a sandbox."""
+    """A judge that grades a notebook by the notebook's own claim to be right, without a sandbox."""
 
     def __call__(self, path: Path, exercise: str | None, **options: Any) -> Any:
         right = json.loads(Path(path).read_text())["right"]

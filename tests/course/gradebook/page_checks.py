@@ -1,4 +1,4 @@
-"""A reader of pages that parses as a browser would, and reports faults."""
+"""A reader that parses pages as a browser would, and reports their faults."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ def compared(book: Gradebook) -> list[tuple]:
 
 
 def zero_for_links(path: Path, exercise: str | None, **options: Any) -> GradeReport:
-    """Judge as the stub does, but give a notebook that is a symbolic link no points."""
+    """Judge as the stub does, but give no points to a notebook that is a symbolic link."""
     if path.is_symlink():
         return report(str(path), exercise or "", 0, options["seed"] or 0, "a symbolic link")
     return judge(path, exercise, **options)

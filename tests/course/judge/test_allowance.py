@@ -1,4 +1,4 @@
-"""The limit on computing in each tier is in processor time, and if one tier uses it up, the others still run.
+"""Each tier has a limit of processor time, and if one tier uses it up, the others still run.
 
 Each rank's work is counted as well: as multiplications in the notebook, and as processor time by the judge.
 """
@@ -151,7 +151,7 @@ def test_the_processors_time_of_each_rank_is_read_from_outside() -> None:
 
 
 def test_the_clocks_of_another_process_read_what_its_own_do() -> None:
-    """The precise clock counts the process alone; the coarse one, in ticks, also its children that have ended."""
+    """The precise clock counts the process alone; the coarse one, in ticks, also counts its children that ended."""
     own, tick = os.getpid(), 1 / os.sysconf("SC_CLK_TCK")
     before = time.process_time()
     told = precise_cpu_seconds([own])
@@ -229,7 +229,7 @@ def test_after_a_call_that_hung_the_next_ones_have_less_time() -> None:
 
 @pytest.fixture
 def busy():
-    """Yield a session of one worker on a processor that six processes use too. Calls may take a second."""
+    """Yield a session of one worker on a processor that six other processes use. Calls may take a second."""
     core = min(os.sched_getaffinity(0))
     with contextlib.ExitStack() as stack:
         for _ in range(6):

@@ -131,7 +131,7 @@ class Rank:
     clock = computed
 
     def work(self, channel: Channel, namespace: dict) -> None:
-        with contextlib.suppress(OSError, SystemExit):  # the end of the judge
+        with contextlib.suppress(OSError, SystemExit):  # raised when the judge has ended
             frame = channel.receive()
             channel.call = frame.fields["call"]
             worker._answer(channel, frame, namespace)

@@ -1,4 +1,5 @@
-"""The judge limits the sums over all ranks and child processes, which limits per process do not bound.
+"""The judge limits the sums over all ranks and child processes, because limits on single processes do not
+bound sums.
 
 Other tests grade exercises with faults that only the judge can see, as it is the network and reads memory.
 """

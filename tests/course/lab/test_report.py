@@ -109,7 +109,8 @@ def test_the_page_shows_all_runs_and_loads_nothing() -> None:
     page, left_out = report(RESULTS)
     assert not left_out
     assert "Not finished" in page and "PeerDiedError" in page and "no GPU took part" in page
-    assert page.count("<table") == len(re.findall(r'<div class="scroll"[^>]*><table', page))  # on a phone
+    # so a phone scrolls each table
+    assert page.count("<table") == len(re.findall(r'<div class="scroll"[^>]*><table', page))
     assert not re.search(r"(src|href)=[\"']?(https?:)?//", page) and "<script" not in page
 
 

@@ -111,7 +111,7 @@ def test_what_the_manual_says_to_type_can_be_typed(tmp_path: Path, monkeypatch: 
 
 
 def test_nothing_but_the_converters_imports_nbgrader() -> None:
-    """The commands do not import nbgrader either, because a learner's install does not have it."""
+    """The commands do not import nbgrader, because a learner's install does not have it."""
     program = (
         "import sys; sys.modules['nbgrader'] = sys.modules['nbconvert'] = sys.modules['sqlalchemy'] = None\n"
         "import ringlab.cli, ringlab_course.nbgrader.course, ringlab_course.nbgrader.submitted, ringlab_course.nbgrader.submitted"
