@@ -1,11 +1,11 @@
 #!/bin/sh
-# `make gpu`: everything that needs an NVIDIA GPU, in the order of its value, by `ringlab bench hour`.
+# `make gpu`: run everything that needs an NVIDIA GPU by `ringlab bench hour`, the most valuable steps first.
 #
-# Nothing is installed and no .venv is needed: ringlab is taken from this checkout. Python 3.11 to 3.13 must have
+# It installs nothing and needs no .venv, because it takes ringlab from this checkout. Python 3.11 to 3.13 must have
 # torch 2.11 or later with CUDA, triton 3.6 or later, numpy, matplotlib, jaxtyping, rich, typer, cloudpickle and pytest.
-# With pytest-xdist the tests take less time, because most of it is compiling, which goes side by side.
+# With pytest-xdist the tests take less time, because most of their time is compilation, which can run in parallel.
 #
-#   PYTHON=python3            the interpreter; by default .venv/bin/python where that has CUDA, else python3
+#   PYTHON=python3            the interpreter; by default .venv/bin/python if its torch has CUDA, else python3
 #   HOUR_ARGS="--steps kernels --again"   options of `ringlab bench hour`
 # It reads the GPU's clocks and never sets them.
 set -u

@@ -1,6 +1,6 @@
 #!/bin/sh
 # Make .venv and install ringlab in it with the locked versions: tools/setup.sh [extra,extra], the learner's extra by default.
-# A stamp keeps the second run fast. PYTHON=… chooses the interpreter; 3.11, 3.12 and 3.13 will do.
+# A stamp keeps the second run fast. PYTHON=… chooses the interpreter, which can be 3.11, 3.12 or 3.13.
 set -eu
 cd "$(dirname "$0")/.."
 extras="${1:-lab}"
@@ -48,7 +48,7 @@ make_venv() {
     "$python" -m venv --clear "$venv"
 }
 
-# What an installation depends on. The path counts: an editable install points at this directory.
+# Print a hash of everything on which an installation depends, also the path, to which an editable install points.
 fingerprint() {
     "$venv/bin/python" - "$extras" <<'PYTHON'
 import hashlib, os, pathlib, sys
@@ -72,7 +72,7 @@ pip_install() {
 }
 pip_install hatchling editables
 pip_install --no-build-isolation -e ".[$extras]"
-# pip compiles one file after the other; this takes every core. Some packages ship templates that do not compile.
+# pip compiles one file after the other, but this uses every core. Some packages have templates that do not compile.
 "$venv/bin/python" -m compileall -q -j 0 "$venv/lib" >/dev/null 2>&1 || true
 settings="$venv/share/jupyter/lab/settings"
 mkdir -p "$settings"

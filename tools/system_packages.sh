@@ -1,5 +1,5 @@
 #!/bin/sh
-# Install the two Debian packages that some tests need, where that is allowed; elsewhere say how, once and loudly.
+# Install the Debian packages that some tests need, or say loudly how to install them if this user may not.
 set -eu
 missing=""
 command -v bwrap >/dev/null 2>&1 || missing="bubblewrap"

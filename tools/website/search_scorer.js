@@ -1,9 +1,10 @@
-// What the search of the pages shows first. Sphinx puts it before searchtools.js, which asks `Scorer`. tools/website/search.py adds to the index
-// how often each page has a word (`counts`, where it is more than once; `lengths`) and what errors say (`errors`).
+// Ranks the results of the pages' search. Sphinx puts this file before searchtools.js, which asks `Scorer`.
+// tools/website/search.py adds to the index: `counts` (how often a page has a word, if more than once), `lengths` (how many
+// words a page has), and `errors` (the texts of errors).
 "use strict";
 
 var Scorer = (() => {
-  // The first folder that fits: whoever searches wants to read on, and names and tables repeat words.
+  // The first entry that fits counts. Pages to read come first, because pages of names and tables repeat words.
   const WEIGHTS = [
     ["errors", 1.2], ["docs/guide/", 1.3], ["notebooks/", 1.3],
     ["api/", 0.5], ["docs/architecture", 0.4], ["docs/api", 0.4], ["docs/cli", 0.6], ["docs/benchmarks", 0.6],
@@ -11,7 +12,7 @@ var Scorer = (() => {
     ["", 1],
   ];
   const TITLE = 0.5, HEADING = 0.6, EXACT = 2, ERROR = 10;
-  const SOFT = 1.5, LENGTH = 0.75; // of Okapi BM25: how soon a word's count is enough, how much long pages have to have more
+  const SOFT = 1.5, LENGTH = 0.75; // of Okapi BM25: how soon further counts add little, and how much more often a long page must have a word
 
   const weight = (page) => WEIGHTS.find(([folder]) => page.startsWith(folder))[1];
   const plain = (text) => text.toLowerCase().replaceAll("-", ""); // zig-zag is zigzag
@@ -34,7 +35,7 @@ var Scorer = (() => {
     return asked;
   }
 
-  // From 0 to 1: how much of the query a page is about.
+  // Returns from 0 to 1 how well a page fits the query.
   function relevance({ index, pages, mean, terms }, name) {
     const page = pages.get(name), most = terms.reduce((sum, { rare }) => sum + rare, 0);
     const long = SOFT * (1 - LENGTH + (LENGTH * index.lengths[page]) / mean);
@@ -42,11 +43,11 @@ var Scorer = (() => {
     return most ? found / most : 0;
   }
 
-  // Words and the gaps between them that an error fills in.
+  // Returns the words of a text, and an ellipsis for each value that an error fills in.
   const parts = (text) => text.toLowerCase().match(/[\p{L}\p{N}_]+|…/gu) ?? [];
   const pairs = (words) => words.slice(1).map((word, n) => [words[n], word]);
 
-  // Whether most of a line of the query stands in one message, in its order.
+  // Returns whether most of a line of the query is in one message, in the same order.
   function isError(query, messages) {
     const lines = query.split(/\n|\b(?:needed|got|remedy):/).map(parts).filter((words) => words.length > 2).map(pairs);
     return lines.length > 0 && messages.some((message) => {
@@ -65,7 +66,7 @@ var Scorer = (() => {
     let found = relevance(now, page) + (kind === "text" || kind === "title" ? TITLE * share : 0);
     if (kind === "title" && anchor) found += HEADING * share;
     const exact = kind === "object" && now.query.includes(".") && title.endsWith(now.query.trim());
-    found += own / 1000; // a part of a word is in no count
+    found += own / 1000; // so that pages rank by Sphinx's own score if the query is only a part of a word
     return found * weight(page) + (exact ? EXACT : 0) + (now.isError && page === "errors" && kind === "text" ? ERROR : 0);
   }
 

@@ -1,4 +1,4 @@
-// Draws the formulas of a page, also for those who listen to it, by the copy of KaTeX that lies beside this file.
+// Draws the formulas of a page, also for screen readers, with the copy of KaTeX beside this file.
 "use strict";
 
 (() => {

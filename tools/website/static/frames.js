@@ -1,4 +1,5 @@
-// Plays the recorded pictures of a lesson: a button, a slider, one picture at a time. Without scripts, all are shown, one below the other.
+// Plays the recorded pictures of a lesson with a button and a slider, one picture at a time. Without scripts, the page shows
+// all pictures, one below the other.
 "use strict";
 
 (() => {
@@ -28,7 +29,7 @@
       words.textContent = frames[number].querySelector("p").textContent;
     }
 
-    // A hidden picture is not loaded before it is shown. Once somebody plays, all are asked for.
+    // A browser loads a hidden picture only when it is shown, so load all pictures once somebody plays them.
     function load() {
       for (const picture of player.querySelectorAll("img")) picture.loading = "eager";
     }

@@ -1,13 +1,13 @@
-// Opened from a folder (file://), a page may not read its neighbours: search then lists titles without excerpts.
+// A page that is opened from a folder (file://) may not read other pages, so its search lists titles without excerpts.
 if (location.protocol === "file:") DOCUMENTATION_OPTIONS.SHOW_SEARCH_SUMMARY = false;
 
-// On a phone the list of a page's sections lies over the page: a choice in it closes it.
+// On a phone the list of a page's sections covers the page. Close the list when the reader chooses a section.
 document.addEventListener("click", (event) => {
   const drawer = document.getElementById("__toc");
   if (drawer && event.target.closest(".toc-drawer a")) drawer.checked = false;
 });
 
-// What is wider than its column can be scrolled with keys; of a picture this is also said.
+// Let keys scroll every box that is wider than its column. If the box has a picture, a line above it says so.
 function letKeysScroll() {
   for (const box of document.querySelectorAll("pre, .table-wrapper, div.cell_output")) {
     const wide = box.scrollWidth > box.clientWidth;
@@ -17,5 +17,5 @@ function letKeysScroll() {
 }
 letKeysScroll();
 addEventListener("resize", letKeysScroll);
-addEventListener("load", letKeysScroll); // of pictures, which have a width only then
-addEventListener("toggle", letKeysScroll, true); // of <details>, in which nothing has a width before
+addEventListener("load", letKeysScroll); // pictures have no width before they are loaded
+addEventListener("toggle", letKeysScroll, true); // nothing in a closed <details> has a width

@@ -1,5 +1,5 @@
-// The playground: controls, and the views of play_views.js on what they say. The state stands in the address.
-// With data-brief it shows a few controls and the views that move, and leads to the page that has all.
+// The playground: its controls, and the views of play_views.js for their setting. The address contains the state.
+// With data-brief it shows a few controls and the moving views, and links to the page that has all of them.
 "use strict";
 
 (() => {
@@ -9,9 +9,9 @@
   const offered = JSON.parse(document.getElementById("playground-choices").textContent);
   const brief = root.hasAttribute("data-brief");
   const STILL = matchMedia("(prefers-reduced-motion: reduce)");
-  const SECONDS = 8; // that playing a whole timeline takes
+  const SECONDS = 8; // the time in which a whole timeline is played
 
-  // Each tells of its state, and still of what its `moves` lead to.
+  // The text of a story holds for its state, and for the states that its `moves` lead to.
   const STORIES = [
     {
       name: "Why zig-zag?", moves: ["layout"],
@@ -47,7 +47,7 @@
   ];
 
   const IN_BRIEF = ["layout", "P", "S"];
-  const WORK = ["S", "H", "mask"]; // settings without which times cannot be compared
+  const WORK = ["S", "H", "mask"]; // times can be compared only between states that are equal in these
 
   function span([least, most]) {
     return Array.from({ length: most - least + 1 }, (_, n) => least + n);
@@ -57,7 +57,7 @@
     return this.values.find(([each]) => each === value)[1];
   }
 
-  // The state and the address. The hash of a heading names no setting: then the state stands in the entry of the history.
+  // The state and the address. If the hash is that of a heading, the history entry contains the state instead.
 
   let state = { ...STORIES[0].state };
   let story = STORIES[0];
@@ -66,12 +66,12 @@
   const names = (text) => CONTROLS.some(({ key }) => new URLSearchParams(text).has(key));
   const addressed = () => location.hash.slice(1);
 
-  // What controls cannot reach, an address cannot either.
+  // Returns the nearest state that the controls can reach, so that an address cannot lead to any other.
   function settled(next) {
     return { ...next, K: Math.min(next.K, next.H) };
   }
 
-  // The state with what a text says of it.
+  // Returns the state with the settings that an address or a history entry gives.
   function read(text) {
     const asked = new URLSearchParams(text), next = { ...state };
     for (const control of CONTROLS) {
@@ -96,7 +96,8 @@
     compareWith(story.moves[0]);
   }
 
-  // The keys of a control lead through its values: all are compared with the one before the first move, or with the story's.
+  // Keys move a control through several values. Compare all of them with the value before the first move or, for a control
+  // that the story moves, with the story's value.
   function compareWith(key) {
     if (moved?.key !== key) moved = { key, from: (story.moves.includes(key) ? story.state : state)[key] };
   }

@@ -1,4 +1,4 @@
-// Views of what ring_model.js says of a setting: pictures, numbers, a table, commands. They keep no state.
+// Views of the results of ring_model.js for a setting: pictures, numbers, a table, commands. They keep no state.
 "use strict";
 
 const playViews = (() => {
@@ -38,10 +38,10 @@ const playViews = (() => {
     return found;
   }
 
-  // Views. Each returns an element; those that follow the time have a function that moves them to it.
+  // Views. Each returns an element. An element that depends on the time has a function that moves it to a given time.
 
   const HATCH = "play-hatch";
-  // The width of a picture in its own units: its text is as large on a phone as on a screen.
+  // Returns the width of a picture in its own units, with which its text is as large on a phone as on a screen.
   const room = () => Math.max(340, Math.min(640, document.getElementById("playground").clientWidth));
   const BLOCK = 0.62; // the side of a block, as a share of its rank's frame
 
@@ -86,7 +86,8 @@ const playViews = (() => {
       }
     }
     picture.append(centre);
-    // Where each message is, and whose block. In a ring a copy sets out for the next rank, and waits beside it until that one takes it.
+    // The place of each message, and the origin of its block. In a ring a copy of the block moves to the next rank, and waits
+    // beside that rank until the rank begins to use it.
     const latest = (hops, now) => hops.findLastIndex(([start]) => start <= now);
     const circling = (rank, port, now) => {
       const hops = port === 0 ? found.hops[rank] : [], sent = latest(hops, now);
@@ -200,19 +201,20 @@ const playViews = (() => {
     return make("div", {}, picture, legend);
   }
 
-  // The bytes on the rank that holds most, and whether it has room for them.
+  // Returns the bytes on the rank that holds most, and whether they fit into its memory.
   function held(s, found) {
     const sum = Math.max(...found.inputs.map((own, rank) => own + found.peaks[rank]));
     return { sum, fits: sum <= s.machine.memory };
   }
 
-  // What ranks that are idle wait for. Over links that cost nothing the idle time is that of slower ranks; messages add the rest.
+  // Returns the causes for which idle ranks wait. The idle time that remains over links without cost is due to ranks with more
+  // work, and the rest is due to messages.
   function idle(found) {
     const mean = found.busyFraction * found.makespan, all = found.makespan - mean, share = (100 * all) / found.makespan;
     if (share < 0.05) return "All ranks compute all the time.";
     if (share < 0.5) return "Ranks compute over 99 % of the time.";
     const parts = [["for ranks with more to compute", all - found.exposed], ["for messages", found.exposed]];
-    const causes = parts.filter(([, seconds]) => seconds >= 0.1 * all).map(([cause]) => cause); // one of two is at least half
+    const causes = parts.filter(([, seconds]) => seconds >= 0.1 * all).map(([cause]) => cause); // of two causes, one is at least half
     return `On average a rank is idle ${share > 99 ? share.toFixed(1) : share.toFixed(0)} % of the time, waiting ${causes.join(" and ")}.`;
   }
 
@@ -221,7 +223,7 @@ const playViews = (() => {
     return fits ? "" : ` It does not fit: a rank needs ${bytes(sum)} and has ${capacity(s.machine.memory)}.`;
   }
 
-  // What `ringlab simulate` prints too has its name there.
+  // Returns the figures. A figure that `ringlab simulate` also prints has the same name here.
   function figures(s, found) {
     const { sum, fits } = held(s, found), blocks = found.compute.flat().filter((seconds) => seconds > 0);
     const [least, most] = [Math.min(...blocks), Math.max(...blocks)];

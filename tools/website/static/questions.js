@@ -1,12 +1,12 @@
-// A lesson's questions can be answered on its page. Until then the page keeps back what follows a question, as far as the next one.
-// Answers stay in this browser. Without scripts, everything is shown.
+// Lets readers answer a lesson's questions on its page. Until a question is answered, the page hides the cells from the
+// question to the next one. Answers stay in this browser. Without scripts, the page shows everything.
 "use strict";
 
 (() => {
   const SHOWN = "ringlab: answers shown";
   const store = {
     get: (key) => { try { return localStorage.getItem(key); } catch { return null; } },
-    set: (key, value) => { try { localStorage.setItem(key, value); } catch { /* no storage: asked again next time */ } },
+    set: (key, value) => { try { localStorage.setItem(key, value); } catch { /* without storage, the page asks again next time */ } },
   };
   const boxes = [...document.querySelectorAll("[data-question]")];
   if (!boxes.length) return;
@@ -21,8 +21,8 @@
   const HEADING = "h1, h2, h3, h4, h5, h6";
   const blocks = [...document.querySelectorAll("article section > :not(section)")];
 
-  // What follows a question's cell, without headings and other questions: as far as what was measured, and on to the next
-  // question or section.
+  // Returns the parts after a question's cell, without headings and other questions: all parts up to the measured result, and
+  // those after it up to the next question or section.
   function rest(cell) {
     const found = [];
     let measured = false;
@@ -44,7 +44,7 @@
     return { key: `ringlab: ${box.dataset.question}`, box, text, choices, unit, cell: box.closest(".cell") };
   });
 
-  const keepers = new Map(); // of each part that is kept back: the questions that are still open
+  const keepers = new Map(); // from each part that is kept back to its questions that are still open
 
   function keepBack(question) {
     for (const part of question.hidden) {
@@ -105,7 +105,7 @@
   all.addEventListener("click", showAll);
   if (!store.get(SHOWN)) asked[0].cell.before(all);
 
-  // A link to a place that is kept back shows it.
+  // Show a part that is kept back if the address links to a place in it.
   function reveal() {
     const place = location.hash && document.getElementById(decodeURIComponent(location.hash.slice(1)));
     if (!place || !place.closest(".kept-back")) return;

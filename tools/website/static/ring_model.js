@@ -1,20 +1,20 @@
 // One layer's attention, forward, on a ring of ranks: when every rank computes, sends and waits.
 //
-// The same numbers as ringlab.cost.simulate gives, which runs the real ring program; tests/site/test_playground.py holds
-// this file to it on random settings. Times are in seconds, sizes in bytes. A setting is
+// The numbers equal those of ringlab.cost.simulate, which runs the real ring program. tests/site/test_ring_model.py compares
+// the two on random settings. Times are in seconds, sizes in bytes. A setting is
 //   { layout, causal, schedule, P, S, H, K, D, machine }
-// where machine has flops (that kernels reach, a second), perNode, and two links, inside and between a node's ranks,
-// each { bandwidth, latency }.
+// where machine has flops (per second, as kernels reach them), perNode (ranks), and the links `inside` a node and `between`
+// nodes, each { bandwidth, latency }.
 "use strict";
 
 const ringModel = (() => {
-  const TILE = 128; // rows and keys of a kernel's tile, which counts as a whole unless it is masked as a whole
+  const TILE = 128; // rows and keys of a kernel's tile; all of its scores count unless all are masked
   const ELEMENT = 2; // bytes of bfloat16
   const SUM = 4; // bytes of float32, in which results are summed
 
   const within = (x, most) => Math.max(0, Math.min(x, most));
 
-  // The pieces of tokens of each rank, as [first, count]; a striped rank has one, with a step of P.
+  // Returns each rank's pieces of tokens, as [first, count]. A striped rank has one piece, with a step of P.
   function pieces(layout, S, P) {
     const ranks = Array.from({ length: P }, (_, rank) => rank);
     if (layout === "striped") return ranks.map((r) => [[r, Math.ceil((S - r) / P)]]);
@@ -24,13 +24,13 @@ const ringModel = (() => {
     return ranks.map((r) => (layout === "zigzag" ? [piece(r), piece(2 * P - 1 - r)] : [piece(r)]));
   }
 
-  // Scores of a causal square of n rows, in whole tiles.
+  // Returns the scores of a causal square of n rows, in whole tiles.
   function square(n) {
     const full = Math.floor(n / TILE);
     return (TILE * TILE * full * (full + 1)) / 2 + (n - full * TILE) * n;
   }
 
-  // Scores of n rows and m keys of which row i sees keys 0 to i + edge.
+  // Returns the scores of n rows and m keys if row i sees keys 0 to i + edge.
   function edged(n, m, edge) {
     if (edge <= -n) return 0;
     if (edge >= m - 1) return n * m;
@@ -39,7 +39,7 @@ const ringModel = (() => {
     return square(last - first) + (last - first) * Math.max(0, first + edge) + (n - last) * m;
   }
 
-  // Scores that rank r computes against the keys of rank o.
+  // Returns the scores that rank r computes with the keys of rank o.
   function scores(s, own, r, o) {
     const count = (rank) => own[rank].reduce((sum, [, n]) => sum + n, 0);
     if (!s.causal) return count(r) * count(o);
@@ -55,8 +55,8 @@ const ringModel = (() => {
     return same ? machine.inside : machine.between;
   }
 
-  // From here on, `compute[r][s]` are the seconds of rank r's block number s, and `bytes[r]` those of its keys and values.
-  // A schedule returns when each block is begun, and each rank's messages in order: [sets out, arrives, to, port].
+  // Below, `compute[r][s]` is the seconds that rank r needs for its block number s, and `bytes[r]` is the bytes of rank r's
+  // keys and values. A schedule returns when each block begins, and each rank's messages in order: [start, end, to, port].
 
   // While a rank computes on a block, it sends that block on and receives the next one.
   function ring(P, compute, bytes, hop) {
@@ -118,10 +118,10 @@ const ringModel = (() => {
     return { begins, hops, ends, makespan: Math.max(...ends) };
   }
 
-  // Blocks of others that a rank holds at a time: a ring computes on one while the next arrives.
+  // Returns how many blocks of other ranks a rank holds at a time. In a ring it computes on one while the next arrives.
   const others = (s) => (s.schedule === "ring" ? Math.min(2, s.P - 1) : s.P - 1);
 
-  // Bytes that a rank holds at most, beside its own q, k and v: float32 sums, results, and blocks of others.
+  // Returns the most bytes that a rank holds besides its own q, k and v: float32 sums, results, and other ranks' blocks.
   function memory(s, lengths, rank, block) {
     const rows = s.H * lengths[rank];
     const rest = lengths.reduce((sum, n, r) => (r === rank ? sum : sum + n), 0);
@@ -144,7 +144,7 @@ const ringModel = (() => {
     return {
       lengths, compute, begins, hops, makespan, busy, held, peaks,
       others: others(s),
-      waited: ends.map((end, r) => Math.max(0, end - busy[r])), // what comes after a rank's end is no waiting
+      waited: ends.map((end, r) => Math.max(0, end - busy[r])), // a rank does not wait after its end
       exposed: makespan - times(s, compute, bytes, true).makespan,
       busyFraction: makespan ? total / (makespan * s.P) : 1,
       bytesSent: bytes.reduce((sum, each) => sum + each, 0) * (s.P - 1),
