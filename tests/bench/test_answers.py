@@ -38,7 +38,9 @@ def test_a_simulation_says_its_memory() -> None:
     words = ("simulate", "--tokens", "64Ki", "--ranks", "8", "--layout", "zigzag", "--json")
     (found,) = bench_simulator([words])["cases"]
     assert found["simulated"]["ranks"] == 8
-    assert 2**27 < found["measured"]["peak_rss_bytes"] < 2**29, "that of its own process, not of this one"
+    assert 2**27 < found["measured"]["peak_rss_bytes"] < 2**29, (
+        "the peak is that of the command's own process"
+    )
     assert 0 < found["measured"]["process_cpu_s"] and found["wall_s"] < found["measured"]["process_wall_s"]
 
 

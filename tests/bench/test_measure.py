@@ -234,7 +234,7 @@ def test_a_report_of_kernels_has_what_readers_need() -> None:
     assert [(case["pass"], case["causal"]) for case in report["cases"]] == [
         ("forward", True), ("backward", True), ("forward", False), ("backward", False)
     ]  # fmt: skip
-    assert report["ok"] is False, "a block could not run"
+    assert report["ok"] is False, "a report is not ok if a block cannot run"
     assert {"clock", "inputs", "cache", "check", "flops", "speed_ratio"} <= set(report["method"])
     for case in report["cases"]:
         assert set(case["speed_ratio"]) == {"native"}

@@ -325,7 +325,7 @@ def test_nothing_but_these_consoles_can_take_a_text_for_markup() -> None:
     found = {file.name: makers.findall(file.read_text(encoding="utf-8")) for file in files}
     assert {name: made for name, made in found.items() if made} == {"output.py": ["Console("] * 2}
     assert len(files) > 300
-    assert flat(ODD) == ODD, "no part of the text is taken out before it is compared"
+    assert flat(ODD) == ODD, "`flat` removes no part of the text"
 
 
 WAITS = """

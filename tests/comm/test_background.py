@@ -116,7 +116,9 @@ def test_pieces_are_all_bytes_in_order_and_no_longer_than_allowed(
     flat = [part for piece in cut for part in piece]
     assert torch.equal(torch.cat(flat) if flat else whole[:0], whole)
     lengths = [sum(map(len, piece)) for piece in cut]
-    assert len(cut) == -(-len(whole) // nbytes), "the receiver counts them from the header's bytes"
+    assert len(cut) == -(-len(whole) // nbytes), (
+        "the receiver computes the number of pieces from the header's bytes"
+    )
     assert all(length == nbytes for length in lengths[:-1])
     assert all(len(part) for part in flat)
 

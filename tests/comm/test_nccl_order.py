@@ -49,7 +49,9 @@ def run(schedule: Any, P: int, bound: bool = False) -> Nccl:
     for mine, theirs in zip(found, expected, strict=True):
         assert all(map(torch.equal, mine, theirs)), "results differ"
     for one_queue in (False, True):
-        assert not stuck(nccl.launched, one_queue), "ranks launch their messages in orders that do not fit"
+        assert not stuck(nccl.launched, one_queue), (
+            "the orders in which ranks launch their messages block each other"
+        )
     for batches in nccl.launched:
         assert all(batch.done for batch in batches)
         pairs = {(batch.group, batch.stream) for batch in batches}
@@ -57,7 +59,7 @@ def run(schedule: Any, P: int, bound: bool = False) -> Nccl:
             "pairs differ"
         )
     assert all(count == len(group.ranks) for group, count in nccl.opened.items())
-    assert not nccl.synchronized, f"waited for the {nccl.synchronized[0]}"
+    assert not nccl.synchronized, f"the host waited for the {nccl.synchronized[0]}"
     return nccl
 
 

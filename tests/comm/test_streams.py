@@ -85,7 +85,7 @@ class FakeEvent:
         self.reached = True
 
     def elapsed_time(self, other: FakeEvent) -> float:
-        assert other.reached, "it was not waited for, so torch would raise"
+        assert other.reached, "torch would raise, because nothing waited for the event"
         return 1500.0
 
 
@@ -216,7 +216,7 @@ def test_the_stall_of_a_gpu_is_what_counts_as_exposed_and_travels_as_a_number(cu
     stall = Stall(torch.device("cuda", 0))
     stall.until([])
     [event] = [e for e in (stall._after,) if not e.reached]
-    assert not event.reached, "nothing is read before somebody asks"
+    assert not event.reached, "the event is not read until somebody asks for the time"
     shift = Exchange(0, 0, "kv 0", 1, 1, 8, 8, ((2,),), posted=0.0, waited=1.0, done=9.0, stall=stall)
     trace = Trace(1, [shift])
     assert trace.exposed(0) == shift.exposed == 1.5

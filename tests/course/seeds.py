@@ -193,7 +193,7 @@ def arguments(parser: argparse.ArgumentParser, output: Path) -> argparse.Namespa
     """Return the command line of a sweep."""
     parser.add_argument("--only", nargs="*", default=[""], help="names or beginnings, as in 04/right")
     parser.add_argument("--jobs", type=int, default=2)
-    parser.add_argument("--all", action="store_true", help="run what is known already too")
+    parser.add_argument("--all", action="store_true", help="run also what has a fresh entry")
     parser.add_argument("--output", type=Path, default=output)
     return parser.parse_args()
 

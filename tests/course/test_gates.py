@@ -61,7 +61,9 @@ def test_each_kind_counts_where_those_before_it_hold(failing, earned, waiting):
     stage = stage_of(**{k: fails if k in failing else holds for k in ("speed", "cost", "correctness")})
     result = run_in_process(stage, {"f": print})
     assert result.earned == earned and result.points == 7
-    assert {c.id for c in result.checks if not c.ok} == set(failing), "whether a check holds is told as it is"
+    assert {c.id for c in result.checks if not c.ok} == set(failing), (
+        "the report says which checks fail, whether they count or not"
+    )
     assert {c.id: c.message for c in result.checks if not c.counted} == {
         kind: NOT_COUNTED[before] for kind, before in waiting.items()
     }

@@ -53,7 +53,9 @@ def test_memory_without_need_on_few_ranks_hides_no_blocks():
     assert not keeps_every_block((5 * MIB, 6 * MIB), 10, MIB)
     assert keeps_every_block((5 * MIB, 6 * MIB + 1), 10, MIB)
     assert not keeps_every_block((5 * MIB, 7 * MIB), 10, MIB, spare=2)
-    assert keeps_every_block((64 * MIB, 12 * MIB), 10, MIB), "it holds 12 blocks of the 9 that it receives"
+    assert keeps_every_block((64 * MIB, 12 * MIB), 10, MIB), (
+        "it holds memory for 12 blocks, and receives only 9"
+    )
 
 
 def test_what_was_added_by_chance_is_read_again_and_what_was_not_stays():

@@ -160,5 +160,5 @@ def test_entries_name_what_their_stage_has(exercise_id) -> None:
         if "misconception" in entry.fields:
             stage.misconception(entry.fields["misconception"])
         if not entry.hunks:
-            assert entry.fields.get("misconception"), f"{entry.name} says nothing"
+            assert entry.fields.get("misconception"), f"{entry.name} has neither an edit nor a misconception"
     assert {answer.right for answer in wrong_answers(exercise_id)} <= set(right_answers(exercise_id))

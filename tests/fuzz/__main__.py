@@ -65,7 +65,7 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--output", type=Path)
     parser.add_argument(
-        "--show", nargs=2, metavar=("TARGET", "NUMBER"), help="one input, and what comes of it"
+        "--show", nargs=2, metavar=("TARGET", "NUMBER"), help="show one input and its outcome"
     )
     chosen = parser.parse_args()
     if chosen.show:

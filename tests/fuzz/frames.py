@@ -202,10 +202,10 @@ def check(stream: Stream) -> str:
     """Return "read", "waits" or "refused". Raises: AssertionError, or an error forbidden to the judge."""
     whole, refusal, pending = _fed(stream, ())
     apart, refusal_apart, pending_apart = _fed(stream, stream.cuts)
-    assert refusal == refusal_apart, f"in pieces {refusal_apart!r}, in one {refusal!r}"
+    assert refusal == refusal_apart, f"refusal in pieces {refusal_apart!r}, as a whole {refusal!r}"
     if refusal:
         return "refused"
-    assert pending == pending_apart and len(whole) == len(apart), "pieces change what is read"
+    assert pending == pending_apart and len(whole) == len(apart), "the pieces change the frames"
     for frame, other in zip(whole, apart, strict=True):
         _obeys(frame, stream.limits)
         assert same(
@@ -213,7 +213,7 @@ def check(stream: Stream) -> str:
         )
         (again,) = FrameReader(GENEROUS).feed(b"".join(bytes(part) for part in pack(frame, GENEROUS)))
         assert same(again.value, frame.value) and _text(again.fields) == _text(frame.fields), (
-            "sent again it differs"
+            "the frame differs after it is packed and read again"
         )
         _listened_to(frame)
     return "read" if whole else "waits"
@@ -226,9 +226,9 @@ def _fed(stream: Stream, cuts: tuple[int, ...]) -> tuple[list[Frame], str, bool]
         for start, end in itertools.pairwise(bounds):
             frames += reader.feed(stream.data[start:end])
             held = reader.buffer.__sizeof__()
-            assert held <= 2 * end + 1000, f"{held} bytes held of {end} that came"
+            assert held <= 2 * end + 1000, f"the buffer holds {held} bytes after {end} bytes arrived"
     except ProtocolError as error:
-        assert not reader.buffer, "what was refused is kept"
+        assert not reader.buffer, "the buffer keeps bytes that were refused"
         try:
             reader.feed(b"")
         except ProtocolError:
@@ -239,7 +239,9 @@ def _fed(stream: Stream, cuts: tuple[int, ...]) -> tuple[list[Frame], str, bool]
 
 def _obeys(frame: Frame, limits: Limits) -> None:
     assert isinstance(frame.kind, str) and len(frame.kind) <= 32 and isinstance(frame.fields, dict)
-    assert len(_text(frame.fields).encode("utf-8")) <= 8 * limits.header, "text without bounds"
+    assert len(_text(frame.fields).encode("utf-8")) <= 8 * limits.header, (
+        "a text exceeds the limit of the header"
+    )
     found: dict[int, Any] = {}
     _walk(frame.value, 0, limits, found)
     sizes = [array.nbytes for array in found.values()]
@@ -249,7 +251,7 @@ def _obeys(frame: Frame, limits: Limits) -> None:
 
 
 def _walk(node: Any, depth: int, limits: Limits, found: dict[int, Any]) -> None:
-    assert depth <= limits.depth, "a value too deep"
+    assert depth <= limits.depth, "a value is nested too deeply"
     if isinstance(node, (np.ndarray, torch.Tensor)):
         name = str(node.dtype).removeprefix("torch.")
         assert (
@@ -258,7 +260,7 @@ def _walk(node: Any, depth: int, limits: Limits, found: dict[int, Any]) -> None:
         assert not getattr(node, "requires_grad", False)
         if name == "bool" and node.nbytes:
             raw = node.view(torch.uint8) if isinstance(node, torch.Tensor) else node.view(np.uint8)
-            assert raw.max() <= 1, "a boolean of another byte"
+            assert raw.max() <= 1, "a boolean has a byte other than 0 and 1"
         found[id(node)] = node
     elif isinstance(node, dict):
         assert all(type(key) is str for key in node)

@@ -108,7 +108,7 @@ def _checked(path: Path) -> str:
     try:
         submission = read_submission(path)
     except UnreadableError as error:
-        assert error.got and str(error).encode("utf-8"), "a reason that can be shown"
+        assert error.got and str(error).encode("utf-8"), "a refusal has a reason that can be displayed"
         return "refused"
     _obeys(submission)
     return "read"
@@ -116,12 +116,14 @@ def _checked(path: Path) -> str:
 
 def _obeys(submission: Submission) -> None:
     assert isinstance(submission, Submission) and isinstance(submission.cells, tuple)
-    assert len(submission.cells) <= CELLS, "more cells than may be"
+    assert len(submission.cells) <= CELLS, "there are too many cells"
     for cell in submission.cells:
-        assert type(cell.source) is str and type(cell.code) is bool, "a cell of another kind"
-        assert cell.grade is None or type(cell.grade) is str, "a grade that is no text"
+        assert type(cell.source) is str and type(cell.code) is bool, "a cell has fields of a wrong type"
+        assert cell.grade is None or type(cell.grade) is str, "a cell's grade is no text"
     exercise = submission.exercise
-    assert exercise is None or (type(exercise) is str and len(exercise) <= 64), "an exercise without bounds"
+    assert exercise is None or (type(exercise) is str and len(exercise) <= 64), (
+        "the exercise's name is no text, or too long"
+    )
     assert len(submission.code) == len(submission.cells) and type(submission.mentions_torch) is bool
     assert sum(len(source.encode("utf-8")) for source in submission.code) <= LIMITS.header // 2, (
         "too much code"

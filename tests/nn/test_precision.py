@@ -95,7 +95,7 @@ def law_of_the_update(masters: torch.dtype) -> None:
     clip_gradients(expected, 0.5)
     AdamW(expected.parameters(), lr=RATE).step()
     for weights, dtypes in VirtualCluster(3).run(a_rank_of_a_step, masters).results:
-        assert dtypes == {torch.float32}, "the optimizer's state"
+        assert dtypes == {torch.float32}, "the optimizer's state is float32"
         for name, value in expected.state_dict().items():
             assert torch.equal(value, weights[name]), name
 

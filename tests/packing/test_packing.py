@@ -189,7 +189,7 @@ def test_rows_of_a_batch_become_documents_of_one_sequence() -> None:
     )  # trl pads a flattened row with position ids of 0 and labels of −100
     assert to_a_multiple.documents == (3, 1, 1, 1)
     same = Packing.of_document_ids([[1, 1], [1, 1]])
-    assert same.documents == (2, 2), "one id in two rows is two documents"
+    assert same.documents == (2, 2), "the same id in two rows means two documents"
 
 
 def given_ids(name: str) -> Any:
@@ -274,7 +274,7 @@ def test_another_batch_on_a_rank_of_a_ring_is_told_to_all(name: str) -> None:
     if own is AgreementError:
         assert all("give all ranks of a ring the same batch" in error.remedy for error in found)
         assert all("=" in error.got.rpartition("they differ in: ")[2] for error in found), (
-            "which array differs"
+            "the error names the array that differs"
         )
 
 

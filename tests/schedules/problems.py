@@ -116,7 +116,7 @@ def hold(problem: Problem, schedule: Any, block: str = "naive") -> None:
         expected, terms = true_gradient_of_sinks(problem)
         roundings = 100 if problem.dtype == torch.float64 else 1  # roundings of each term
         most = roundings * torch.finfo(problem.dtype).eps * (1 + problem.sinks) * terms
-        assert np.abs(found - expected).max() <= most, "the gradient of sinks"
+        assert np.abs(found - expected).max() <= most, "the gradient of sinks is wrong"
 
 
 def assert_equals_the_oracle(results: Results, problem: Problem) -> None:

@@ -63,7 +63,7 @@ def take(ring: Ring, steps: list[Step], page: int, interleave: int) -> None:
             else:
                 grow(cache, name, model, n, shards=what == "shards")
         except CacheError:
-            assert cache.free_pages < 12, "refused although 10 tokens and two copies find room"
+            assert cache.free_pages < 12, "the cache refused tokens for which it has room"
         compare(cache, model)
 
 

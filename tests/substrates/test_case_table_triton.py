@@ -75,7 +75,7 @@ def test_a_step_is_one_launch(mask: str, monkeypatch: pytest.MonkeyPatch) -> Non
     VirtualCluster(case.P, memory=False).run(program, case, "triton", "ring", "both")
     kernels = "forward_step", "backward_dq", "backward_dkv"
     assert sorted(launched) == sorted((kernel, True, True) for kernel in kernels for _ in range(4))
-    assert any(windows) == (mask == "window"), "the left edge takes a kernel of its own"
+    assert any(windows) == (mask == "window"), "only a window's left edge takes a kernel of its own"
 
 
 @pytest.mark.parametrize("rate", [1e-11, 0.999])

@@ -183,7 +183,9 @@ def test_numbers_on_the_wire() -> None:
     assert max(numbers) < 1 << 31
     assert signature.number(last + 1, 0) == signature.number(0, 0)
     longer = wire_format.Signature.of("kv", [torch.zeros(3)])
-    assert signature.number(0, 0) != longer.number(0, 0), "gloo would pair them, and abort or fill in part"
+    assert signature.number(0, 0) != longer.number(0, 0), (
+        "with equal numbers gloo would pair the two messages"
+    )
 
 
 def test_journal_keeps_the_last_line(tmp_path: Path) -> None:

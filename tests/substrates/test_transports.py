@@ -129,7 +129,7 @@ def test_every_kind_of_exchange_is_as_on_gloo(transport: str, world_size: int) -
         assert_same(other.results[rank]["exchanges"], gloo.results[rank]["exchanges"])
         assert facts(other.trace, rank) == facts(gloo.trace, rank)
         if world_size == 3:  # with two ranks, caught errors keep tensors alive in their tracebacks
-            assert other.memory[rank] == gloo.memory[rank], "what a transport takes itself does not count"
+            assert other.memory[rank] == gloo.memory[rank], "a transport's own memory does not count"
 
 
 def assert_same(one: dict[str, Any], other: dict[str, Any]) -> None:

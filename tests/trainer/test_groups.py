@@ -49,7 +49,7 @@ def test_rings_over_columns_all_processes_and_groups_opened_later(processes: lis
         assert same(of["columns"], of_two[rank // 2])
         assert same(of["closed"], of_two[rank % 2])
         assert same(of["all"], of_four[rank])
-        assert of["kept"], "a second transport over one group would count calls anew"
+        assert of["kept"], "one group has one transport; a second would count calls anew"
 
 
 def test_two_rings_at_once(processes: list[dict[str, Any]]) -> None:

@@ -71,7 +71,7 @@ def test_every_event_is_a_bar_with_its_times(make) -> None:
         still = [
             span for each in edges for span in zip(each[::2], each[1::2], strict=True) if span[1] > span[0]
         ]
-        assert still, "some message waits for its partner, or to be taken"
+        assert still, "some message waits for its partner, or waits to be taken"
         for kind, events in (("forward", computes), ("wait", waits), ("transit", transits), ("still", still)):
             expected = sorted((round(a / scale, 9), round(b / scale, 9)) for a, b in events)
             assert drawn(figure, kind, rank) == expected, (kind, rank)

@@ -149,12 +149,12 @@ def test_lateness_costs_and_deadlines_move(folder: Path, tmp_path: Path) -> None
 def test_an_override_counts_until_it_is_taken_back(folder: Path, tmp_path: Path) -> None:
     book = tmp_path / "grades.db"
     call("grade", folder, "--book", book)
-    assert call("gradebook", "override", book, "bob", "05", "9")[0] == 1, "no reason"
+    assert call("gradebook", "override", book, "bob", "05", "9")[0] == 1, "an override needs a reason"
     status, out, _ = call("gradebook", "override", book, "bob", "05", "9", "--reason", "oral", "--by", "X")
     assert status == 0 and "bob  05: 9 of 10 points" in out and "oral (X" in out
     assert "9 of 10" in call("gradebook", "show", book, "--explain")[1]
     assert call("gradebook", "override", book, "bob", "05", "--reason", "r", "--json")[0] == 1, (
-        "neither score nor --clear"
+        "an override needs a score or --clear"
     )
     found = call(
         "gradebook", "override", book, "bob", "05", "--clear", "--reason", "no", "--by", "X", "--json"

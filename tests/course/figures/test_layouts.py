@@ -150,7 +150,7 @@ def test_by_origin_has_a_column_for_each_owner() -> None:
     layout = contiguous(32, 4)
     ax = load_mosaic.figure(layout, by="origin").axes[0]
     shown = numbers(ax)
-    assert ax.get_title(loc="left") == "contiguous", "the ratio is that of steps"
+    assert ax.get_title(loc="left") == "contiguous", "only a picture by step has the ratio in its title"
     for rank in range(4):
         for origin in range(4):
             assert shown[rank, origin] == str(work(layout, rank, origin))

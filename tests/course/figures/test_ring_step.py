@@ -38,7 +38,7 @@ def test_tiles_are_what_the_position_mask_makes_of_them(name, size, data) -> Non
             if visit.kind == "full":
                 assert mask[box].all()
     assert visited.max(initial=0) <= 1
-    assert not (mask & (visited == 0)).any(), "a visible pair that no program visits"
+    assert not (mask & (visited == 0)).any(), "no program visits a visible pair"
 
 
 @given(SIZES, st.sampled_from(NAMES))

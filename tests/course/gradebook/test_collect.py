@@ -197,7 +197,9 @@ def test_hostile_names_are_learners_like_any_other(tmp_path: Path) -> None:
     found = collect([tmp_path / "flat"]).submissions + [
         e for e in collect([tmp_path]).submissions if e.learner != "flat"
     ]
-    assert len({each.learner for each in found}) == len(HOSTILE) + 1, "the long name once whole, once cut"
+    assert len({each.learner for each in found}) == len(HOSTILE) + 1, (
+        "one long name occurs whole and cut, so it counts twice"
+    )
     assert all(each.learner.isprintable() and each.digest for each in found)
 
     def judge(path: Path, exercise: str | None, **options):
@@ -242,7 +244,9 @@ def test_links_and_odd_files_are_zeros_and_no_doors(tmp_path: Path) -> None:
     (tmp_path / "linked folder" / "stolen").symlink_to(tmp_path / "good")
     found = collect([tmp_path])
     assert [each.learner for each in found.submissions] == ["dangling", "folder", "good", "link", "pipe"]
-    assert len({each.digest for each in found.submissions}) == 4, "a folder and a pipe are both no file"
+    assert len({each.digest for each in found.submissions}) == 4, (
+        "a folder and a pipe are no files, and have the same digest"
+    )
     assert sum("a link to a folder" in note for note in found.notes) == 2
 
 
@@ -262,7 +266,7 @@ def test_enormous_and_unreadable_files_are_not_read(tmp_path: Path, monkeypatch:
 
     monkeypatch.setattr("os.open", full)
     assert collect_module.handed_in(path, tmp_path).digest == "", (
-        "our own failure: whoever grades it tries again"
+        "the failure is our own, so grading reads the file again"
     )
 
 
@@ -283,7 +287,7 @@ def test_the_walk_is_bounded_and_says_so(tmp_path: Path, monkeypatch: pytest.Mon
     notebook(tmp_path / "good" / "x.ipynb")
     notes: list[str] = []
     found = list(collect_module.notebooks_below(tmp_path, notes))
-    assert tmp_path / "good" / "x.ipynb" in found, "one learner's litter costs no other"
+    assert tmp_path / "good" / "x.ipynb" in found, "files of one learner hide no other learner's notebook"
     assert len(found) <= 52 and not any("deep" in path.parts for path in found)
     assert any("12 folders deep" in note for note in notes)
     for crowded in ("full", "wide"):
@@ -298,7 +302,7 @@ def test_of_thousands_of_notebooks_of_one_learner_only_the_newest_are_opened(
         notebook(tmp_path / "ada" / f"{number}.ipynb", at=1000 + number)
         notebook(tmp_path / f"flat {number}.ipynb")
     found = collect([tmp_path])
-    assert len(found.submissions) == 21, "flat files are a learner each"
+    assert len(found.submissions) == 21, "each notebook outside of the folder counts as one learner"
     assert found.submissions[0].path.name == "19.ipynb" and any(
         "only the newest 5" in note for note in found.notes
     )

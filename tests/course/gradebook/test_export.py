@@ -116,7 +116,7 @@ def test_each_failed_check_is_explained_with_message_mistake_hint_and_time() -> 
         "mathematics" in rungs[2],
         "mathematics" in rungs[3],
     ] == [True] * 4
-    assert "✗ check 0" not in told[0], "what holds needs no words"
+    assert "✗ check 0" not in told[0], "a check that passes needs no explanation"
 
 
 def test_one_line_says_what_is_behind_a_score() -> None:

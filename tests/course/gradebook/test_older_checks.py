@@ -71,7 +71,7 @@ def test_only_what_is_asked_for_or_was_changed_is_graded_again(path: Path) -> No
         assert "2 of exercise 05;" in run.notes[0]
         assert graded(book, folder, regrade=["05"]).notes == []
         assert [entry.older_checks for entry in book.history("ada", "05")] == [True, False]
-        assert scores(book) == {**SCORES, ("cy", "05"): 5.0}, "the override counts on"
+        assert scores(book) == {**SCORES, ("cy", "05"): 5.0}, "the override still counts"
         assert not any(entry.older_checks for entry in book.entries())
 
 

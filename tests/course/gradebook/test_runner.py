@@ -62,7 +62,7 @@ def checks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_the_version_of_the_checks_is_that_of_their_sources(checks: Path, name: str) -> None:
     first, other = contract_version("05"), contract_version("06")
     assert first != other and contract_version("05") == first and contract_version("") == ""
-    assert contract_version("05", unsafe=True) != first, "what ran without a sandbox is no result with one"
+    assert contract_version("05", unsafe=True) != first, "results without a sandbox have another version"
     (checks / "exercises/e05_ring" / name).write_text("2")
     assert contract_version("05") != first and contract_version("06") == other
 

@@ -91,17 +91,19 @@ def test_a_notebook_handed_in_again_after_another_counts_again() -> None:
     with Gradebook(None) as book:
         book.record(**data(digest="one", earned=5, submitted_at=first))
         book.record(**data(digest="two", earned=10, submitted_at=second))
-        assert book.is_graded("ada", "05", "one", "c", first), "last week's folder, graded again"
+        assert book.is_graded("ada", "05", "one", "c", first), "last week's folder may be graded again"
         assert book.record(**data(digest="one", earned=5, submitted_at=third)).score == 5
         assert [e.digest for e in book.history("ada", "05")] == ["one", "two", "one"]
-        assert book.is_graded("ada", "05", "one", "c", None), "a copy of the file that counts"
+        assert book.is_graded("ada", "05", "one", "c", None), (
+            "a copy of the file that counts is graded already"
+        )
 
 
 def test_other_bytes_a_sandbox_and_a_wish_each_ask_for_a_new_result() -> None:
     with Gradebook(None) as book:
         book.record(**data())
         assert book.is_graded("ada", "05", "d", "c")
-        assert book.is_graded("ada", "05", "d", "newer"), "newer checks do not ask by themselves"
+        assert book.is_graded("ada", "05", "d", "newer"), "newer checks alone cause no regrading"
         assert not book.is_graded("ada", "05", "other", "c")
         assert not book.is_graded("ada", "05", "d", "c+unsafe")
         assert not book.is_graded("bob", "05", "d", "c") and not book.is_graded("ada", "06", "d", "c")
@@ -128,7 +130,7 @@ def test_overrides_count_with_their_reason_and_can_be_taken_back() -> None:
         assert (entry.score, entry.earned, entry.override) == (9.5, 5, 9.5)
         assert "solved it on the board" in entry.override_reason and "Prof. X" in entry.override_reason
         book.override("ada", "05", 0.0, "a mistake", "Prof. X")
-        assert book.entries()[0].score == 0.0, "a zero is an override too"
+        assert book.entries()[0].score == 0.0, "an override may be zero"
         assert book.override("ada", "05", None, "taken back", "Prof. X").score == 5
         assert [o.score for o in book.overrides()] == [9.5, 0.0, None] and all(o.at for o in book.overrides())
 
@@ -147,7 +149,7 @@ def test_who_was_ill_or_could_not_be_graded_gets_an_entry_by_an_instructors_word
         assert book.override("bob", "05", None, "was not ill", "X").score == 0
         assert [e.learner for e in book.entries("05")] == ["ada", "cy"]
         assert book.record(**data(learner="cy", earned=10)).score == 7, (
-            "the word counts until it is taken back"
+            "the override counts until it is taken back"
         )
         with pytest.raises(CourseError):
             book.override("bob", "07", 7, "ill", "X")

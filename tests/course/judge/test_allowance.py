@@ -276,7 +276,7 @@ def test_a_deadline_is_put_off_by_the_time_without_a_processor_and_no_more(
     now[0] = 118.0
     assert each.over and not whole.over
     now[0], waited[0] = 120.0, 30.0
-    assert each.left() == 5.0, "it does not outlast the other"
+    assert each.left() == 5.0, "a check has no more time than the whole run"
     now[0] = 126.0
     assert each.left() == 7.0
     # 20 s of CPU time have been used since the start. Two processors cannot use more in 10 s.

@@ -222,7 +222,7 @@ def test_a_program_that_looks_at_the_clock_answers_something_else(session) -> No
 def test_what_is_changed_behind_torchs_back_is_sent_changed_where_posts_are_late(session) -> None:
     judged, _ = subjects(session, "changes_what_it_sent")
     usual = judged.run_ring(2, shards(2)).results
-    assert same(usual, shards(2)[::-1]), "the judge happens to take a message at once"
+    assert same(usual, shards(2)[::-1]), "without faults the judge takes a message at once"
     late = judged.run_ring(2, shards(2), faults=Faults(late=1.0)).results
     assert all(not result.any() for result in late)
 

@@ -161,9 +161,9 @@ def judged(tmp_path: Path, school: Class, names: Sequence[str], seconds: float =
     report = grade(notebook(tmp_path, *cells), exercise, bounds=bounds, timeout=seconds, seed=SEED)
     took = time.monotonic() - begin
     checks = [check for stage in report.stages for check in stage.checks]
-    assert took < len(checks) * (seconds + LATE_S), "every check is over soon after its deadline"
+    assert took < len(checks) * (seconds + LATE_S), "every check ends soon after its deadline"
     assert all(check.message for check in checks if not check.ok)
-    assert not any(check.broken for check in checks), "a check that cannot read an answer is a check to mend"
+    assert not any(check.broken for check in checks), "no check breaks, whatever the answer is"
     written = [stage for stage in report.stages if stage.status != "not written"]
     hidden = [check for stage in written for check in stage.checks if check.tier == "held-out"]
     assert all(check.counterexample == "" and "[" not in check.message for check in hidden)
@@ -189,7 +189,7 @@ def test_hostile_submissions_earn_nothing_and_leave_nothing(tmp_path, school, na
 def test_those_that_leave_each_other_alone_earn_nothing_and_leave_nothing(tmp_path, school, kind) -> None:
     names = list(BY_KIND[kind])
     report = judged(tmp_path, school, names, 20)
-    assert not report.reason and not report.notes, "each was loaded, and none stood in another's way"
+    assert not report.reason and not report.notes, "every submission is loaded, and none disturbs another"
     earned = {name: stage.earned for name, stage in zip(names, report.stages, strict=True)}
     assert earned == dict.fromkeys(names, 0)
 
@@ -282,7 +282,9 @@ IMPORTS = {
 def test_what_imports_need_is_not_the_submissions(place) -> None:
     with Session([IMPORTS[place]], ["double"], torch=False, seconds=60) as ours:
         peaks = [SandboxedSubject(ours, "double").measure(np.arange(5.0)).peak_bytes for _ in range(2)]
-        assert peaks[1] < 1 << 20 and ours._loaded[0].added().own > 16 << 20, "torch is large"
+        assert peaks[1] < 1 << 20 and ours._loaded[0].added().own > 16 << 20, (
+            "the import of torch counts apart, and is large"
+        )
         assert not ours.notes and ours._imports().own > 16 << 20
 
 

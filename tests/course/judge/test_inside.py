@@ -151,7 +151,7 @@ def test_every_call_of_the_list_is_refused(look) -> None:
         "futex_wait",
         "futex_requeue",
     }
-    assert named <= set(denied), "what the manual names"
+    assert named <= set(denied), "the filter denies every call that the manual names"
 
 
 @filtered
@@ -184,7 +184,9 @@ def test_nothing_is_typed_into_a_terminal(look, forked) -> None:
 
 @filtered
 def test_sockets_are_those_of_unix(look) -> None:
-    assert look("sockets") == [1], "vsock and others heed no namespace"
+    assert look("sockets") == [1], (
+        "only Unix sockets can be made, as others, such as vsock, ignore namespaces"
+    )
 
 
 def test_descriptors_lead_to_the_judges_socket_and_nowhere_else(look) -> None:
@@ -220,5 +222,5 @@ def double(x):
 def test_neither_seed_nor_path_reach_a_worker(tmp_path) -> None:
     seed = secrets.randbits(56) | 1 << 60
     told = grade(notebook(tmp_path, TELLS), EXERCISE, seed=seed).stages[0].checks[0].counterexample
-    assert "MPLBACKEND" in told and "fork_server" in told, "it has read its own environment and arguments"
+    assert "MPLBACKEND" in told and "fork_server" in told, "the worker read its environment and arguments"
     assert str(seed) not in told and str(tmp_path) not in told

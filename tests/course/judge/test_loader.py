@@ -253,6 +253,6 @@ def test_slow_definitions_have_a_time_together() -> None:
     assert namespace["N"] == 7 and len(notes) == 10
     limits = [float(note.rpartition("than ")[2].removesuffix(" s")) for note in notes]
     assert limits[0] == 0.5 >= limits[1], (
-        "the second has what the first, broken off on a busy machine, has left"
+        "on a busy machine the first definition may leave some time to the second"
     )
     assert limits[2:] == [0.01] * 8

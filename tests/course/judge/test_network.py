@@ -213,7 +213,7 @@ def test_gathering_gives_the_right_answer_and_is_seen(session) -> None:
     data = shards(3, 4)
     outcome = SandboxedSubject(session, "gathers").run_ring(3, data)
     assert torch.allclose(outcome.results[0], sum(data))
-    assert outcome.trace.peers(0) == {1, 2}, "a ring program has one peer"
+    assert outcome.trace.peers(0) == {1, 2}, "the program has two peers; a ring program would have one"
 
 
 def test_ranks_share_no_globals(session) -> None:

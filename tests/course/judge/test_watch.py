@@ -157,7 +157,7 @@ def test_a_process_of_somebody_elses_may_have_any_name() -> None:
         assert other.stdout is not None and other.stdout.readline()
         assert memory(other.pid, "VmRSS") > 0 and held([other.pid])[1] == 1 and cpu_seconds(other.pid) >= 0
         assert _own_tasks() > 1
-        assert other.pid not in processes(turn()), "nor does it end a test that looks for what is left"
+        assert other.pid not in processes(turn()), "a test that looks for remaining processes does not end it"
         other.kill()
 
 

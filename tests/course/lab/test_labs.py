@@ -291,7 +291,9 @@ def test_under_torchrun_the_rank_that_died_first_is_named(
     stacks = found["stacks"]
     assert stacks.pop(str(dead)).startswith("no stack: its process")
     for rank, stack in stacks.items():
-        assert f"of rank {rank} (" in stack.splitlines()[0], "the exchange at which it is"
+        assert f"of rank {rank} (" in stack.splitlines()[0], (
+            "the first line names the exchange at which the rank is"
+        )
         # A slow rank may still be in ringlab's ring, which runs before the entrant.
         assert f"in {entrant}" in stack or "in compete" in stack, stack
 
