@@ -14,7 +14,7 @@ from hypothesis import core
 from hypothesis.internal.conjecture import providers
 
 _fresh = random.Random()
-"""In place of the system's entropy: `numpy.random.default_rng()`, the seed of a grading, the seed of a class."""
+"""The source that replaces the system's entropy, in `numpy.random.default_rng()` and in seeds of gradings."""
 
 
 def install(seed: int) -> None:

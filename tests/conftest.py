@@ -201,7 +201,7 @@ def pytest_collectreport(report: pytest.CollectReport) -> None:
 
 
 _peaks: dict[str, int] = {}
-"""By worker: the most bytes that it, or a process that it started, held at any time."""
+"""For each worker: the most bytes that it, or a process that it started, held at any time."""
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

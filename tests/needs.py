@@ -113,7 +113,7 @@ MISSING: dict[str, Callable[[], str | None]] = {
 }
 
 MAY_BE_ABSENT = ("needs_cuda", "needs_two_gpus")
-"""What no package can bring: skipped where it is missing even if all is required, and said loudly at the end."""
+"""Needs that no package can meet. Their tests may be skipped even if all is required; the summary names them."""
 
 
 def skip_what_is_missing(items: Iterable[pytest.Item], marks: Iterable[str]) -> None:

@@ -39,11 +39,11 @@ FRONT_DOORS = {
     "ringlab.serving.paged_cache.PagedCache.append_shards",
     "ringlab.serving.paged_cache.PagedCache.check_shards",
 }
-"""Functions that must refuse wrong shapes themselves; each is tested for that in the tests of its module."""
+"""Functions that must refuse wrong shapes themselves, as the tests of their modules check."""
 
 _IMPORTS_ARRAYS = re.compile(r"^\s*(from|import) (jaxtyping|ringlab\.types)\b", re.MULTILINE)
 seen: set[str] = set()
-"""Names of the functions that were given the check, so that a test can ask whether it happened."""
+"""Names of the functions that have the check, so that a test can see that functions are checked."""
 
 
 def modules() -> list[str]:

@@ -250,7 +250,7 @@ def test_a_log_gets_a_line_for_news_and_one_after_silence(monkeypatch, capsys) -
 
 
 ODD = "a[hf][/red][bold]b:smile:"
-"""A text that would be a style, an error and a picture if it were taken for markup."""
+"""A text that would become a style, an error and a picture if it were read as markup."""
 
 
 def flat(printed: str) -> str:

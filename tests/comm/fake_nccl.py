@@ -36,9 +36,9 @@ PACKAGE = str(Path(ringlab.__file__).parent)
 PATIENCE = 60.0
 """Seconds for which a rank waits for another rank."""
 ALLOWED = {"_dlse_of_heads"}
-"""Functions that may wait for a GPU: Ulysses and hybrids ask once a backward whether lse, if returned, has a gradient."""
+"""Functions that may wait for a GPU: once per backward, Ulysses and hybrids ask whether lse has a gradient."""
 Message = tuple["Group", int, int, int]
-"""The communicator of a message, its sender, its receiver, and its number among their messages there."""
+"""A message's communicator, sender, receiver, and number among the messages between these two."""
 
 
 class BrokenRule(Exception):

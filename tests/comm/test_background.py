@@ -23,7 +23,7 @@ from ringlab.comm.processes.symmetric import pieces
 from ringlab.errors import MismatchError
 
 LONG = 60.0
-"""Seconds; a machine may stand still for some."""
+"""Seconds, enough even if the machine stands still for a while."""
 
 
 def test_jobs_run_in_order_beside_the_program() -> None:

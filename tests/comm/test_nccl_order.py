@@ -34,7 +34,7 @@ WAYS: dict[Any, tuple[int, dict[str, set[int]]]] = {
     "multi-ring": (5, {"common": {1}, "stride 4": {4}, "stride 2": {2}, "stride 3": {3}}),
     COLUMNS: (8, {"common": {1, 2, 6, 7}, "between nodes": {4}}),
 }
-"""The ranks of a run, and how far ahead the messages of each of its ways go."""
+"""The number of ranks of a run, and for each of its ways, how many ranks ahead the messages go."""
 
 
 def problem(P: int, layout: Callable[..., Any] = zigzag) -> Problem:
@@ -133,7 +133,7 @@ MUTANTS: dict[str, tuple[Any, tuple[Any, str, str, str], str]] = {
     ),
     "both levels one way": ("double-ring(node=2)", (_NodeRings, "__init__", "OnWay(", "(lambda comm, name: comm)("), ""),
 }  # fmt: skip
-"""The schedule, the mistake, and a part of the error that shows it, or "" if messages go another way."""
+"""The schedule, the mistake, and words that its error must contain, or "" if messages only change their way."""
 
 
 @pytest.mark.parametrize("name", MUTANTS)

@@ -29,7 +29,7 @@ from ringlab.errors import (
 )
 
 each_cluster = pytest.mark.parametrize("cluster", [VirtualCluster, ClockedCluster])
-"""Of these, one computes with data and one with shapes; both are as strict."""
+"""One cluster computes with data, the other with shapes only. Both are equally strict."""
 
 
 def go_round(ring: Ring, length: int = 3) -> torch.Tensor:

@@ -31,9 +31,9 @@ from tests.course.submissions_of import CHECKOUT, namespace, solution_code, subm
 
 RESULTS = CHECKOUT / "benchmarks" / "results" / "judge" / "seeds.json"
 SEEDS = tuple(int(seed) for seed in np.random.SeedSequence(2026).generate_state(20, np.uint64))
-"""As wide as those the judge draws for itself."""
+"""Seeds of 64 bits, like those that the judge draws."""
 FEWEST = 6
-"""Draws that every entry has at least; `--seeds` makes a quick sweep, which a later one without it makes whole."""
+"""The least draws of every entry. `--seeds` makes a quick sweep; a later sweep without it adds the other draws."""
 
 
 def wants() -> list[str]:

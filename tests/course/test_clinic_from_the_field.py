@@ -37,21 +37,21 @@ MENDS = {
     "maple": (("torch.arange(k.shape[-2])", "positions[origin]"),),
     "spruce": (("next_labels(labels[:, own])", "F.pad(labels, (0, 1), value=IGNORE)[:, own + 1]"),),
 }  # fmt: skip
-"""By patient: a change that mends it, another than to take its edit back."""
+"""For each patient: a change that mends it in another way than by undoing its edit."""
 HALF_MENDS = {
     "alder": (("bounds // P, ", "bounds // P * P, "),),
     "beech": (("torch.logaddexp2(", "torch.logaddexp("),),
     "maple": (("torch.arange(k.shape[-2])", "own[:1] + torch.arange(k.shape[-2])"),),
     "spruce": (("next_labels(labels[:, own])", "labels[:, own].roll(-1, dims=1)"),),
 }
-"""By patient: a change that looks like a mend."""
+"""For each patient: a change that looks like a mend."""
 FAULTY = {
     "alder": "bounds // P",
     "beech": "torch.logaddexp2(lse, block_lse)",
     "maple": "rotated(k, torch.arange(k.shape[-2]))",
     "spruce": "next_labels(labels[:, own])",
 }
-"""By patient: words of a line with the fault."""
+"""For each patient: words of a line with the fault."""
 DOCUMENTS = (5, 1, 7, 3)
 
 

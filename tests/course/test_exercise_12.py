@@ -15,7 +15,7 @@ from ringlab_course.exercises.e12_triton_ring_step.cases import widened
 pytestmark = pytest.mark.thorough
 
 ROUNDED = 1e-6
-"""`widened` rounds each key to float32, 6e-8 of a score of at most 10."""
+"""The allowed error: `widened` rounds each key to float32, which changes a score of at most 10 by 6e-8 of it."""
 LAYOUTS = {
     "contiguous": layouts.contiguous(77, 2),
     "striped": layouts.striped(75, 2),

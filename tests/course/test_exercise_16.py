@@ -45,7 +45,7 @@ SMALLEST = {
     "willow": (((1, 2)), {"dtype"}),
     "yew": (SINGLE, set()),
 }
-"""By patient: its smallest ill case, and what of it matters."""
+"""For each patient: the smallest case in which it is ill, and the properties of the case that matter."""
 SYMPTOMS = {
     "birch": {"out"},
     "cedar": {"out", "lse"},
@@ -57,7 +57,7 @@ SYMPTOMS = {
     "rowan": {"dv"},
     "willow": {"dq"},
 }
-"""By patient: the results that are wrong, and finite, on three ranks."""
+"""For each patient: the results that are wrong, but finite, on three ranks."""
 
 
 @pytest.mark.parametrize("name", PATIENTS)
@@ -365,7 +365,7 @@ STRANGE = {
     "@sees\n    def f(): pass": "a class or a decorator",
     "ring.tag = 0": ".tag =",
 }
-"""By statement that a mend adds: the part of the statement that the judge refuses."""
+"""For each statement that a mend adds: the part of the statement that the judge refuses."""
 
 
 def _not_read(text: str) -> str:

@@ -26,7 +26,7 @@ from tests.course.matrix import reported
 from tests.course.submissions_of import submission
 
 NARROW = submission("05/wrong_forward_low_precision_ring").expected
-"""Right in float32, wrong in bfloat16: its exchanges are right, and wait for its values."""
+"""An answer that is right in float32 only. Its exchanges are right, but count only if its values are right."""
 
 HINTS = ("What first?", "Be right.", "$1$")
 

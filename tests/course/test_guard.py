@@ -43,7 +43,7 @@ def one_check(limits: OffLimits, source: str, x: object = X, may_change: tuple[s
 
 LIMITS = OffLimits(about=("ringlab.layout.striped",))
 UNUSED = ("schedules", "an exercise")
-"""Imported alone they are not there in the judge; in a notebook they are, and nothing of theirs is called."""
+"""Uses that only import: the judge lacks the modules; a notebook has them, but nothing of them is called."""
 WHOSE = {"in a helper": "`helper`", "in a function inside": "`helper`", "in a lambda": "`<lambda>`"}
 
 

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.thorough
 
 SOURCE = find_root() / "ringlab_course/lessons/17_ring_in_jax.py"
 KEPT = {"P", "tokens", "text", "q", "even"}
-"""Variables that the task uses; of the other cells only imports and functions are run."""
+"""Variables that the task uses. Besides these, only imports and functions of the other cells are run."""
 ALL = "for step in range(1, layout.P):"
 ANSWER = "for step in range(1, min(layout.P, -(-(window - 1) // q.shape[2]) + 1)):"
 

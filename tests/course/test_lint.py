@@ -62,7 +62,7 @@ MUTANTS = {
     "running_spends_no_hint": append('hint("91.double")'),
 }
 KIND = {"check_and_hint_are_imported": "exercise"}
-"""The kind of notebook that a rule is for, where it is not a lesson."""
+"""For each rule that is not for lessons: the kind of notebook that it is for."""
 
 
 def test_every_rule_has_its_mutant():

@@ -14,7 +14,7 @@ from tests.course import sandboxed, seeds
 from tests.course.submissions_of import cases, submission
 
 CHEAP = ("00",)
-"""The exercise that is run here over all seeds; the committed sweep tells of the others."""
+"""The exercise that runs here with all seeds. The committed sweep has the results of the others."""
 
 
 @pytest.mark.thorough
@@ -91,7 +91,9 @@ SAMPLE = (
     "15/wrong_decode_empty_stays_away",
     "17/wrong_forward_branch",
 )
-"""Values, memory, clocks and messages, which the judge reads elsewhere; `python -m tests.course.sandboxed` grades all of all."""
+"""Submissions whose values, memory, clocks or messages the judge measures in its own way. `python -m
+tests.course.sandboxed` grades all submissions.
+"""
 
 
 @pytest.mark.thorough

@@ -28,7 +28,7 @@ def every_tier(stage, space, seed, limits):
 
 
 RIGHT = [each for each in submissions("*/right_*") if each.stem != "right_solution"]
-"""The solutions themselves, from which wrong answers are made in some exercises, have a test of their own below."""
+"""All right submissions but the solutions, which have their own test below."""
 
 
 FIRST = {right.exercise: right for right in reversed(RIGHT)}

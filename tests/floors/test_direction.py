@@ -16,7 +16,7 @@ pytestmark = pytest.mark.thorough
 EXERCISES = "ringlab_course.exercises"
 FOLDERS = [f"e{each.slug}" for each in (*LESSONS, CAPSTONE)]
 BELOW = ("catalogue", "checking", "mesh", "judge", "clinic", "errata", "figures")
-"""The parts of the course that an exercise may import from."""
+"""The parts of the course from which an exercise may import."""
 CHECKOUT = Path(__file__).resolve().parents[2]
 
 

@@ -13,7 +13,7 @@ from ringlab_course.checking.protocol import FrameReader
 from ringlab_course.judge import exchanges, submission
 
 Plant = Callable[[Any], None]
-"""Takes pytest's monkeypatch."""
+"""A function that plants a bug by pytest's monkeypatch."""
 
 
 def _holds_if(unwanted: str) -> Plant:

@@ -30,16 +30,16 @@ TARGETS: dict[str, tuple[ModuleType, tuple[ModuleType, ...]]] = {
     "protocol": (frames, (protocol, exchanges)),
     "notebooks": (notebooks, (submission,)),
 }
-"""Each target: what draws inputs and checks them; and the modules under test."""
+"""For each target: the module that draws and checks inputs, and the modules under test."""
 ELSEWHERE = {
     *("pack", "node", "_array", "_layout", "_flags", "_is_tensor", "_dtype", "_tensor_bytes", "_array_bytes"),
     *("_arrays", "nbytes", "event", "done", "_read"),
 }
-"""Functions in these modules that meet no foreign bytes, or meet files of other kinds than inputs are."""
+"""Functions in these modules that read no foreign bytes, or read other kinds of files than the inputs."""
 HANG_S = 10.0
-"""Seconds of computing: a machine that stands still finds nothing."""
+"""Seconds of processor time, so that a standstill of the machine causes no finding."""
 ASLEEP = 12
-"""Times as many seconds on the wall for what waits and does not compute."""
+"""The factor by which the limit is longer in wall-clock time, for inputs that wait without computing."""
 MOST_FINDINGS = 20
 
 

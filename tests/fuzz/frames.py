@@ -110,7 +110,7 @@ def damage(rng: random.Random, data: bytearray, times: int) -> bytearray:
 
 NARROW = Limits(header=1500, array=256, total=512, arrays=4, dimensions=3, depth=4)
 GENEROUS = Limits(header=1 << 26, array=1 << 29, total=1 << 40, arrays=1 << 20)
-"""For sending what was read: an array that a value names twice goes out twice."""
+"""The limits for sending frames that were read. An array that a value contains twice is sent twice."""
 KINDS = ("exchange", "exchange", "result", "hello", "loaded", "error", "begin", "wait", "x" * 33)
 WORLD = 3
 

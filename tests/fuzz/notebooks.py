@@ -26,7 +26,7 @@ SOURCES = (
     "\ud800",
 )
 COLLECTED = 50
-"""Every so manieth input also goes through the gradebook's look at a folder, which reads the file anew."""
+"""One in so many inputs is also collected from a folder as by the gradebook, which reads the file again."""
 
 
 def draw(rng: random.Random) -> bytes:
@@ -91,7 +91,7 @@ def _large(rng: random.Random) -> bytes:
 
 
 _MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
-"""Where a file does not wait for a disk."""
+"""A folder in memory, if the system has one, because a file there does not wait for a disk."""
 
 
 def check(data: bytes) -> str:

@@ -91,7 +91,7 @@ WITHOUT = (
     ("pad_token_id", "bos_token_id", "eos_token_id"),
     ("num_hidden_layers",),
 )
-"""What a family may not take: the first of these that makes a model which runs is left out."""
+"""Options that a family may not accept. The first of these sets without which a model runs is left out."""
 
 
 def small(kind: type[PreTrainedConfig], without: tuple[str, ...]) -> PreTrainedConfig:

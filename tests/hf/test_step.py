@@ -49,7 +49,7 @@ DOCUMENTS = (7, 5, 1, 8)
 S = sum(DOCUMENTS)
 LAYOUTS = (contiguous(S, 2), zigzag(S, 3), per_document(DOCUMENTS, 3))
 ROUNDINGS = 5000 * torch.finfo(torch.float64).eps
-"""Of float64 through two layers and weights that make gradients large; a key more or less is 10⁹ times larger."""
+"""The roundings of two layers in float64 with large gradients. One key more or less changes 10⁹ times as much."""
 
 
 def beyond(config, layout: Layout, batch: Batch, **options) -> list[str]:

@@ -42,7 +42,7 @@ from tests.nn.ways import (
 )
 
 ROUNDINGS = 2000 * torch.finfo(torch.float64).eps
-"""Of float64 through two layers, forward and backward; the smallest mistake below is 10¹⁰ times larger."""
+"""The roundings of two layers in float64, forward and backward. The smallest mistake is 10¹⁰ times larger."""
 LAYOUTS = st.builds(
     lambda make, S, P: make(S, P), st.sampled_from(MAKERS), st.integers(2, 16), st.integers(1, 4)
 )

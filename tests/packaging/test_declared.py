@@ -34,7 +34,7 @@ EXTRAS_OF = {
     "ringlab_course/mesh/": "jax",
     "ringlab_course/nbgrader/": "nbgrader",
 }
-"""Folders and files that need more than the base, and the extra that brings it."""
+"""Folders and files that need more than the base install, and the extra that has it."""
 ASK_FIRST = (
     "ringlab_course/exercises/e17_ring_in_jax/exercise.py",
     "ringlab_course/lessons/17_ring_in_jax.py",

@@ -24,7 +24,7 @@ CHECKOUT = Path(__file__).resolve().parents[2]
 MANUAL = (CHECKOUT / "docs/instructors.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```sh\n(.*?)^```", MANUAL, re.MULTILINE | re.DOTALL)
 NEVER_RUN = ("--unsafe", "--scheduler", "systemd-run", "nbgrader")
-"""Marks of ringlab's lines that are read but not run here: they need more than a folder of notebooks."""
+"""Words in commands that are parsed but not run here, because they need more than a folder of notebooks."""
 
 
 def commands(block: str) -> list[list[str]]:
@@ -130,7 +130,7 @@ def _dask(words: list[str]) -> None:
 
 
 PROGRAMS = {"pip": _pip, "nbgrader": _nbgrader, "dask": _dask}
-"""Programs that the manual calls and this environment has, each with a look at the words after it."""
+"""Programs that the manual calls and this environment has, each with a function that checks its arguments."""
 
 
 @pytest.mark.parametrize("words", [words for words in ALL if words[0] in PROGRAMS], ids=" ".join)

@@ -32,9 +32,9 @@ RUNNER = Path(__file__).with_name("run_in_lean.py")
 
 OF_THE_LAB = ("IPython", "ipykernel", "ipywidgets", "jupyterlab", "jupytext", "matplotlib", "nbformat")
 WATCHED = ("ringlab_course", *OF_THE_LAB)
-"""Modules that no command of the reference may ask for, even if it would do without them."""
+"""Modules that no command of the reference may try to import, even if it works without them."""
 ASK_THE_COURSE = ("doctor --json", "--help", "grade notebook.ipynb --unsafe")
-"""Commands of the course, and those that report about it."""
+"""Commands that may try to import the course: its own, and those that report about it."""
 TINY = "--tokens 64 --heads 1 --head-dim 16 --ranks 2 --pairs 1"
 REFERENCE = {
     "plan --model llama3-70b --tokens 1M --hardware h100 --nodes 8 --logits-chunk 4Ki": 0,
@@ -56,10 +56,10 @@ from ringlab.conformance import verify
 quick = verify.jobs(quick=True)
 verify.jobs = lambda _: [job for job in quick if job.case.P == 2][::40]
 """
-"""`verify --quick` takes most of a minute: this leaves one case of each transport."""
+"""Code that reduces `verify --quick`, which takes most of a minute, to one case of each transport."""
 
 COURSE = ("grade 01_naive_attention.ipynb --unsafe", "exercise list")
-"""Commands of the course that run on the base: the machines of a cluster need no more to grade."""
+"""Commands of the course that run on the base install, which is all that a cluster's machines need to grade."""
 NEED_AN_EXTRA = {
     "simulate --tokens 4096 --ranks 2 --png timeline.png": "figures",
     "bench draw result.json": "figures",
@@ -89,7 +89,7 @@ CALLS_NEED_AN_EXTRA = {
     "import ringlab_course; ringlab_course.predict('key', 'How many?', answer=1)": "lab",
 }
 NEED_MORE = {"ringlab.hf": "hf", "ringlab.conformance.plugin": "test", "ringlab.__main__": ""}
-"""Modules that the base cannot import, with their extra; the last runs the command line."""
+"""Modules that the base cannot import, with their extra. The last one would run the command line."""
 
 Ended = dict[str, Any]
 

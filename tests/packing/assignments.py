@@ -24,7 +24,7 @@ LINK = Link("made up", 1e6, 2e-4, "for tests")
 COSTS = SequenceCosts(
     1e-5, (Pass(1e-7, 8, 0, 2), Pass(2.5e-7, 16, 8, 2)), LINK, replace(LINK, bytes_per_s=2e5), 2
 )
-"""Linear layers, pairs and hops matter about alike at some hundred tokens; slower links between pairs of ranks."""
+"""At some hundred tokens, linear layers, pairs and hops cost about the same. Links between nodes are slower."""
 
 
 @st.composite

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from ringlab.packing import Packing
 
 LENGTHS = st.lists(st.integers(0, 9), min_size=1, max_size=5).filter(any)
-"""Empty documents, documents of one token, and lengths that no number of ranks divides."""
+"""Lengths of documents, including 0, 1 and lengths that no number of ranks divides."""
 LAYOUT_NAMES = ("contiguous", "striped", "zigzag", "per_document")
 
 

@@ -29,7 +29,7 @@ NESTED = Assignment(
     ((Placement(0, 37, 0, 4), Placement(5, 22, 2, 2), Placement(2, 18, 0, 2), Placement(1, 3, 1, 1), Placement(4, 1, 3, 1)),
      (Placement(3, 0, 0, 1),)),
 )  # fmt: skip
-"""Groups of four, two and one; a sequence of one token, an empty one, and a micro-batch of no token."""
+"""Groups of four, two and one, with a sequence of one token, an empty sequence and an empty micro-batch."""
 SIZES = {"H": 8, "K": 4, "D": 16}
 
 

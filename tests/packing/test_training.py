@@ -19,7 +19,7 @@ from tests.packing.steps import (
 )
 
 ROUNDINGS = 2000 * torch.finfo(torch.float64).eps
-"""Of float64 through two layers, forward and backward, as in tests/nn/test_loss.py; every mistake is far larger."""
+"""The roundings of two layers in float64, as in tests/nn/test_loss.py. Every mistake is far larger."""
 
 
 def law_equals_the_documents_alone(batch: Batch, *labels: Labels) -> None:

@@ -53,7 +53,7 @@ AXES = {name: cases.AXES[name] for name in ("layout", "P", "S", "D", "dtype", "m
     "through_lse": (False, True),
 }
 TABLE = tuple(covering_pairs(AXES))
-"""The axes of the table of cases that a latent has, and its schedules and blocks: every pair of values of two axes."""
+"""Cases with every pair of values of two axes: the case table's axes that a latent has, schedules, and blocks."""
 
 
 def problem_of(chosen: dict[str, Any]) -> Problem:

@@ -197,7 +197,7 @@ PEAKS = {
     "burst": (6.1, 17.1),
     "query-ring": (5.6, 17.1),
 }
-"""Forward, and with backward: in tensors of S/P tokens, as large as q's shard."""
+"""The peaks of forward alone, and with backward, in tensors as large as q's shard of S/P tokens."""
 
 
 def once(ring: Ring, schedule: str, backward: bool) -> None:

@@ -331,7 +331,7 @@ SAME_NAMES = {
     "peak memory of a rank",
     "bytes sent, all ranks",
 }
-"""Quantities that the page and the command name alike."""
+"""Quantities that have the same name on the page and in the command."""
 
 
 def words(shown: str) -> list[str | float]:

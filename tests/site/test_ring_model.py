@@ -20,7 +20,7 @@ pytestmark = pytest.mark.thorough
 
 SETTINGS = 600
 RELATIVE = 1e-12
-"""Both add up at most some hundreds of doubles, each with a rounding of 1.1e-16."""
+"""The allowed relative error: both sides sum at most some hundreds of doubles, each rounded by 1.1e-16."""
 MODEL = Path(playground.__file__).parent / "static" / "ring_model.js"
 
 

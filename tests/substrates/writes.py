@@ -19,7 +19,7 @@ from ringlab.comm.protocol import Comm, Tensors, Work, Wrapper
 from ringlab.comm.ring import Ring
 
 ALLOCATE = ("empty", "zeros", "full", "new_empty", "new_zeros", "new_full", "clone", "_to_copy")
-"""Operators, up to the ending _like or _strided, whose result is memory of whoever calls them."""
+"""Operators, without an ending _like or _strided, whose result is memory that belongs to their caller."""
 
 
 class Writes:

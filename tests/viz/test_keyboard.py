@@ -26,7 +26,7 @@ OPERABLE = (
     ipywidgets.Checkbox,
     ipywidgets.Play,
 )
-"""Arrow keys move them, or Tab and Space. A drop-down list is none: JupyterLab takes its arrow keys away."""
+"""Widgets that keys can move. A drop-down list is not one of them, because JupyterLab takes its arrow keys."""
 NAMED_BY_THEMSELVES = (ipywidgets.ToggleButtons, ipywidgets.Play)
 SHOWN = (ipywidgets.HTML, ipywidgets.Label)
 

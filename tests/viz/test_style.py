@@ -106,7 +106,7 @@ def test_every_rank_has_a_colour():
 
 
 SLACK = 1.0
-"""Pixels by which boxes may meet: letters keep a margin inside theirs."""
+"""Pixels by which boxes of texts may overlap, because letters have a margin inside their boxes."""
 
 
 def illegible(figure: Figure) -> list[str]:

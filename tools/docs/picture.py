@@ -9,7 +9,7 @@ from ..website import moving_ring
 
 P = moving_ring.P
 COLOURS = ("#0072b2", "#d55e00", "#00785a", "#9b4a7a")
-"""The course's palette, darkened where white letters would be hard to read."""
+"""The course's palette, with darker colours where white letters would be hard to read."""
 WIDTH, PANEL, TOP = 880, 210, 52
 RADIUS, CENTRE, BLOCK, CELL = 58, 150, 36, 20
 PAPER, EDGE, INK, QUIET = "#ffffff", "#d0d7de", "#1f2328", "#57606a"

@@ -20,7 +20,7 @@ from . import accessible, address, links, pictures, preview, repository, search,
 
 SETTINGS = Path(__file__).parent
 OURS = ".nojekyll"
-"""Tells hosts that hide folders with an underscore to show them, and marks folders that we may replace."""
+"""A file that tells hosts to show folders with an underscore, and that marks folders that we may replace."""
 
 
 def build(folder: Path, root: Path | None = None, at: str = "", source: str = "") -> list[str]:

@@ -9,7 +9,7 @@ from .links import escape
 
 _NAMED = re.compile(r"^(\w+(?:, \w+)*): (?=\S)")
 _NEXT_NAMED = re.compile(r"(?<=\.) (?=[a-z_]\w*(?:, [a-z_]\w*)*: \S)")
-"""Where another named row begins in the same line: `causal: the masks. ragged: uneven lengths.`"""
+"""Matches where a named row begins within a line, as in `causal: the masks. ragged: uneven lengths.`"""
 _LABEL = re.compile(r"\b(Raises|Source|Returns|Yields|Args):(?=\s|$)")
 
 

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.thorough
 CHECKOUT = Path(__file__).resolve().parents[3]
 KEPT: list[bytes] = []
 LEAK_KIB = 1024
-"""Some systems hand memory out by 2 MiB: one such page, amid 48 submissions, is a slope of 64 KiB for each."""
+"""The KiB that `Leaky` leaks per submission. An allocation of 2 MiB by the system may look like a leak of 64 KiB."""
 
 
 class Quick(Watched):

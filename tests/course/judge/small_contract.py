@@ -180,4 +180,4 @@ def _marked(mark: str, folders: list[Path]) -> Iterator[str]:
 
 
 KEY = 0x70776E
-"""Of the pieces of System V that submissions try to leave."""
+"""The key of the System V objects that submissions try to leave behind."""

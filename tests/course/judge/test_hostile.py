@@ -36,16 +36,16 @@ pytestmark = pytest.mark.needs_bwrap
 BOUNDS = Bounds(memory_bytes=1 << 29)
 SECONDS = 1.0
 LATE_S = 20.0
-"""By how much a machine that does much else may be late to end one that never ends."""
+"""The seconds after its deadline in which a busy machine must end a submission that never ends."""
 SEED = 271828182845904523
 TOGETHER = (
     "evil array subclasses", "odd values", "reading tests, gradebook or other submissions", "writing anywhere", "network",
     "system calls", "tensors",
 )  # fmt: skip
-"""Kinds whose submissions leave each other alone: those of a kind are handed in as one notebook."""
+"""Kinds whose submissions do not disturb each other, so that all of a kind are handed in as one notebook."""
 ALONE = [name for name in HOSTILE if KIND_OF[name] not in TOGETHER]
 EARNED = {"is right for what a notebook shows": 2}
-"""What may be earned all the same, by answers that are right."""
+"""The points that hostile submissions may earn by right answers."""
 NOT_CONDEMNED = {
     "drips its answer byte by byte", "sends half a frame and leaves", "closes the channel and goes on", "closes every descriptor",
 }  # fmt: skip
@@ -56,7 +56,7 @@ WITHOUT_SANDBOX = (
     "connects to a server here", "sends a datagram", "asks for a name", "connects to a socket in the class", "listens",
     "asks the kernel by sockets", "locks the system's files",
 )  # fmt: skip
-"""Attacks that hurt nobody here where there is no sandbox: there they are seen to succeed."""
+"""Attacks that do no harm on this machine, so that a test can show that they succeed without a sandbox."""
 _marks = itertools.count()
 
 
@@ -219,7 +219,7 @@ def test_strange_submissions_that_are_right_earn_everything(tmp_path, kind) -> N
 
 
 ALL_FILES = {name: file for group in FILES.values() for name, file in group.items()}
-"""Files that are no honest notebook."""
+"""Files that are not honest notebooks."""
 
 
 def _double(subject, rng) -> None:

@@ -19,7 +19,7 @@ from tests.course.judge.small_contract import HINTS, mine, turn
 pytestmark = [pytest.mark.needs_bwrap, pytest.mark.needs_triton]
 SECONDS = 3.0
 LATE_S = 20.0
-"""By how much a machine that does much else may be late to end one that never ends."""
+"""The seconds after its deadline in which a busy machine must end a submission that never ends."""
 
 
 def _reads_once(subject, rng) -> None:

@@ -29,7 +29,7 @@ from tests.course.judge.small_contract import HINTS, RIGHT_RING, marked, mine, t
 
 pytestmark = [pytest.mark.thorough, pytest.mark.needs_bwrap]
 SECONDS = 1.5
-"""For a call of those that never end; others have a minute."""
+"""The time limit of a call of submissions that never end. Other submissions have a minute."""
 
 
 def _values(subject, rng):

@@ -226,7 +226,7 @@ def test_a_strange_format_is_named_briefly(tmp_path, form) -> None:
 
 
 EXERCISES = ("01", "05", "10")
-"""Exercises whose solutions are handed in: NumPy, a ring over virtual ranks, numbers of several precisions."""
+"""Exercises whose solutions are handed in: one in NumPy, a ring over virtual ranks, several precisions."""
 Notebook = dict[str, Any]
 
 

@@ -68,7 +68,7 @@ def killed_beside_a_hang(q: Tensor, k: Tensor, v: Tensor, *, ring: Ring) -> Any:
 
 
 CALLS: Counter[int] = Counter()
-"""Calls of each rank."""
+"""The number of calls of each rank."""
 
 
 def first_call_only(q: Tensor, k: Tensor, v: Tensor, *, ring: Ring, causal: bool, positions: Any) -> Any:

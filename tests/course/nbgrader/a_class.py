@@ -21,7 +21,7 @@ from tests.course.submissions_of import submission
 CHECKOUT = Path(__file__).resolve().parents[3]
 SLUG = "02_online_softmax"
 MARKER = "run-by-nbgrader.txt"
-"""What hostile code leaves in the course folder, were it run by nbgrader and not in the sandbox."""
+"""The file that hostile code leaves in the course folder if nbgrader runs it outside of the sandbox."""
 
 Notebook = dict[str, Any]
 Act = Callable[[Notebook, Path], None]

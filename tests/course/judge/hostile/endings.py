@@ -253,7 +253,7 @@ def double(x):
 """,
 }
 
-"""Of these the first check's points may be earned: its answer is right."""
+"""These submissions may earn the first check's points, because their first answer is right."""
 
 SUBMISSIONS = {
     "hooks left behind": HOOKS,

@@ -93,7 +93,7 @@ def ring_sum(ring, x):
     return x
 """,
 }
-"""What an honest loop that never ends does as well: it costs the call, and not all points."""
+"""An honest loop that never ends does the same, so these submissions lose the call, but not all points."""
 
 STAYING = {
     "floods itself with what it receives": """
@@ -350,7 +350,7 @@ def ring_sum(ring, x):
 FORGERS = {name: COMMON + source for name, source in FORGING.items()}
 BOUNDED = {name: COMMON + source for name, source in ENDLESS.items()}
 LIVE = ("waits for it twice", "has a tag without end")
-"""Of the forgers those that are met in the sandbox too; more would start a hundred workers."""
+"""The forgers that also run in the sandbox; all of them would start a hundred workers."""
 SUBMISSIONS = {
     **{name: (FORGERS[name], 0) for name in LIVE},
     **{name: (COMMON + source, 0) for name, source in STAYING.items()},

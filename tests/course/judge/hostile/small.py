@@ -16,7 +16,7 @@ from ringlab_course.checking.contract import Check, Exercise, Stage
 from tests.course.judge.small_contract import HINTS
 
 SECRET = 31337.0
-"""A number that only hidden probes hold."""
+"""A number that only hidden probes contain."""
 
 
 def _visible(subject, rng) -> None:
@@ -95,4 +95,4 @@ def channel():
                 return value
         frame = frame.f_back
 """
-"""Finds the worker's end of its socket on the stack."""
+"""Code that finds the worker's end of its socket on the stack."""
