@@ -118,7 +118,7 @@ def test_lists_are_taken_as_tuples() -> None:
 
 
 def test_flash_attns_windows_are_those_of_the_remedy() -> None:
-    """The windows (before, after) of the remedy mean what flash-attn means: i − before ≤ j ≤ i + after."""
+    """The windows (before, after) in the remedy have flash-attn's meaning: i − before ≤ j ≤ i + after."""
     tokens = np.arange(9)
     apart = tokens[:, None] - tokens[None]
     for before, mask in ((3, Mask(window=4)), (0, Mask(window=1))):
@@ -127,7 +127,7 @@ def test_flash_attns_windows_are_those_of_the_remedy() -> None:
 
 
 def test_positions_that_are_in_no_document_are_refused() -> None:
-    """Positions that do not begin at 0, such as RoBERTa's, are refused, as they are not global positions."""
+    """Positions that do not begin at 0, such as RoBERTa's, are refused, because they are not global positions."""
     mask = Mask(documents=(3, 2))
     assert mask.position_ids(np.arange(5)).tolist() == [0, 1, 2, 0, 1]
     for wrong in (np.arange(2, 7), np.arange(-1, 4)):

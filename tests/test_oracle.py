@@ -129,7 +129,7 @@ def test_tiles_of_rows_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_memory_does_not_grow_with_the_square(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The peak stays below 17 MB, half of what one head's 2,048 × 2,048 scores take."""
+    """The peak stays below 17 MB, half the size of one head's 2,048 × 2,048 scores."""
     monkeypatch.setattr(oracle, "TILE_ELEMENTS", 2**18)
     q = draw(1, 1, 2048, 8)
     tracemalloc.start()

@@ -1,4 +1,4 @@
-"""Published packages compared with ringlab's ring: their correctness, their times, and what is printed."""
+"""Published packages compared with ringlab's ring: their correctness, their times, and the printed report."""
 
 from __future__ import annotations
 

@@ -92,7 +92,7 @@ def test_doctor_tells_of_every_transport_why_it_cannot_be_used() -> None:
 
 
 def test_doctor_tells_of_blocks_for_gpus_whether_they_can_run(monkeypatch) -> None:
-    """Without a GPU, the block's line says so. With one, it has the version chosen, or what the block itself lacks."""
+    """Without a GPU, the block's line says so; with one, it has the chosen version, or why the block cannot run."""
     names = {f"block {name}" for name in known() if name not in (*available(), "triton")}
     assert set(doctor_module._blocks()) == names == {"block cudnn", "block flash", "block flex"}
     monkeypatch.setattr("ringlab.bench.device.no_cuda", lambda: "no GPU like that")

@@ -1,6 +1,6 @@
-"""Which GPU each process takes under torchrun, SLURM and other launchers, and which set-ups are refused.
+"""The GPU that each process takes under torchrun, SLURM and other launchers, and refused set-ups.
 
-No GPU is needed: the tests say what torch.cuda and the environment would.
+No GPU is needed: the tests replace the answers of torch.cuda and the environment.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Taken(Exception):
 
 @pytest.fixture
 def take(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Taken]:
-    """Return a function that connects rank 13 of 16 on two machines, and returns what it takes."""
+    """Return a function that connects rank 13 of 16 on two machines, and returns the GPU that the rank takes."""
 
     def connected(transport: str, gpus: int, **environment: int) -> Taken:
         for name in ("LOCAL_RANK", "LOCAL_WORLD_SIZE"):

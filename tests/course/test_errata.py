@@ -137,7 +137,7 @@ def test_what_is_shown() -> None:
 
 @pytest.mark.parametrize("title", ENTRIES)
 def test_a_title_says_what_is_not_so(title: str) -> None:
-    """No title reads as the claim that it refutes, as searches and lists of contents show titles alone."""
+    """No title reads as the claim that it refutes, because searches and lists of contents show titles alone."""
     assert re.search(r"\b(not|cannot|no|never)\b", title)
 
 

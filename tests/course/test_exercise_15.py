@@ -127,7 +127,7 @@ def test_the_truth_of_decode_is_that_of_one_process_however_the_cache_lies(seed,
 
 
 def test_the_truth_of_decode_is_what_the_package_decodes():
-    """The expected output of decode equals the package's on zig-zag shards, as the order of keys is irrelevant."""
+    """The expected output of decode equals the package's on zig-zag shards, because keys may have any order."""
     case = e15_decode.problem(np.random.default_rng(5), [6, 6, 6], (4, 2))
     k, v = torch.cat(case.ks, dim=2), torch.cat(case.vs, dim=2)
     layout = zigzag(18, 3)

@@ -97,7 +97,7 @@ def test_a_refused_call_leaves_no_module_half_imported(tmp_path, monkeypatch) ->
 
 
 def test_a_collection_of_garbage_is_no_call_of_the_function(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Callbacks of garbage collection, such as jax's, do not count as calls, as an error in one may end Python."""
+    """Callbacks of garbage collection, such as jax's, do not count as calls; an error in one may end Python."""
     monkeypatch.setattr(sys, "unraisablehook", (raised := []).append)
     space: dict = {"__name__": "jax._src.lib"}
     exec("def _xla_gc_callback(*args): pass", space)

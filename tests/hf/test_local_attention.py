@@ -29,7 +29,7 @@ def _with_attention(ring: Ring, *attentions: str, labels: bool = True) -> Ringla
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 def test_a_model_that_attends_within_its_shard_is_refused(attention: str) -> None:
-    """A model that attends within its shard is refused, as its wrong output would otherwise go unnoticed."""
+    """A model that attends within its shard is refused, because its wrong output would otherwise go unnoticed."""
     errors = run(lambda ring: _with_attention(ring, attention), P)
     assert all(isinstance(error, BackendError) for error in errors), errors
     assert all(

@@ -220,7 +220,7 @@ def _called_as(ring: Ring, kind: str, labels: bool, shifted: bool = False) -> Ri
 
 
 def test_heads_that_take_tokens_together_are_refused() -> None:
-    """Heads that combine tokens are refused, as they would combine the tokens of one shard only."""
+    """Heads that combine tokens are refused, because they would combine the tokens of one shard only."""
     errors = run(partial(_called_as, kind="ForSequenceClassification", labels=False), P)
     assert all(isinstance(each, BackendError) and "ForSequenceClassification" in str(each) for each in errors)
     for kind in ("Model", "ForCausalLM"):
@@ -259,7 +259,7 @@ def test_a_pooler_is_refused_and_its_remedy_runs() -> None:
 
 
 def test_a_loss_of_the_models_own_is_refused_and_its_remedy_is_the_loss() -> None:
-    """A model's own loss is refused, as shard_batch shifts labels and the model averages its own tokens."""
+    """A model's own loss is refused: shard_batch shifts labels, and the model averages only its own tokens."""
 
     def program(ring: Ring) -> Any:
         model = bert("BertForMaskedLM", "ringlab")
@@ -276,7 +276,7 @@ def test_a_loss_of_the_models_own_is_refused_and_its_remedy_is_the_loss() -> Non
 
 
 def test_padding_in_a_model_that_is_not_causal_is_refused_and_its_remedy_runs() -> None:
-    """Padding is refused in a model that is not causal, as every token would see it; the remedy runs."""
+    """Padding is refused in a model that is not causal, because every token would see it; the remedy runs."""
     ids, mask = BATCH.input_ids.expand(2, -1), torch.cat([ONES, RIGHT])
     packing = Packing.of_batch({"input_ids": ids, "attention_mask": mask})
     layout = packing.layout("per_document", P)
@@ -433,7 +433,7 @@ def sharding(mask: Mask | None = None, **changed: Any) -> Any:
     ],
 )
 def test_another_batch_on_a_rank_of_a_ring_is_told_to_all(changed: dict[str, Any]) -> None:
-    """All ranks refuse a batch that differs between ranks, as it would give plausible but wrong losses."""
+    """All ranks refuse a batch that differs between ranks, because it would give plausible but wrong losses."""
 
     def program(ring: Ring, **options: Any) -> Any:
         with hf.context(ring, zigzag(S, P), **options) as context:

@@ -178,7 +178,7 @@ def test_the_law_notices(name: str, wrong: Callable[..., Any], monkeypatch: pyte
         law_is_one_process(recipe, 2, mutant=True)
 
 
-# What is sent.
+# The messages of a step.
 
 
 @pytest.mark.parametrize(

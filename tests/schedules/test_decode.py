@@ -236,7 +236,7 @@ RUNS = [
 
 
 def test_decode_marks_nothing_for_blocks_that_are_not_thread_safe() -> None:
-    """A thread-safe block leaves no mark on the attention function, as the next block may not be safe."""
+    """A thread-safe block leaves no mark on the attention function, because the next block may not be safe."""
     on_virtual_ranks(RUNS[0])
     assert not hasattr(module.attend_to_cache, "thread_safe")
 

@@ -171,7 +171,7 @@ def named(case: tuple[str, int], ranks: list[Seen]) -> bool:
 
 @pytest.mark.thorough
 def test_distributed_faults_end_in_errors() -> None:
-    """Faults end in the expected errors. A case that fails is tried once more, as the machine may stand still."""
+    """Faults end in the expected errors. A case that fails is tried once more, because the machine may stand still."""
     cases = [*ENDINGS, ("delay", 0), ("delay", LAST), ("corrupt", 2)]
     ranks = launch(in_groups_of_their_own, 2, cases, timeout=150, memory=False).results
     for case in ENDINGS:

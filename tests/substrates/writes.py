@@ -78,7 +78,7 @@ def _storages(values: Any) -> set[int]:
 
 
 class _Watched(Wrapper):
-    """A transport that notes as writes what is received, and what may be written into tensors handed over."""
+    """A transport that notes received tensors as written, and also tensors that are handed over."""
 
     def __init__(self, comm: Comm, writes: Writes) -> None:
         super().__init__(comm)

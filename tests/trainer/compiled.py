@@ -449,7 +449,7 @@ def on_virtual_ranks(ring: Ring) -> list[bool]:
 class Latest(Handled):
     """The call that was kept last, so that every ticket has the same number.
 
-    opcheck runs an operator twice, and wants equal results.
+    opcheck runs an operator twice, and requires equal results.
     """
 
     def __getattr__(self, name: str) -> Any:
@@ -569,7 +569,7 @@ PROGRAMS |= {
 }
 
 
-# Mutants: a name, what is replaced, by what, and the programs that must notice.
+# For each mutant: its name, the place, the replacement, and the programs that must notice it.
 
 
 def _first_of_its_kind(value: Any) -> int:

@@ -139,7 +139,7 @@ KEPT = {
 @pytest.mark.parametrize("schedule", schedules())
 @pytest.mark.parametrize("block", KEPT)
 def test_selective_checkpoints_change_no_bit(block: str, schedule: str, changed: bool) -> None:
-    """Selective checkpoints change no bit, as no code writes into the kept result of the operator.
+    """Selective checkpoints change no bit, because no code writes into the kept result of the operator.
 
     The result is returned again when the forward is recomputed. Torch refuses a result that has changed or,
     with allow_cache_entry_mutation, uses the changed result.

@@ -130,7 +130,7 @@ def study(chosen: Study, run: Callable[..., Report] = check) -> dict[str, Any]:
 
 
 def page(found: Sequence[dict[str, Any]]) -> str:
-    """Return the page: first studies of what each package is made for, then the others.
+    """Return the page: first the studies of each package's intended use, then the others.
 
     Each part has a table with a row for each study, and then the evidence of each study.
     """

@@ -36,7 +36,7 @@ From {where}. Try it first: this page says what is easy to get wrong there. Each
 
 @dataclass(frozen=True)
 class Entry:
-    """One message, and the names of the mistakes that get it, as variants of a mistake share a message."""
+    """One message, and the names of the mistakes that get it, because variants of a mistake share a message."""
 
     names: tuple[str, ...]
     message: str

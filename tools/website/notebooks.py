@@ -50,7 +50,7 @@ def lesson_page(target: Target, exercise: str | None) -> NotebookNode:
 
 
 def _cell(text: str, name: str) -> NotebookNode:
-    """Return a Markdown cell with the id `name`, as a random id would make each build differ."""
+    """Return a Markdown cell with the id `name`, because a random id would make each build differ."""
     return nbformat.v4.new_markdown_cell(text, id=name)
 
 

@@ -52,7 +52,8 @@ def test_the_grey_lines_are_the_numbers_of_bfloat16() -> None:
 @given(st.integers(0, 1000), st.sampled_from(PROBES), st.integers(1, 40))
 @settings(max_examples=20, deadline=None)
 def test_blocks_folded_in_float32_are_attention(seed: int, probe: str, P: int) -> None:
-    """The error is at most twice that of plain float32 attention, or what rounding the scores may cause.
+    """The error is at most twice that of plain float32 attention, or the error that rounding the scores may
+    cause.
 
     Scores of size s are off by δ = eps·s, weights by 2δ of themselves, out by 2δ of the size of v; lse likewise.
     """

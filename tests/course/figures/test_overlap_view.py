@@ -33,7 +33,7 @@ def bars(ax, kind: str) -> list[tuple[float, float]]:
 
 @given(RATES, st.integers(2, 6), SIZES)
 def test_a_simulated_ring_is_blocks_and_the_hops_that_stand_out(rates, P, sizes) -> None:
-    """The makespan is P blocks and P − 1 exposed parts; if causal, up to 2 % off, as the first block is longer."""
+    """The makespan is P blocks and P − 1 exposed parts. If causal, it is up to 2 % off: the first block is longer."""
     c, F, B = rates
     seen = overlap(c, F, B, P, sizes)
     block, hop = block_s(sizes, c, F), hop_s(sizes, c, B)

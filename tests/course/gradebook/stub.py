@@ -1,4 +1,4 @@
-"""A judge without a sandbox, which gives each notebook the points written in it, and classes of notebooks."""
+"""A judge without a sandbox that gives each notebook the points written in it, and classes of such notebooks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""CSV, JSON and text exports contain what the gradebook contains. Spreadsheets find no formula in them."""
+"""CSV, JSON and text exports have the contents of the gradebook. Spreadsheets find no formula in them."""
 
 from __future__ import annotations
 

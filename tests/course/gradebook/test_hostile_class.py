@@ -60,7 +60,7 @@ NO_NOTEBOOKS = ("a link to itself", "a pipe", "a folder", "ten gigabytes of hole
 def judge(
     path: Path, exercise: str | None, *, unsafe: bool = False, seed: int | None = None, patience: float = 1.0
 ) -> GradeReport:
-    """Grade by the small contract. Honest submissions get more time, as a busy machine may delay them."""
+    """Grade by the small contract. Honest submissions get more time, because a busy machine may delay them."""
     honest = path.parent.name[3:] in {**RIGHT, **WRONG}
     return grade(
         path, EXERCISE, unsafe=unsafe, seed=seed, timeout=HONEST_SECONDS if honest else SECONDS, bounds=BOUNDS

@@ -1,4 +1,4 @@
-"""A report contains nothing that the submission has learned from a hidden probe, in whatever way it tries."""
+"""A report contains nothing that the submission has learned from a hidden probe, however the submission tries."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def secrets(seed: int) -> list[str]:
 
 def told(tmp_path, teller: str):
     path = notebook(tmp_path, REMEMBERS, TELLERS[teller])
-    return grade(path, TWO, seed=5, bounds=BOUNDS, timeout=60)  # a timed-out worker would tell nothing
+    return grade(path, TWO, seed=5, bounds=BOUNDS, timeout=60)  # a timed-out worker would reveal nothing
 
 
 @pytest.mark.parametrize("teller", TELLERS)
@@ -138,7 +138,7 @@ def _one_after_the_other(exercise, session, submission, seed):
 def test_a_judge_that_mixes_hidden_checks_with_others_tells_them(tmp_path, monkeypatch, teller) -> None:
     monkeypatch.setattr(judge, "_graded", _one_after_the_other)
     reports = []
-    for _ in range(3):  # repeated, because on a busy machine a worker may end before it tells anything
+    for _ in range(3):  # repeated, because on a busy machine a worker may end before it reveals anything
         reports.append(json.dumps(told(tmp_path, teller).as_dict()))
         if any(secret in reports[-1] for secret in secrets(5)):
             return

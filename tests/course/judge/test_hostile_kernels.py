@@ -40,7 +40,7 @@ RIGHT = COMMON + "def double(x): return copied(x, 2.0)\n"
 
 @pytest.fixture(scope="module")
 def handed_in():
-    """Yield one session with all submissions under different names, as Triton's interpreter starts slowly."""
+    """Yield one session with all submissions under different names, because Triton's interpreter starts slowly."""
     first, sources = turn(), [*SUBMISSIONS.values(), RIGHT]
     cells = [own(source, number) for number, source in enumerate(sources)]
     functions = [f"double_{number}" for number in range(len(sources))]

@@ -167,7 +167,7 @@ def test_without_the_filter_some_would_get_through(monkeypatch) -> None:
 
 @filtered
 def test_nobody_is_woken_at_a_file_that_others_map_too(look) -> None:
-    """Wakes on shared files are refused, as the number of waiters would be a message; waiting is allowed."""
+    """Wakes on shared files are refused, because the number of waiters would be a message; waiting is allowed."""
     errors = look("futexes", seccomp._FUTEX[platform.machine()])
     assert errors[:5] == [errno.EPERM] * 5 and errno.EPERM not in errors[5:]
 

@@ -1,7 +1,8 @@
 """The judge limits the sums over all ranks and child processes, because limits on single processes do not
 bound sums.
 
-Other tests grade exercises with faults that only the judge can see, as it is the network and reads memory.
+Other tests grade exercises with faults that only the judge can see, because the judge is the network and
+reads memory.
 """
 
 from __future__ import annotations

@@ -145,7 +145,7 @@ def test_points_that_an_instructor_changed_are_kept_in_proportion(folder: Folder
 
 
 def test_cells_of_the_instructors_own_are_graded_by_a_person(folder: Folder) -> None:
-    """A person grades the instructor's cells, as no code runs here and nbgrader gives silent tests full marks."""
+    """A person grades the instructor's cells, because no code runs here and nbgrader gives silent tests full marks."""
     grades, cells = folder.grades("ada"), folder.cells("ada")
     assert grades["own"] == (0, True) and grades["essay"] == (None, True)
     assert cells["essay"].source == f"```text\nBecause. {FORGED}\n```"
