@@ -150,7 +150,7 @@ def test_without_a_gpu_it_is_refused(tmp_path: Path) -> None:
 
 
 def test_every_machine_has_an_hour_that_fits() -> None:
-    """One GPU runs all steps but those for two GPUs in at most 70 minutes; eight GPUs run every step."""
+    """In at most 70 minutes one GPU runs all steps except those for two GPUs; eight GPUs run every step."""
     can, others = available(1)
     assert sum(step.minutes for step in can) <= 70 and {step.gpus for step in others} == {2}
     assert available(8)[1] == []

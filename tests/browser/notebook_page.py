@@ -35,7 +35,8 @@ READ_CELLS = """() => window.jupyterapp.shell.currentWidget.content.widgets.map(
 }))"""
 FORGET = """([first, last]) => window.jupyterapp.shell.currentWidget.content.widgets
     .slice(first, last).forEach(cell => cell.model.type === 'code' && cell.model.clearExecution())"""
-# Whether all cells of the range have run, or a cell has failed, so that the cells after it will not run.
+# This is true once all cells of the range have run, or one has failed, so that the cells after it will not
+# run.
 FINISHED = """([first, last]) => {
     const cells = window.jupyterapp.shell.currentWidget.content.widgets.slice(first, last)
         .filter(cell => cell.model.type === 'code' && cell.model.sharedModel.getSource().trim());

@@ -30,7 +30,7 @@ NCCL_OPTIONS = SimpleNamespace(
 
 
 class Taken(Exception):
-    """The end of a test: the process would open its group now. device: the GPU that it has taken, if any."""
+    """Raised to end a test where the process would open its group. device: the GPU that it has taken, if any."""
 
     def __init__(self, device: int | None, options: Any = None) -> None:
         super().__init__(device)

@@ -1,4 +1,4 @@
-"""Functions that let ringlab, PyTorch or other packages do their work, and similar functions that are honest.
+"""Functions that leave their work to ringlab, PyTorch or other packages, and similar but honest functions.
 
 Tests use these functions to show that `check()` and the judge refuse the same ones.
 """

@@ -337,7 +337,7 @@ def test_a_cell_that_raises_fails_the_build_and_writes_nothing(course):
 
 
 def test_notebooks_of_another_checkout_are_refused(tmp_path, monkeypatch):
-    """Notebooks of another checkout are refused, or they would be compared with this checkout's sources."""
+    """Notebooks of another checkout are refused; otherwise this checkout's sources would be compared with them."""
     for name in ("lessons", "builder"):
         (tmp_path / "ringlab_course" / name).mkdir(parents=True)
     monkeypatch.chdir(tmp_path)

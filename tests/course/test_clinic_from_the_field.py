@@ -96,7 +96,7 @@ def test_a_patient_is_ill_of_the_smallest_batch_and_well_if_one_thing_that_matte
 
 
 def smaller(case: Case) -> Iterator[Case]:
-    """Yield all smaller batches, with fewer tokens or ranks and not more of either, that have a label."""
+    """Yield all batches that have a label, and fewer tokens or fewer ranks without more of the other."""
     for P in range(1, case.P + 1):
         for S in range(2, case.S + 1):
             for documents in compositions(S):

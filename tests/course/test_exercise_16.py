@@ -342,7 +342,7 @@ RING_IN_A_LINE = """if ring.world_size:
 
 @pytest.mark.parametrize("name", ["ash", "birch", "cedar", "elm", "fir"])
 def test_a_whole_ring_above_the_patient_is_no_mend_of_it(name: str) -> None:
-    """A whole ring above the patient's lines, none of which then runs, is not accepted as a mend."""
+    """If a whole ring above the patient's lines keeps them from running, it is not accepted as a mend."""
     patient = PATIENTS[name]
     (function,) = ast.parse(patient.source).body
     function.body[:0] = ast.parse(RING_IN_A_LINE).body

@@ -117,7 +117,7 @@ def test_every_check_can_fail(exercise_id):
 
 @pytest.mark.parametrize("exercise_id", exercise_ids())
 def test_every_check_is_worth_having(exercise_id):
-    """Every check finds some wrong answer that no other finds, or first shows or names a mistake, or has a reason."""
+    """Every check finds a wrong answer that no other finds, or first shows or names a mistake, or has a reason."""
     for stage in load_exercise(exercise_id).stages:
         for check, names in kill_matrix.alone(stage).items():
             assert names or kill_matrix.worth(stage, check), (

@@ -53,7 +53,7 @@ ROUNDINGS = 5000 * torch.finfo(torch.float64).eps
 
 
 def beyond(config, layout: Layout, batch: Batch, **options) -> list[str]:
-    """Return the values of all ranks whose error is beyond the bound."""
+    """Return the values, on all ranks, whose errors are beyond the bounds."""
     true = truth(config, batch)
     allowed = bounds(config, batch, true)
     found = [errors(step, true) for step in over(config, layout, batch, **options)]

@@ -47,7 +47,7 @@ def share_of(model: nn.Module, context: Context | None = None) -> Tensor:
 
 @pytest.mark.parametrize("changes", [{}, {"recompute": True}, {"tied": False}], ids=str)
 def test_gradients_are_those_of_a_bfloat16_model(changes: dict[str, Any]) -> None:
-    """Gradients are a bfloat16 model's bit for bit, also with recomputed layers and a shared table."""
+    """Gradients are bit for bit a bfloat16 model's, even with recomputed layers and a shared table."""
     masters = Transformer(replace(CONFIG, **changes), seed=2)
     rounded = deepcopy(masters).to(BF16)
     before = deepcopy(masters.state_dict())

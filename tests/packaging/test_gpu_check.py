@@ -65,7 +65,7 @@ def test_without_a_gpu_or_a_package_it_says_so_and_runs_nothing(tmp_path: Path) 
 
 
 def test_no_test_is_skipped_for_a_package_that_the_script_does_not_name() -> None:
-    """The script names each package for lack of which a test would be skipped, such as cloudpickle."""
+    """The script names each package without which a test would be skipped, such as cloudpickle."""
     wanted = {
         name
         for file in (CHECKOUT / "tests/gpu").glob("*.py")

@@ -25,7 +25,7 @@ def test_the_librarys_modules_have_long_tailed_lengths() -> None:
 
 @pytest.mark.parametrize(("P", "capacity", "least"), [(16, 16384, 1.2), (32, 8192, 1.8), (8, 32768, 1.0)])
 def test_real_lengths_are_nearly_balanced(P: int, capacity: int, least: float) -> None:
-    """Real lengths take at most 10 % more than the bound, and less than static if static cannot hide hops."""
+    """For real lengths the time is at most 10 % above the bound, and below static if static hops are exposed."""
     found = compare([len(document) for document in documents()], P, capacity, COSTS)
     assert found.least_s <= found.dynamic_s <= 1.1 * found.least_s
     assert found.speedup >= least

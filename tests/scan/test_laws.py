@@ -91,7 +91,7 @@ def in_two_calls(ring: Ring, problem: Problem, first: int) -> tuple[Tensor, ...]
 
 @pytest.mark.parametrize("first", [1, 6])
 def test_two_calls_are_one(first: int) -> None:
-    """Two calls equal one, also backward through the state between them."""
+    """Two calls equal one, including the backward pass through the state between them."""
     problem = Problem(contiguous(11, 3))
     shards = list(
         zip(*VirtualCluster(3, memory=False).run(in_two_calls, problem, first).results, strict=True)

@@ -1,4 +1,4 @@
-"""Torch's modes around linear attention, short convolution and latent attention: honoured or refused."""
+"""Torch's modes are honoured or refused around linear attention, short convolution and latent attention."""
 
 from __future__ import annotations
 

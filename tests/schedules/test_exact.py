@@ -99,7 +99,7 @@ def test_rows_of_one_rank_are_the_ring_and_one_column_is_ulysses() -> None:
 
 
 def test_queries_meet_blocks_in_the_order_of_the_ring() -> None:
-    """If a pair of ranks is one tile, a ring of queries has the bits of the ring of K/V in the forward."""
+    """If each pair of ranks is one tile, the forward of a ring of queries has the bits of a ring of K/V."""
     problem = Problem(contiguous(21, 4), 8, 2, dtype=torch.float32)
     ring, by_queries = (solve(problem, name) for name in ("ring", "query-ring"))
     assert torch.equal(ring.out, by_queries.out) and torch.equal(ring.lse, by_queries.lse)

@@ -121,7 +121,7 @@ def with_sinks(ring: Ring, shift: int) -> tuple[Tensor, Tensor]:
 
 @pytest.mark.parametrize("shift", [0, 4])
 def test_each_row_has_the_sinks_of_its_heads(shift: int) -> None:
-    """Each row uses the sinks of its own heads, by the oracle; sinks of the other row are noticed."""
+    """Each row uses the sinks of its own heads, as in the oracle; sinks of the other row are noticed."""
     results = VirtualCluster(4, memory=False).run(with_sinks, shift).results
     out, lse = (torch.cat(parts, dim=1) for parts in zip(*results, strict=True))
     expected = pytest.raises(AssertionError, match="is wrong") if shift else nullcontext()

@@ -369,7 +369,7 @@ def quantity(shown: str) -> float:
     ],
 )
 def test_its_commands_give_its_numbers(site: Path, page: Any, tmp_path: Path, state: str) -> None:
-    """A quantity of the same name has the same value on the page and in the command, in sum and per rank."""
+    """A quantity of the same name has the same value on the page and in the command, in total and per rank."""
     opened(site, page, state)
     texts = page.locator(".play-commands pre").all_inner_texts()
     if len(texts) > 1:

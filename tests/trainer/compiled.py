@@ -343,7 +343,7 @@ def alive(kind: type) -> int:
 
 
 def lives(ring: Ring) -> dict[str, int]:
-    """Return how many calls are kept before and in flight, after one backward, when dropped, without gradients."""
+    """Return how many calls are kept: before, in flight, after one backward, when dropped, and without gradients."""
     call, kind = compiled_call(ring), attention._Kept
     found = {"before": alive(kind)}
     outs = [call(*leaves_of(ring)) for _ in range(3)]

@@ -1,4 +1,4 @@
-"""All programs that tests run on four processes with several groups, in one start: meshes, rings, DDP, FSDP2."""
+"""All programs that tests run on four processes with several groups, in one launch: meshes, rings, DDP, FSDP2."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ BOOKS = {book.__name__: book for book in (Gradebook, NoTransaction, AllInOne, Ad
 
 
 class Countdown:
-    """A trace function that counts executed lines of store and runner, and kills its process after `left`."""
+    """A trace function that counts executed lines of store and runner, and kills its process after `left` lines."""
 
     def __init__(self, left: int) -> None:
         self.left, self.lines = left, 0
@@ -107,7 +107,7 @@ def run(
 
 
 def content(path: Path) -> list[Any]:
-    """Return what must be equal in two books: results in order, ungraded submissions, pending regrades."""
+    """Return the parts that must be equal in two books: results in order, ungraded submissions, pending regrades."""
     with Gradebook(path) as book:
         results = book._book.execute(
             "SELECT learner, exercise, path, digest, contract, seed, submitted_at, earned, maximum, report"

@@ -1,4 +1,5 @@
-"""Injected faults of the network act alike in notebook and judge, and change no program that keeps the rules.
+"""Injected faults of the network act alike in notebook and judge, and do not disturb a program that keeps
+the rules.
 
 An honest mistake in a program is reported with an explanation, and never counts as an attack.
 """

@@ -1,4 +1,4 @@
-"""Entrants of lab L3: rings that participants might hand in, correct, wrong, crashing and cheating ones."""
+"""Entrants of lab L3: correct, wrong, crashing and cheating rings that participants might hand in."""
 
 from __future__ import annotations
 

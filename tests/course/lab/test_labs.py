@@ -308,7 +308,7 @@ def test_under_torchrun_the_rank_that_died_first_is_named(
 def test_a_rank_that_is_killed_before_all_have_connected_is_named(
     rank: int, stage: str, said: str, tmp_path: Path
 ) -> None:
-    """The others wait in a call that no signal interrupts. They still name the dead rank and say where they wait."""
+    """The other ranks wait in a call that no signal interrupts, but name the dead rank and the place of their wait."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "3"]
     lab = ["-m", "tests.course.lab.killed_early", str(rank), stage, "lab", "l1", "--messages", "64,128", "--lengths", "16,32",
            "--rounds", "1", "--output", str(tmp_path / "l1.json")]  # fmt: skip

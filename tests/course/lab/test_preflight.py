@@ -175,7 +175,7 @@ def test_another_checkout_is_another_version_and_the_remedy_says_so() -> None:
 
 
 def test_a_gpu_is_looked_at_when_the_start_of_nccl_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    """nvidia-smi counts the time of the last second, in which this run itself has used the GPU."""
+    """nvidia-smi reports the last second, so it is called when this run has not used the GPU for a second."""
     steps: list[str] = []
     properties = SimpleNamespace(name="made up", uuid="0")
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)

@@ -1,4 +1,4 @@
-"""The command line accepts all commands of the run sheets, the scripts start them, recorded runs exist."""
+"""The command line accepts all commands of the run sheets, scripts start them, and recorded runs exist."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ Act = Callable[[Notebook, Path], None]
 
 
 def hand_in(course: Path, learner: str, act: Act, stamp: str = "2026-11-20 12:00:00 UTC") -> Path:
-    """Apply `act` to the released notebook, write the result into nbgrader's submitted/, return its path."""
+    """Write the released notebook, changed by `act`, into nbgrader's submitted/, and return its path."""
     notebook = json.loads((course / "release" / SLUG / f"{SLUG}.ipynb").read_text())
     for cell in notebook["cells"]:
         cell["source"] = "".join(cell["source"])

@@ -1,4 +1,4 @@
-"""nbgrader's converters work with ringlab's in this process. A stand-in for the judge returns set reports."""
+"""nbgrader's converters work with ringlab's in this process. A stand-in for the judge returns fixed reports."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Submissions for a ring exercise of two ranks that reach the other rank's data, or the judge, past the ring.
+"""Submissions for a ring exercise of two ranks. They reach the other rank's data, or the judge, past the
+ring.
 
 `test_hostile_rings` gives two points for the sum of both ranks' tensors, and three more if one exchange with
 the next rank brought the values. A submission that gets the values in another way earns two points.
