@@ -38,7 +38,7 @@ def _report(subject: Subject) -> dict[str, Any]:
 
 
 def check_python(subject: Subject, rng: np.random.Generator) -> None:
-    """Check that the interpreter's (major, minor) is returned, computed and not copied."""
+    """Check that `python` is the (major, minor) of the interpreter that runs here."""
     got, expected = _report(subject)["python"], tuple(sys.version_info[:2])
     if isinstance(got, (str, float)):
         raise mistake("version_as_text").failure(f"python: {got!r}")

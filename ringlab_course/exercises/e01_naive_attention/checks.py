@@ -41,7 +41,7 @@ def check_softmax_large(subject: Subject, rng: np.random.Generator) -> None:
 
 
 def check_softmax_spread(subject: Subject, rng: np.random.Generator) -> None:
-    """Check answers on rows whose scores are far apart, so that each row needs a maximum of its own."""
+    """Check two rows whose scores are far from each other's, so that each row needs its own maximum."""
     # in this range, exp does not overflow even if the maximum is not subtracted
     scores = _normal(rng, 2, 3) + np.array([[60.0], [-60.0]], np.float32)
     _compare_softmax(subject, scores, "row 0 near 60 and row 1 near -60, ")
@@ -68,13 +68,13 @@ def check_softmax_mixed(subject: Subject, rng: np.random.Generator) -> None:
 
 
 def check_mask_origin(subject: Subject, rng: np.random.Generator) -> None:
-    """Check answers on queries and keys that begin at the same position and are in order."""
-    sizes = (2, 3), (4, 4)  # unequal sizes first: a transposed mask then has another shape
+    """Check masks for queries and keys that are in order and begin at the same position."""
+    sizes = (2, 3), (4, 4)  # unequal sizes come first, because there a transposed mask has another shape
     _compare_masks(subject, rng, [(range(queries), range(keys)) for queries, keys in sizes])
 
 
 def check_mask_positions(subject: Subject, rng: np.random.Generator) -> None:
-    """Check answers on keys whose positions lie elsewhere in the text than those of the queries."""
+    """Check masks for queries and keys that come from different places of the text."""
     cases = [
         ([4, 6], [1, 4, 5, 8]),  # here no two known mistakes give the same answer
         ([2, 3], [0, 1]),
@@ -215,8 +215,8 @@ def _bounds(results: Iterable[tuple[Any, Any]], truth: tuple[Any, Any], keys: in
 
     results: pairs (result, truth). An allowed error is never below four units in the last place of lse,
     because adding the maximum rounds lse. np.logaddexp rounds lse by up to half a unit at every key, and
-    these errors add up like a random walk. The formula e^(score − lse) is an honest way to compute weights,
-    and its weights are as inexact as lse.
+    these errors add up like a random walk. An honest answer may compute weights as e^(score − lse), and such
+    weights are as inexact as lse.
     """
     worst = [[relative_error(*part) for part in zip(*pair, strict=True)] for pair in results]
     least = roundings(truth, max(4.0, math.sqrt(keys) / 2) * max(8.0, largest(truth[1])))

@@ -39,7 +39,7 @@ mistake = mistakes_of("02")
 
 
 def check_worked(subject: Subject, rng: np.random.Generator) -> None:
-    """Check the lesson's example, which is 24.205 for any shift of the scores, and a merge of three parts."""
+    """Check a merge of three parts, and the lesson's example, whose out is 24.205 under any shift."""
     shift = round(float(rng.uniform(-9, 9)), 2)
     scores, values = torch.tensor([[2.0, 1.0, 3.0]]) + shift, torch.tensor([[10.0], [20.0], [30.0]])
     example = (
@@ -54,7 +54,7 @@ def check_worked(subject: Subject, rng: np.random.Generator) -> None:
 
 
 def check_cut(subject: Subject, rng: np.random.Generator) -> None:
-    """Check that parts cut anywhere, once, often or never, merge to the softmax of the whole."""
+    """Check that parts merge to the softmax of all keys, wherever and however often the keys are cut."""
     cuts = ((1, 3, (1,)), (2, 5, ()), (2, 5, (1, 3)), (4, 40, (3, 11, 30)))
     cases = (
         _cut_case(subject, _normal(rng, rows, keys), _normal(rng, keys, 4), at) for rows, keys, at in cuts
@@ -297,7 +297,7 @@ def _merge_case(subject: Subject, parts: list[Pair], truth: Pair, case: str) -> 
 
 
 def _expect_last_axis(answer: Pair, inputs: Pair, case: str) -> None:
-    """Raise the named mistake if out has the shape that comes of weights without a last axis."""
+    """Raise the mistake "no_last_axis" if out has the shape that weights without a last axis give."""
     right, got = tuple(inputs[0].shape[1:]), tuple(getattr(answer[0], "shape", ()))
     try:
         wrong = torch.broadcast_shapes(inputs[0].shape, inputs[1].shape)[1:]

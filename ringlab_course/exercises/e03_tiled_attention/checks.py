@@ -38,7 +38,7 @@ FIRST = "Memory and work count once the values are right."
 
 
 class Case(NamedTuple):
-    """The sizes and options of one input, small enough to be read in its label."""
+    """The sizes and options of one input. Its label shows all of them."""
 
     M: int
     N: int
@@ -78,7 +78,7 @@ class Case(NamedTuple):
 
 
 class Pass(NamedTuple):
-    """The forward or the backward: the stage, and the names of the results."""
+    """One pass, the forward or the backward, with its stage and the names of its results."""
 
     stage: str
     names: tuple[str, ...]
@@ -241,10 +241,10 @@ LONG, TILE, HEADS, HEAD_DIM = 8_192, 64, 4, 16
 def live_set(which: Pass) -> Run:
     """Return a check that peak memory is that of the results and a few tiles.
 
-    Allowed are three times the results, plus twelve score tiles of all heads. A case of few queries and many
-    keys reveals memory that grows with N: a row of tiles, K and V copied for every query head, or K and V
-    converted to float32 in the forward, where inputs are bfloat16. A case of many queries and few keys
-    reveals a column of tiles.
+    The allowance is three times the results, plus twelve score tiles of all heads. A case of few queries and
+    many keys reveals memory that grows with N: a row of tiles, or a copy of K and V for every query head. In
+    the forward, its inputs are bfloat16, so it also reveals a copy of K and V in float32. A case of many
+    queries and few keys reveals a column of tiles.
     """
 
     def run(subject: Subject, rng: np.random.Generator) -> None:
@@ -255,7 +255,7 @@ def live_set(which: Pass) -> Run:
             dtype = "bfloat16" if N > M and not which.backward else "float32"
             peak, results = _peak(which, subject, rng, case, dtype)
             allowed = 3 * results + 12 * tile_bytes
-            # Measured again, because an import or the garbage collector may have added to the first peak.
+            # Measure again, because an import or the garbage collector may have added to the first peak.
             if peak > allowed:
                 peak = min(peak, _peak(which, subject, rng, case, dtype)[0])
             if peak > allowed:
@@ -273,7 +273,7 @@ def _peak(
 ) -> tuple[int, int]:
     """Return the peak bytes of one call, and the bytes of its results.
 
-    The peak is at least those of the results.
+    The peak is never below the bytes of the results.
 
     Raises: Failure if the values of this call are wrong, because a function that computes nothing needs no
     memory.

@@ -36,7 +36,7 @@ LARGE = (Case(4, 6, 2, 2, reach=900), Case(12, 16, 4, 4, True, reach=900))
 
 
 def checks_of(which: Pass) -> tuple[Check, ...]:
-    """Return the checks that the forward's and the backward's stage share."""
+    """Return the checks that both stages have, for the stage of `which`."""
     exact = "dQ, dK and dV are exact" if which.backward else "tiles merge to exact attention"
     state = "gradients are summed in float32" if which.backward else "the state is float32"
     live = "a few tiles at a time" if which.backward else "one tile of scores at a time"

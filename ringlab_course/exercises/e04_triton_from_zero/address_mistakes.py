@@ -28,7 +28,7 @@ def axes_swapped(
 def one_head_of_each_group(
     q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, S: int, shift: Any, m: int, n: int
 ) -> Tensor:
-    """Imitate a kernel that takes the key head's number for the query head's and never writes other heads."""
+    """Imitate a kernel that computes query head c with key head c and never writes the other query heads."""
     got, heads = out[:, :S].float().clone(), len(k)
     got[:heads] = plain(q[:heads], k, v, out, lse, S, shift)[0].float()
     return got

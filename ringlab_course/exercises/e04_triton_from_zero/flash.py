@@ -82,7 +82,7 @@ class Case(NamedTuple):
 
     @property
     def capacity(self) -> int:
-        """Return the rows of a buffer: at least one block more than the blocks that S tokens need."""
+        """Return the number of rows of a buffer, which has one block more than S tokens need."""
         block = max(self.m, self.n)
         return -(-self.S // block) * block + block
 
@@ -225,7 +225,7 @@ def skipped(*cases: Case) -> Callable[[Subject, np.random.Generator], None]:
 
 
 class Visits(NamedTuple):
-    """The blocks of a case that see no key of a tile, in order, and whether each computed the tile."""
+    """The blocks that see no key from `first` on, in order, and whether each computed with such keys."""
 
     case: Case
     first: int

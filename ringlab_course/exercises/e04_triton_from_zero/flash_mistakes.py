@@ -36,7 +36,7 @@ def blocks_of(q: Tensor, k: Tensor, S: int, m: int) -> Tensor:
 
 
 def end_of(block: Tensor, group: int, m: int) -> Tensor:
-    """Return the token after the last token of a block, as if there were no last token S − 1."""
+    """Return the token after the last token of a block, as if tokens went on after S − 1."""
     return ((block + 1) * m - 1) // group + 1
 
 
@@ -197,7 +197,7 @@ def divided_each_time(
 def maximum_of_the_tile(
     m: Tensor, total: Tensor, acc: Tensor, scores: Tensor, values: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Take the maximum of the tile as the new maximum, without the old one."""
+    """Take the maximum of the tile as the new maximum, and ignore the old one."""
     new, powers = _tile(torch.full_like(m, -math.inf), scores)
     factor = torch.exp(m - new)
     return new, total * factor + powers.sum(-1), acc * factor[..., None] + powers @ values
@@ -258,7 +258,7 @@ def padding_read(
 def in_half(
     q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, S: int, shift: Any, m: int, n: int
 ) -> Tensor:
-    """Imitate a kernel with an undivided sum of weights times values in float16, where it overflows."""
+    """Imitate a kernel whose undivided sum of weights times values is in float16, where it overflows."""
     if v.dtype != torch.float16:  # nothing overflows
         return plain(q, k, v, out, lse, S, shift)[0].float()
     powers, total = weights_of(scores_of(q, k, S, shift), v.dtype)

@@ -1,4 +1,4 @@
-"""Exercise 04: recorded loads and stores of the attention kernels, and the common mistakes in them.
+"""Exercise 04: recorded loads and stores of the attention kernels, and common mistakes in these kernels.
 
 Mistakes are tested in the order in which they are listed here.
 """
@@ -24,7 +24,7 @@ from ringlab_course.exercises.e04_triton_from_zero import flash_mistakes as mist
 from ringlab_course.exercises.e04_triton_from_zero.flash_mistakes import end_of
 
 CANARY = -7.0
-"""What `out` holds before the call: a number that every dtype represents and that is no right answer."""
+"""The number that fills `out` before the call. Every dtype represents it, and it is no right answer."""
 
 
 def named(known: tuple[Misconception, ...], name: str) -> Misconception:
@@ -179,7 +179,10 @@ CAUSAL_VARIANTS = (
     replace(_BLIND, imitate=mistakes.visited_blind_rows_nan),
     replace(_BY_PACKED_ROW, imitate=mistakes.masked(mistakes.by_packed_row_in_seen_tiles)),
 )
-"""Milder forms of the mistakes above: with a loop of right length, a guarded sum of 0, or right key heads."""
+"""Milder forms of the mistakes above.
+
+In each of them the loop has the right length, a sum of 0 is guarded, or the key heads are right.
+"""
 
 LSE = (
     flash_mistake("lse_in_base_two", mistakes.lse_of(mistakes.lse_in_base_two)),

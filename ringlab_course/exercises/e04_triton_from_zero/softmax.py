@@ -65,7 +65,7 @@ def _nan_behind(x: Tensor, out: Tensor, columns: int) -> Tensor:
 
 
 def _no_other(x: Tensor, out: Tensor, columns: int) -> Tensor:
-    if columns == block_of(columns):  # no lane too many
+    if columns == block_of(columns):  # every lane has a column
         return softmax(x, out, columns)
     return torch.full_like(x[:, :columns], math.nan)
 
@@ -249,7 +249,7 @@ def _buffers(values: Tensor, stride: int, junk: float = JUNK) -> tuple[Tensor, T
 
 
 class Rows(NamedTuple):
-    """The columns in use of one input, its buffer's stride, and the number that fills the buffer's rest."""
+    """The columns in use of one input, its buffer's stride, and the number in the buffer's other columns."""
 
     values: Tensor
     stride: int

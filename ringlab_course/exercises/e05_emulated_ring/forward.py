@@ -43,7 +43,7 @@ def _check_values(subject: Any, rng: np.random.Generator) -> None:
 
 
 def _check_rounds(subject: Any, rng: np.random.Generator) -> None:
-    for P in (1, 3, 8):  # not P = 2, where P = 2(P − 1) and the only other rank is a neighbour
+    for P in (1, 3, 8):  # P = 2 tells nothing: there 2(P − 1) = P, and the only other rank is a neighbour
         case = shards(rng, [2] * P, 1, 1, 2)
         outcome = case.run(subject)
         expect_neighbours(outcome.trace, case.text)
@@ -117,7 +117,10 @@ def _expect_wide(parts: tuple[Any, ...], q: torch.Tensor, text: str) -> None:
 
 
 def _rounding(answers: Sequence[Answered]) -> float:
-    """Return the largest relative error that rounding out and lse to bfloat16 once, by 2⁻⁸ of their size, can cause."""
+    """Return the largest relative error that can come from rounding out and lse to bfloat16 once.
+
+    Such a rounding changes a number by at most 2⁻⁸ of its size.
+    """
     return 2.0**-7 * max(1.0, *(float(np.abs(one.truth[1]).max()) for one in answers))
 
 

@@ -125,7 +125,7 @@ def _check_grouped(subject: Any, rng: np.random.Generator) -> None:
 def _check_state(subject: Any, rng: np.random.Generator) -> None:
     """Check the state for bfloat16 inputs.
 
-    They are exact in float32, so an answer differs only if the state is rounded.
+    bfloat16 inputs are exact in float32, so an answer differs only if the state is rounded.
     """
     for _ in range(2):
         case = _case(rng, 1, 1, 4, 8, 16)

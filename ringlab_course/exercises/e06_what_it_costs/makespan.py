@@ -71,7 +71,7 @@ def _check_uniform(subject: Any, rng: np.random.Generator) -> None:
 def causal(P: int, seconds: float) -> Array:
     """Return the seconds (P, P) [rank, step] of the contiguous causal ring.
 
-    A block of an earlier rank takes `seconds`, the own block half as long, and a block of a later rank 0.
+    A block of an earlier rank takes `seconds`, one of a later rank 0, and the rank's own half of `seconds`.
     """
     rank, step = np.indices((P, P))
     origin = (rank - step) % P

@@ -32,7 +32,7 @@ Asked = tuple[dict[str, int], int, int, float]
 
 
 def max_speedup(model: dict[str, int], ranks: int, tokens: int, attention_weight: float = 1.0) -> float:
-    """Return the contiguous causal ring's time over the balanced ring's, the right answer of this stage."""
+    """Return the right answer: the contiguous causal ring's time divided by the balanced ring's."""
     d, c = model["d_model"], tokens / ranks
     weights = d * ((4 * d + model["ffn_matrices"] * model["d_ff"]) * model["layers"] + model["vocabulary"])
     linear = 2 * c * weights
@@ -69,7 +69,7 @@ def _tiny(rng: np.random.Generator) -> dict[str, int]:
 def _small(rng: np.random.Generator) -> list[Asked]:
     """Return two tiny models on 3 and 4 ranks.
 
-    On N = 2 ranks N − 1 equals N/2, so that mistakes look alike.
+    Two ranks would not do, because N − 1 equals N/2 there, and mistakes look alike.
     """
     return [(_tiny(rng), ranks, ranks * int(rng.integers(2, 40)), 1.0) for ranks in (3, 4)]
 

@@ -87,7 +87,7 @@ def _on(*sheets: dict[str, Any]) -> Any:
 
 
 def _check_mixed(subject: Any, rng: np.random.Generator) -> None:
-    """Check answers on sheets on which all conditions hold together, with drawn figures."""
+    """Check answers on sheets with random figures in which all conditions come together."""
     for _ in range(4):
         link = float(rng.uniform(0.1, 900)), str(rng.choice(["GB/s", "Gbit/s"])), int(rng.integers(1, 3))
         group, element_bytes = int(rng.integers(2, 17)), int(rng.choice([1, 4, 8]))

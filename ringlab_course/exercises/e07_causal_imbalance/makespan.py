@@ -17,7 +17,10 @@ from ringlab_course.exercises.e07_causal_imbalance.work import truth as pairs
 
 NAMES = ("makespan", "idle")
 DRAWN = 100
-"""Tables drawn at random for a check; two mistakes, or a mistake and the truth, differ in at least a tenth of them."""
+"""The number of random tables in a check.
+
+Two mistakes, or a mistake and the truth, differ on at least a tenth of such tables.
+"""
 
 
 def truth(seconds: np.ndarray, hop: float) -> tuple[float, np.ndarray]:
@@ -75,7 +78,7 @@ def _single(rng: np.random.Generator) -> np.ndarray:
 
 
 def _check_hops(subject: Any, rng: np.random.Generator) -> None:
-    """Try hops that are shorter than a step, longer, or shorter than some steps only."""
+    """Try hops that are shorter than all steps, longer than all steps, or shorter than only some of them."""
     uniform, uneven = np.ones((3, 3)), _table((1, 0, 0), (1, 2, 0), (1, 2, 2))
     cases = [(_table((1, 1), (1, 1)), 0.5), (_table((1, 1), (1, 2)), 3.0), (uniform, 0.5), (uniform, 1.5)]
     cases += [(uneven, 0.5), (uneven, 3.0)]

@@ -40,7 +40,7 @@ def drawn(tiles: Iterable[Bounds], n_q: int, n_k: int) -> np.ndarray:
 
 
 def canonical(q: Run, k: Run) -> list[Bounds]:
-    """Return the tiles of two runs: a full one, or a triangle, the keys before it and the rows after it."""
+    """Return the right tiles: none, a full one, or a triangle with the keys before it and rows after it."""
     (q_start, step, n_q), (k_start, _, n_k) = q, k
     shift = (q_start - k_start) // step  # row i sees the keys j ≤ i + shift
     if shift <= -n_q:
@@ -77,7 +77,7 @@ LARGEST = Pair((0, 1, 16), (0, 1, 16))
 
 
 def read_tiles(answer: Any, pair: Pair) -> list[Bounds]:
-    """Return the learner's tiles as numbers. Raises: Failure where they are not tiles of these runs."""
+    """Return the learner's tiles as numbers. Raises: Failure if they are not tiles of these runs."""
     if answer is None:
         raise Failure(
             "the result is None: is the `return` missing? Nothing visible is an empty list.", pair.text
@@ -125,7 +125,10 @@ def _covered(answer: Any) -> np.ndarray:
 
 
 def _covered_twice(tiles: Sequence[Bounds], pair: Pair) -> str:
-    """Return a text that names a query and a key that two tiles cover, and these two tiles; "" if no two tiles overlap."""
+    """Return a text that names two tiles, and a query and a key that both tiles cover.
+
+    The text is "" if no two tiles overlap.
+    """
     for row, key in np.argwhere(drawn(tiles, pair.q[2], pair.k[2]) > 1):
         return _both(tiles, pair, row, key)
     return ""
@@ -138,7 +141,10 @@ def _both(tiles: Iterable[Bounds], pair: Pair, row: int, key: int) -> str:
 
 
 def _answered(subject: Any, pair: Pair, twice: list[str]) -> Answered:
-    """Return how often the tiles see each pair, with the right table; a text on overlapping tiles is added to `twice`."""
+    """Return how often the tiles see each pair, beside the right table.
+
+    If tiles overlap, a text about it is appended to `twice`.
+    """
     tiles = read_tiles(subject.call(pair.q, pair.k), pair)
     for q0, q1, k0, k1, causal in tiles:
         if causal and q1 - q0 != k1 - k0:
@@ -211,7 +217,11 @@ def any_pairs(rng: np.random.Generator, times: int) -> list[Pair]:
 
 
 def _check_few(subject: Any, rng: np.random.Generator) -> None:
-    """Expect no empty tile, one tile where everything is seen, otherwise a triangle and the tiles beside it: each is a launch."""
+    """Check that no tile is empty and that there are no more tiles than needed, because each is a launch.
+
+    Where every row sees every key, one tile is enough. Elsewhere a triangle and the tiles beside it are
+    enough.
+    """
     starts = ((0, 0), (1, 2), (8, 3), (3, 11), (0, 64), (64, 0))
     wide = [_later(rng, (a, 4, 12), (b, 4, 9)) for a, b in starts]
     last = [_later(rng, (12, 4, n), (0, 4, 4)) for n in (1, 4)]  # the first row sees even the last key
@@ -234,12 +244,15 @@ def _is_empty(tile: Bounds) -> bool:
 
 
 def _square(tiles: Iterable[Bounds]) -> list[Bounds]:
-    """Return the tiles without the causal ones that are not square, because it is not defined which pairs these cover."""
+    """Return all tiles except causal ones that are not square.
+
+    It is not defined which pairs such a causal tile covers.
+    """
     return [tile for tile in tiles if not tile[4] or tile[1] - tile[0] == tile[3] - tile[2]]
 
 
 def _expect_few(tiles: list[Bounds], pair: Pair) -> None:
-    """Return None if there are no more tiles than a triangle and the tiles beside it. Raises: Failure."""
+    """Raise Failure if there are more tiles than these two runs need."""
     needed = canonical(pair.q, pair.k)
     example = f"{pair.text}: {len(tiles):,} tiles, {len(needed)} are enough"
     if len(tiles) > MOST:
@@ -289,11 +302,14 @@ def _expect_covered(tiles: Sequence[Bounds], pair: Pair, shift: int, rng: np.ran
 
 
 def _expect_no_mask(subject: Any, rng: np.random.Generator) -> None:
-    """Expect a call in 4 MiB, on runs whose mask takes 16 MiB; the positions of their tokens take 64 KiB."""
+    """Check that a call needs at most 4 MiB.
+
+    The mask of the two runs takes 16 MiB, and the positions of their tokens take 64 KiB.
+    """
     begin, shift = int(rng.integers(1, 1000)), int(rng.integers(100, 4000))
     pair = Pair((begin + shift, 1, 4096), (begin, 1, 4096))
     called = [subject.measure(pair.q, pair.k) for _ in range(2)]
-    peak = min(each.peak_bytes for each in called)  # the least, as an import may add to a peak
+    peak = min(each.peak_bytes for each in called)  # the smaller one, because an import may add to a peak
     for each in called:
         _expect_covered(read_tiles(each.answer, pair), pair, shift, rng)
     if peak > 4 << 20:

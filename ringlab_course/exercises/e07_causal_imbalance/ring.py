@@ -1,8 +1,8 @@
 """Checks of 07.ring: a causal ring on any layout that computes visible tiles only.
 
-The checks find computed hidden scores by values. They put NaN into keys that share no visible tile with a
-row. If the ring computes the score of such a key and gives it weight 0, the row becomes NaN. Work whose
-result is thrown away does not change the values, and the checks do not look for it.
+The checks look at values to find hidden scores that are computed. They put NaN into keys that share no
+visible tile with a row. If the ring computes the score of such a key and gives it weight 0, the row becomes
+NaN. Work whose result is thrown away does not change the values, and the checks do not look for it.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ NAMED = {each.name: each for each in (*misconceptions_of("07.ring"), *ON_THE_WIR
 
 Verify = Callable[[Any, np.random.Generator], None]
 CALLED = {"skips_the_shift": "leaves_the_ring"}
-"""The names in this exercise of mistakes for which `positions.reason` has other names."""
+"""Names that `positions.reason` returns, each with the name of the same mistake in this exercise."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,10 @@ class Dealt(Shards):
     runs: Tuples = field(default_factory=list)
 
     def run(self, subject: Any, faults: Faults | None = None) -> Any:
-        """Return the outcome of the learner's program on these shards. Raises: Failure; a known reason of a crash has a name."""
+        """Return the outcome of the learner's program on these shards.
+
+        Raises: the named mistake if the program crashed for a known reason.
+        """
         try:
             return subject.run_ring(self.world_size, self.qs, self.ks, self.vs, faults=faults, runs=self.runs)
         except Crashed as crash:
@@ -99,7 +102,10 @@ def _verify(subject: Any, cases: Iterable[Dealt]) -> None:
 
 
 def after_relation(check: Verify) -> Verify:
-    """Return the check; where it fails, it blames `tiles_between` if that function, which the ring calls, is wrong."""
+    """Return the check, changed so that its failures blame `tiles_between` if that function is wrong.
+
+    The ring calls `tiles_between`.
+    """
 
     @wraps(check)
     def run(subject: Any, rng: np.random.Generator) -> None:
@@ -161,7 +167,10 @@ def _check_traffic(subject: Any, rng: np.random.Generator) -> None:
 
 
 def _right_run(subject: Any, case: Dealt, counted: str) -> Any:
-    """Return the trace of a run. Raises: Failure if the values of this run are wrong; `counted` begins the message."""
+    """Return the trace of a run.
+
+    Raises: Failure, whose message begins with `counted`, if the values of this run are wrong.
+    """
     outcome = case.run(subject)
     for each in _answers(case, outcome.results):
         if relative_error(each.answer, each.truth) > 1e-4:

@@ -30,7 +30,7 @@ from ringlab_course.exercises.e07_causal_imbalance.runs import (
 mistake = mistakes_of("07.work")
 
 MANY = 1_000_003
-"""Tokens, at least: too many for a mask of S × S."""
+"""The least number of tokens in `_check_million`, too many for a mask of S × S."""
 
 
 def truth(layout: Layout) -> np.ndarray:
@@ -102,7 +102,10 @@ def _check_shuffled(subject: Any, rng: np.random.Generator) -> None:
 
 
 def _check_memory(subject: Any, rng: np.random.Generator) -> None:
-    """Expect a peak of at most 1 MiB and eight numbers a token; a mask of two shards takes 4 MiB here, as bool."""
+    """Check that the peak is at most 1 MiB plus eight numbers for each token.
+
+    Here the mask of two shards takes 4 MiB, even as bool.
+    """
     try:
         _verify(subject, rng, [stretches(rng, 3, 6)])
     except NotWritten:
@@ -157,7 +160,10 @@ def _expect_exact(answer: Any, layout: Layout, message: str) -> None:
 
 
 def _named_crash(crash: Crashed, case: str) -> Failure:
-    """Return the Failure that names the mistake of an answer that ran out of time or memory; any other crash as it is."""
+    """Return the named mistake of an answer that ran out of time or memory.
+
+    Any other crash is returned unchanged.
+    """
     if "did not end within" in crash.message:
         return mistake("too_slow").failure(f"{case}: {crash.message}")
     if "of memory" in crash.message or "MemoryError" in crash.message:
