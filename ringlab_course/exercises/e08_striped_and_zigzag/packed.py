@@ -1,4 +1,4 @@
-"""Checks of 08.packed: a function that shares out several causal documents in one sequence evenly."""
+"""Checks of 08.packed: a function that shares out a sequence of several causal documents evenly."""
 
 from __future__ import annotations
 
@@ -25,7 +25,10 @@ if TYPE_CHECKING:
 EVEN = 1.01
 """The largest allowed ratio between the busiest rank and the mean, in tokens and in the work of the steps."""
 FEWEST = 4096
-"""Tokens per rank from which shares of any documents must be even. With fewer tokens, 2P has to divide all lengths."""
+"""If there are at least this many tokens per rank, the shares must be even for any documents.
+
+With fewer tokens, the shares must be even only if 2P divides all lengths.
+"""
 SHORT = 3
 """The most tokens in a piece of a short document. A document is short if it has fewer tokens than 2P such pieces."""
 
@@ -50,7 +53,7 @@ def step_work(shares: Sequence[np.ndarray], lengths: Sequence[int]) -> np.ndarra
 
 
 def stretches(share: np.ndarray, lengths: Sequence[int]) -> int:
-    """Return the largest number of stretches of neighbouring positions that a share has in one document."""
+    """Return how many stretches of neighbouring positions a share has in one document, at most."""
     share = np.sort(share)
     if len(share) == 0:
         return 0
@@ -94,7 +97,7 @@ def _fault(shares: list[np.ndarray], lengths: list[int], case: str) -> Failure |
 
 
 def _like(mistake: str, example: str) -> Failure:
-    """Return a failure that gets the name `mistake` if no wrong answer of the course gives the learner's shares."""
+    """Return a failure that gets the name `mistake` if the shares are not those of a known wrong answer."""
     named = STAGE.misconception(mistake).failure(example)
     failure = Failure(named.message, example)
     failure.otherwise = named

@@ -154,7 +154,7 @@ def _check_memory(subject: Subject, rng: np.random.Generator) -> None:
 
 
 def _large(rng: np.random.Generator, n: int) -> tuple[np.ndarray, int]:
-    """Return n positions of one rank in a token fold, and the step 8, with which they are two runs that interleave."""
+    """Return n positions of one rank in a token fold, and the step 8. They form two interleaved runs."""
     return int(rng.integers(100_000)) + dealt(4 * n, 4, 1, True)[1], 8
 
 

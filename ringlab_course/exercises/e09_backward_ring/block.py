@@ -40,7 +40,8 @@ def _check_delta(subject: Any, rng: np.random.Generator) -> None:
 def _check_delta_bfloat16(subject: Any, rng: np.random.Generator) -> None:
     """Check delta for a bfloat16 dout.
 
-    dout is exact in float32, so only a product or a sum in bfloat16 can differ.
+    A bfloat16 dout is exact in float32, so delta is wrong only if a product or a sum is computed in
+    bfloat16.
     """
     shapes = ((1, 1, 2, 16), (1, 2, 8, 64))
     cases = [_delta_case(subject, random(rng, *shape).bfloat16(), random(rng, *shape)) for shape in shapes]
@@ -50,7 +51,10 @@ def _check_delta_bfloat16(subject: Any, rng: np.random.Generator) -> None:
 
 
 def _compare_narrow(cases: Sequence[Answered], rounded: Misconception) -> None:
-    """Compare all cases; `rounded` is the mistake behind a 16-bit result, and behind errors as small as bfloat16's."""
+    """Compare all cases.
+
+    The mistake `rounded` is reported for a result of 16 bits and for an error as small as bfloat16's.
+    """
     if narrow := next((text for case in cases if (text := _returned_narrow(case))), None):
         raise rounded.failure(narrow)
     compare_suspecting(cases, rounded)
@@ -184,7 +188,7 @@ def _weighty(rng: np.random.Generator, size: float) -> Case:
 def _check_bfloat16(subject: Any, rng: np.random.Generator) -> None:
     """Check gradients for bfloat16 inputs.
 
-    They are exact in float32, so only computing in bfloat16 makes a difference.
+    bfloat16 inputs are exact in float32, so only computing in bfloat16 makes a difference.
     """
     cases = [_case(rng, n, n, 16, H, K, narrow=True) for n, H, K in ((4, 1, 1), (16, 4, 2))]
     try:

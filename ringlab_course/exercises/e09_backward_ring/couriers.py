@@ -116,7 +116,7 @@ def _check_eight_ranks(subject: Any, rng: np.random.Generator) -> None:
 def _check_large(subject: Any, rng: np.random.Generator) -> None:
     """Check answers on scores near 150 that differ little.
 
-    exp of such a score is infinite in float32, but each key has weight.
+    exp of such a score is infinite in float32, but no key's weight vanishes.
     """
     cases = [
         problem(rng, layouts.zigzag(12, 3), D=4, lift=lift, text=", large scores") for lift in (20.0, 150.0)
@@ -156,7 +156,7 @@ def _rounded_on_the_way(answers: Iterable[Answered]) -> bool:
 
 
 def _check_hops(subject: Any, rng: np.random.Generator) -> None:
-    """Count messages of one rank, equal shards, shared heads, ragged shards and bfloat16."""
+    """Count messages on one rank, and for equal shards, shared heads, ragged shards and bfloat16 inputs."""
     for layout, H, K, narrow in (
         (layouts.contiguous(3, 1), 1, 1, False),
         (layouts.contiguous(6, 3), 1, 1, False),
@@ -240,7 +240,7 @@ def bytes_of(given: Problem, rank: int) -> tuple[int, int]:
 
 
 def expect_bytes(trace: Any, given: Problem) -> None:
-    """Raise Failure unless exactly the bytes of K/V in P − 1 hops and of float32 dK/dV in P hops travel."""
+    """Raise Failure unless each rank sends K/V in P − 1 hops and float32 dK/dV in P hops, to the byte."""
     if given.world_size == 1:
         if sent := trace.bytes_sent(0):
             raise mistake("sends_to_itself").failure(f"{given.text}: it sent {sent:,} bytes to itself")

@@ -22,7 +22,7 @@ Asked = tuple[list[int], int, int, int, int, int]
 def truth(lengths: list[int], rank: int, B: int, K: int, D: int, itemsize: int) -> np.ndarray:
     """Return the bytes that `rank` sends in the forward and in the backward.
 
-    Each has P − 1 blocks of K/V. The backward also has P couriers, in float32 at least.
+    Both passes send P − 1 blocks of K/V. The backward also sends P couriers, in float32 at least.
     """
     P = len(lengths)
     if P == 1:

@@ -35,7 +35,7 @@ def naive(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def allowed_for(q: Tensor, k: Tensor, v: Tensor) -> float:
-    """Return the allowed relative error: FACTOR times that of the plainest implementation, at least one rounding."""
+    """Return FACTOR times the relative error of the plainest implementation, but at least one rounding."""
     return max(FACTOR * error_of(naive(q, k, v), q, k, v), torch.finfo(q.dtype).eps)
 
 
@@ -49,7 +49,7 @@ LOOSE = 4.0
 TIGHT = 1.6
 """An honest result is tried only if its error is at most this many times that of the plainest implementation."""
 FAR = 8
-"""A result whose error is this many times that of the plainest implementation is wrong, as the exercise says."""
+"""The exercise says that a result is wrong if its error is this many times the plainest implementation's."""
 ALLOWED = 4
 """Every result may be off by this many roundings."""
 
@@ -225,10 +225,11 @@ def _verdicts(subject: Subject, tried: list[Candidate]) -> None:
 
 
 def _kind(subject: Subject, tried: list[Candidate], got: list[bool]) -> str | None:
-    """Ask for verdicts on many more candidates, and return the kind of mistake that they show, None for no known kind.
+    """Ask for verdicts on more candidates, and return the known kind of mistake that they show, or None.
 
-    A rule that no mistake of the stage equals may still be of a kind that is known. Where several of these kinds fit, the
-    first is returned: a rule that fails on NaN and infinities alone leaves them out, however wide its tolerance is.
+    A rule can show a known kind of mistake without being equal to any mistake of the stage. If several kinds
+    fit, the first is returned. So a rule that is wrong only on NaN and infinities is said to leave them out,
+    however wide its tolerance is.
     """
     gallery = _gallery()
     verdicts = [_verdict(subject.call(*c.inputs)) for c in gallery]

@@ -1,4 +1,4 @@
-"""Checks of 10.diagnose: the fault behind error curves, which faulty implementations give for each seed."""
+"""Checks of 10.diagnose: the fault behind error curves. The curves are measured anew for each seed."""
 
 from __future__ import annotations
 
@@ -40,7 +40,10 @@ MIXED_UP = (
     ("fp16 overflow", "no rescale"),
     ("bf16 q", "sound"),
 )
-"""Pairs (fault, answer) with a mistake of their own, `FAULT_called_ANSWER`; for other answers it is `missed_FAULT`."""
+"""Pairs (fault, answer) that have a mistake of their own, `FAULT_called_ANSWER`.
+
+Other wrong answers are the mistake `missed_FAULT`.
+"""
 
 
 def _slug(words: str) -> str:
@@ -48,7 +51,7 @@ def _slug(words: str) -> str:
 
 
 def _lasting(curves: Curves) -> float:
-    """Return the largest factor, up or down, between the error on plain inputs and its first value."""
+    """Return the largest factor by which the error on plain inputs rises or falls from its first value."""
     ratios = curves["plain"] / curves["plain"][0]
     return float(max(ratios.max(), 1 / ratios.min()))
 

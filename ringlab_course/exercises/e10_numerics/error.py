@@ -25,11 +25,14 @@ mistake = mistakes_of("10.error")
 FLOAT32 = 1e-6
 """A relative error that was computed in float32 differs from the right one by less than this, relatively."""
 CLOSE = 1e-9
-"""Two float64 computations of one relative error agree far better than this, and no mistake does."""
+"""Two float64 computations of a relative error differ by far less than this, and every mistake by more."""
 
 
 def relative_error(x: Tensor, truth: Tensor) -> float:
-    """Return ‖x − truth‖ / ‖truth‖ in float64 (‖x‖ where truth is all 0); inf for what cannot be compared."""
+    """Return ‖x − truth‖ / ‖truth‖ in float64, or ‖x‖ if truth is all 0.
+
+    The result is inf if x and truth cannot be compared.
+    """
     x, truth = x.double(), truth.double()
     if x.shape != truth.shape:
         return math.inf
@@ -129,8 +132,8 @@ def check_any(subject: Subject, rng: np.random.Generator) -> None:
 def _errors(subject: Subject, cases: Iterable[tuple[Any, Any, str]]) -> None:
     """Compare the error in every case (x, truth, description) with the right one.
 
-    Raises: the Failure of the first wrong case. If all errors are right to the precision of float32, and no other mistake
-    explains them, it is named after the mistake of computing in float32.
+    Raises: the Failure of the first wrong case. If all errors are right to the precision of float32, and no
+    other mistake explains them, the Failure is named after the mistake of computing in float32.
     """
     seen: list[Answered] = []
 

@@ -115,7 +115,7 @@ def _near(case: Shards, rank: int, parts: Any, right: State) -> bool:
 
 
 def _expect_values(case: Shards, rank: int, parts: Any, held: Sequence[int], example: str) -> None:
-    """Raise the Failure for an (out, lse) that is not attention over any number of first blocks."""
+    """Raise Failure for an (out, lse) that is not attention over the blocks of a ring's first steps."""
     if any(
         _near(case, rank, parts, _over(case, rank, [*held, *[held[-1]] * more]))
         for more in range(1, case.world_size - len(held) + 1)

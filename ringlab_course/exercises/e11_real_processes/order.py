@@ -32,7 +32,7 @@ def _tensors(
 def _run(subject: Any, xs: Sequence[torch.Tensor], text: str) -> Any:
     """Return the outcome of the learner's program.
 
-    Raises: the named mistake if the ranks did not end for a known reason.
+    Raises: the named mistake if a known mistake kept the ranks from ending.
     """
     try:
         return subject.run_ring(len(xs), xs)

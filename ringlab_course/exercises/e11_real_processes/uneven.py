@@ -78,9 +78,9 @@ def _answers(case: Shards, outcome: Any) -> Iterator[Answered]:
 
 
 def _verify(subject: Any, *cases: Shards, faults: Faults | None = None) -> list[Any]:
-    """Return the outcomes of the learner's program. Raises: Failure if one is wrong.
+    """Return the outcomes of the learner's program.
 
-    A named mistake explains all cases.
+    Raises: Failure if one is wrong. If it names a mistake, that mistake explains all cases.
     """
     outcomes: list[Any] = []
 
@@ -200,7 +200,7 @@ def _check_any_network(subject: Any, rng: np.random.Generator) -> None:
 def _check_memory(subject: Any, rng: np.random.Generator) -> None:
     """Check that a rank's peak memory grows by at most one block from 3 to 10 ranks.
 
-    A block has 4 MiB, which is large compared with whole pages.
+    A block takes 4 MiB, which is large compared with whole pages.
     """
     few, many = (shards(rng, [4] * P, 1, 1, 131072) for P in (3, 10))
     outcomes = _verify(subject, few, many)

@@ -121,7 +121,7 @@ def with_key(state: State, value: np.ndarray) -> State:
 
 @dataclass(frozen=True)
 class Ends:
-    """A step that begins with a state or a result (out, lse), and the result after the last step.
+    """The start of a step, which is a state or a result (out, lse), and the final result that must follow.
 
     more: the value of one more key, whose score is 1 in base 2, or None for no further key.
     """
@@ -236,7 +236,7 @@ def expect_written(out: Any, lse: Any, text: str) -> None:
 
 
 def rounded(state: Sequence[Any], case: Any) -> bool:
-    """Return whether acc or m contains bfloat16 numbers only, in a state that is nearly right."""
+    """Return whether a state is nearly right and its acc or m contains only bfloat16 numbers."""
     says = comparable([np.asarray(part, np.float64) for part in state])
     near = relative_error(says, case.answer()) < 0.05
     return near and any(

@@ -22,7 +22,7 @@ Answer = tuple[float, float, float, float]
 
 
 def seconds(spans: Array) -> float:
-    """Return the seconds that spans (n, 2) of begin and duration in µs cover together."""
+    """Return the seconds that spans cover together. Each of them is a start and a duration in µs: (n, 2)."""
     total, reached = 0.0, -np.inf
     for start, length in sorted(spans.tolist()):
         total += max(0.0, start + length - max(start, reached))
@@ -182,8 +182,8 @@ def _check_ranks(subject: Any, rng: np.random.Generator) -> None:
 def _check_edges(subject: Any, rng: np.random.Generator) -> None:
     """Check answers in edge cases.
 
-    There are ranks without copies, without computing, without both, and without a step, steps that touch, and
-    a span of length 0.
+    Some ranks have no copies, no computing, neither of the two, or no step. Two steps touch, and one span
+    has length 0.
     """
     some = _events(
         rng, (0, 0, 10, 20), (0, 0, 30, 0), (1, 1, 5, 10), (0, 0, 25, 30), (3, 0, 10, 20), (3, 1, 15, 20),

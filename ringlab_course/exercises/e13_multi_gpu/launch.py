@@ -133,7 +133,7 @@ def _check_problems(subject: Any, rng: np.random.Generator) -> None:
 
 
 def _check_quiet(subject: Any, rng: np.random.Generator) -> None:
-    """Check answers on launches whose problem all processes share, or no pair of processes reveals."""
+    """Check answers on launches with a problem that all processes share, or that no two processes reveal."""
     fewer = started(2, 2)[:3]
     _compare(subject, rng, [
         (fewer, "3 of 4 processes came"),

@@ -115,8 +115,8 @@ def _check_sheets(subject: Any, rng: np.random.Generator) -> None:
         runs = [
             replace(
                 DEEP,
-                # Six query heads per K/V head. With four, counting K/V heads would be off by a factor of
-                # four, as a doubled peak is.
+                # There are six query heads per K/V head. With four, an answer that counts K/V heads would be
+                # off by a factor of four, as is an answer that doubles the peak instead of halving it.
                 heads=24,
                 sparse=True,
                 directions=2,

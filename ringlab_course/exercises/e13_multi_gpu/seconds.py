@@ -1,4 +1,4 @@
-"""Checks of 13.seconds: one number that sums up the times of all ranks in all rounds of a measurement."""
+"""Checks of 13.seconds: one number that summarises the times of all ranks in all rounds of a measurement."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ TOKENS = 1024
 
 @dataclass(frozen=True)
 class Fault:
-    """A fault that delays a ring: "compute" on `rank` in `step`, "link" out of `rank`, or "sound", none."""
+    """A fault of a ring: "compute" on `rank` in `step`, or "link" out of `rank`. "sound" means no fault."""
 
     what: str = "sound"
     rank: int = -1

@@ -78,7 +78,7 @@ def problem(
 ) -> Problem:
     """Return a problem of one sequence.
 
-    kept[r] is the number of rank r's tokens, and of its labels that count.
+    kept[r] is a pair of numbers: how many tokens rank r has, and how many of its labels count.
     """
     logits, labels = [], []
     for length, valid in kept:
@@ -170,7 +170,7 @@ def _check_large(subject: Any, rng: np.random.Generator) -> None:
 def _check_bfloat16(subject: Any, rng: np.random.Generator) -> None:
     """Check answers on bfloat16 logits.
 
-    They are exact in float32, so only computing in bfloat16 makes a difference.
+    bfloat16 logits are exact in float32, so only computing in bfloat16 makes a difference.
     """
     _verify_suspecting(
         subject, problem(rng, ((40, 33), (40, 21)), narrow=True), "narrow_loss", lambda error: error < ROUNDED

@@ -1,4 +1,4 @@
-"""Checks of 14.sum: the sum over ranks of the gradients of weights, of which every rank has a copy."""
+"""Checks of 14.sum: the gradients of weights that every rank has a copy of, summed over the ranks."""
 
 from __future__ import annotations
 
