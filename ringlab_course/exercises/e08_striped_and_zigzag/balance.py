@@ -24,7 +24,7 @@ NEAR = 1e-9
 
 
 def imbalance(positions: Sequence[np.ndarray], tile: Tile) -> float:
-    """Return the score elements of each step's busiest rank, added up over the steps, divided by the ideal."""
+    """Return the score elements of each step's busiest rank, added up and divided by the ideal."""
     P, S = len(positions), sum(map(len, positions))
     tiles = [
         max(sum(counts(positions[r], positions[(r - step) % P], tile)[:2]) for r in range(P))

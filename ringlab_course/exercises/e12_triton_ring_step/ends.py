@@ -1,4 +1,4 @@
-"""Checks of 12.tile and 12.ends: one int8 tile of a block, and the begin and end of a step."""
+"""Checks of 12.tile and 12.ends: one int8 tile of a block, and the start and end of a step."""
 
 from __future__ import annotations
 

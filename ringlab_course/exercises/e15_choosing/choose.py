@@ -26,7 +26,7 @@ mistake = mistakes_of("15.choose")
 NAMES = ("bytes", "exposed_s", "reason", "place")
 KEYS = ("schedule", "ulysses", "bytes", "exposed_s", "reason")
 CLEAR = 1e-3
-"""The least relative difference of compared values, so that no rounding changes an order or a reason."""
+"""Compared values differ by at least this, relatively, so that no rounding changes an order or a reason."""
 HIDDEN, EXPOSED, MEMORY, HEADS = (
     float(cost.REASONS.index(reason)) for reason in ("hidden", "exposed", "memory", "heads")
 )
@@ -57,7 +57,7 @@ class Problem:
 
 
 def truth(given: Problem) -> tuple[np.ndarray, ...]:
-    """Return bytes, seconds, reason's number and place of each option, in the order of `candidates`."""
+    """Return each option's bytes, seconds, reason as a number, and place, in the order of `candidates`."""
     c, machine = given.S // given.P, given.machine
     rates = machine["flops_per_s"], machine["bytes_per_s"], machine["latency_s"]
     rows: dict[tuple[str, int], list[float]] = {key: [NONE, NONE, HEADS, NONE] for key in given.options}
@@ -253,8 +253,8 @@ def _problem(
 ) -> Problem:
     """Return a problem whose ring takes `ratio` times as long for a hop, without latency, as for a block.
 
-    latency: in times of a block of the ring. flops: the rank's FLOPs per second; all times shrink as it
-    grows.
+    latency: the latency divided by the time of a block of the ring. flops: the rank's FLOPs per second; all
+    times shrink as it grows.
     """
     layer = {"B": 1, "H": heads[0], "K": heads[1], "D": 64, "itemsize": 2}
     ring = cost.way(sizes_of(layer), P, "ring")
@@ -291,7 +291,7 @@ def _check_latency(subject: Any, rng: np.random.Generator) -> None:
 def _check_heads(subject: Any, rng: np.random.Generator) -> None:
     """Check reports for layers whose heads some rows of ranks cannot share.
 
-    These options come last, with a reason.
+    The options with such rows come last, with a reason.
     """
     asked = [((8, 2), 16, 256, 2.0), ((12, 4), 6, 256, 1.5), ((24, 8), 12, 128, 0.5)]
     _verify(subject, [_drawn(rng, lambda x, h=h, P=P, c=c, r=r: _problem(h, P, c, ratio=r * x)) for h, P, c, r in asked])  # fmt: skip

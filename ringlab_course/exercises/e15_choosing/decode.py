@@ -49,7 +49,7 @@ class Problem:
 
     @property
     def bound(self) -> float:
-        """Return the allowed relative error of a float32 answer; for bfloat16, plus one rounding."""
+        """Return the allowed relative error: that of float32, and one rounding more for bfloat16."""
         bound = rounding_bound(self.q, torch.cat(self.ks, dim=2), torch.cat(self.vs, dim=2), self.whole)
         return bound + (2.0**-8 if self.q.dtype == torch.bfloat16 else 0.0)
 
@@ -153,8 +153,8 @@ def _check_grouped(subject: Any, rng: np.random.Generator) -> None:
 def _check_empty(subject: Any, rng: np.random.Generator) -> None:
     """Check answers with empty ranks.
 
-    A single token on two ranks occurs in a generation's first step. Other cases have empty ranks between
-    others.
+    In the first step of a generation there is a single token, here on two ranks. In the other cases, empty
+    ranks come first, last or between others.
     """
     _verify(subject, *(problem(rng, lengths, size=0.5) for lengths in ((1, 0), (0, 2), (3, 0, 2, 0))))
 

@@ -21,7 +21,7 @@ Asked = tuple[Layer, int, int, str, int]
 """The arguments layer, S, P, schedule and ulysses."""
 DTYPES = {1: "float8", 2: "bfloat16", 4: "float32", 8: "float64"}
 NONE = -1.0
-"""The number that represents None, because it is not a number of bytes."""
+"""The number that represents None. No right number of bytes is negative."""
 
 
 def sizes_of(layer: Layer) -> Attention:

@@ -142,7 +142,7 @@ def expect_ill(name: str, case: Case) -> None:
 
 
 def expect_smallest(name: str, case: Case) -> None:
-    """Raise Failure if the patient is ill with fewer ranks or tokens, and not more of the other."""
+    """Raise Failure if the patient is ill on another case that has no more ranks and no more tokens."""
     sizes = [(r, t) for r in range(1, case.ranks + 1) for t in range(1, case.tokens + 1)]
     for ranks, tokens in sorted(sizes, key=lambda size: size[0] * size[1])[:-1]:
         smaller = dataclasses.replace(case, ranks=ranks, tokens=tokens)

@@ -41,8 +41,8 @@ OF_ANY_PATIENT = (
 NEAR = 2.5e-5
 """The relative error that results may have when they are compared with those of a known mistake.
 
-Answers within four times this error count as alike. That is more than the order of float32 sums changes, and
-less than mistakes differ.
+Answers within four times this error count as alike. The order of float32 sums changes results by less than
+that, and two mistakes differ by more.
 """
 
 
@@ -133,7 +133,7 @@ def _hard(rng: np.random.Generator) -> list[Run]:
 
 
 def _results(subject: Any, patient: Patient, run: Run, faults: Faults | None = None) -> tuple[Results, Any]:
-    """Return the results of all ranks of the learner's program, checked for their shapes, and the outcome."""
+    """Run the learner's program, check the shapes of its results, and return them and the outcome."""
     given = shards_of(run)
     shared = {"positions": given.positions, "causal": run.causal}
     try:
@@ -228,10 +228,11 @@ def _expect_diagnosed(subject: Any, name: str, *, by_name: bool) -> None:
 
 
 def _own_program(subject: Any, patient: Patient) -> tuple[Any, Failure | None]:
-    """Return the subject that counts: its text alone, the patient's own program with a few changed lines.
+    """Return the subject to check, and None or the failure to raise after its values are checked.
 
-    If the text is another program, return the subject itself and the failure to raise once the values are
-    known.
+    If the mend is the patient's own program with a few changed lines, the subject is its text alone, without
+    the rest of the submission. If it is another program, the subject is the whole submission, and there is a
+    failure to raise.
     """
     texts = subject.texts(TO_MEND)
     told = {name: _another_program(texts.get(name, ""), PATIENTS[name]) for name in TO_MEND}
@@ -272,7 +273,7 @@ MOST_LOST, MOST_NEW = 6, 6
 MOST_GROWN = 75
 """How many nodes a patient's syntax tree may gain.
 
-Known mends gain at most 52, a ring in one line gains 143.
+Known mends gain at most 52. A ring that is written in one line gains 143.
 """
 LONGEST = 115
 """The length of a line of a patient's source. New lines may have MOST_NEW times as many characters."""
@@ -282,7 +283,7 @@ _BUILTINS = frozenset({
 })  # fmt: skip
 """The builtins that a mend may use.
 
-None of them runs text or reaches anything that the program was not given.
+None of them runs text as code or reaches anything that the program was not given.
 """
 _MODULES = (math, torch)
 _METHODS = frozenset(
@@ -360,7 +361,7 @@ def _given(node: ast.FunctionDef) -> set[str]:
 
 
 def _forbidden(node: ast.FunctionDef) -> set[str]:
-    """Return what changes more than the function's own names: imports, globals, assignments to attributes."""
+    """Return the parts that may change more than the function's own names, such as imports and globals."""
     modules = {module.__name__ for module in _MODULES}
     found = set()
     for part in ast.walk(node):

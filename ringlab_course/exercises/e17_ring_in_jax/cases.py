@@ -75,7 +75,10 @@ class Case:
         return out, lse, *self.gradients(self.dlse.numpy())
 
     def gradients(self, dlse: np.ndarray, dout: Tensor | np.ndarray | None = None) -> Parts:
-        """Return the oracle's dq, dk and dv for this cotangent of lse, and another one of out if given."""
+        """Return the oracle's dq, dk and dv for this cotangent of lse.
+
+        dout: the cotangent of out, or None for that of the case.
+        """
         dout = self.dout if dout is None else dout
         return tuple(
             oracle.gradients(self.q, self.k, self.v, dout, mask=self.visible, dlse=oracle.float64(dlse))
@@ -112,11 +115,11 @@ class Case:
         return [oracle.float64(x) for x in torch.autograd.grad(loss, leaves)]
 
     def dealt(self, x: np.ndarray, axis: int = 2) -> np.ndarray:
-        """Return x, which is in the order of the text, in the order in which devices own it."""
+        """Return x in the order in which devices own the tokens, from x in the order of the text."""
         return np.take(x, self.positions.ravel(), axis=axis)
 
     def in_order(self, x: np.ndarray) -> np.ndarray:
-        """Return the inverse of `dealt`."""
+        """Return x in the order of the text, from x in the order in which devices own the tokens."""
         return np.take(x, np.argsort(self.positions.ravel()), axis=2)
 
     def given(self) -> list[np.ndarray]:
@@ -217,7 +220,7 @@ def look(
 ) -> Examined:
     """Return the outcome of the learner's program.
 
-    Raises: Failure if it has none, with the name of a known mistake.
+    Raises: Failure if it has none, named after the mistake if that is known.
     """
     keywords = {} if given.window is None else {"window": given.window}
     dtype = str(given.q.dtype).removeprefix("torch.")
@@ -313,7 +316,7 @@ NOT_RUN = {
 
 L = 4
 ROUNDING = float(torch.finfo(torch.bfloat16).eps) / 2
-"""The largest relative change, 2⁻⁸, that storing a number in bfloat16, with 8 significant bits, makes."""
+"""The largest relative change of a number that is stored in bfloat16, which has 8 significant bits: 2⁻⁸."""
 
 
 def narrow_case(rng: np.random.Generator, P: int) -> Case:
@@ -372,7 +375,7 @@ def _expect_types(found: Examined, names: tuple[str, ...], given: Case) -> None:
 
 
 def expect_told(found: Examined, given: Case) -> None:
-    """Raise Failure if a message has another type than bfloat16 and float32, or an unknown type."""
+    """Raise Failure if a message is neither bfloat16, float32 nor an integer, or if its type is unknown."""
     told = f"{given.text}: {', '.join(sorted(found.types)) or 'nothing'} on the wire"
     if found.untold:
         raise Failure(

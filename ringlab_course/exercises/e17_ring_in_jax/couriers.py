@@ -48,7 +48,8 @@ def _gradients(given: Case, dlse: np.ndarray) -> Parts:
 def _sent_home(home: Home) -> Callable[[Case], Parts]:
     """Return a wrong backward.
 
-    What device `rank` adds in a step ends on device home(rank, step, P), or nowhere.
+    The terms that device `rank` adds in a step end on device home(rank, step, P), or are lost if that is
+    None.
     """
 
     def imitate(given: Case) -> Parts:

@@ -39,7 +39,7 @@ def _ring(**how: Any) -> Callable[[Case], Parts]:
 
 
 def _averaged(of: Callable[[list[np.ndarray]], np.ndarray]) -> Callable[[Case], Parts]:
-    """Return a wrong ring: its lse is right, and its out is a mean, by `of`, of the outs of single blocks."""
+    """Return a wrong ring, whose lse is right and whose out is `of` applied to the single blocks' outs."""
 
     def imitate(given: Case) -> Parts:
         alone = [walk(given, steps=lambda given, step=step: (step,))[0] for step in range(given.ranks)]
@@ -128,7 +128,7 @@ def _count(subject: Any, given: Case) -> Examined:
 
 
 def _check_messages(subject: Any, rng: np.random.Generator) -> None:
-    """Count messages on the devices of two other checks, so that nothing is compiled for this check alone."""
+    """Count messages on the layouts of two other checks, so that nothing is compiled just for this check."""
     for deal in (zigzag(L * 4, 4), contiguous(L * 3, 3)):
         _count(subject, case(rng, deal))
 

@@ -167,7 +167,7 @@ def _edges(rng: np.random.Generator) -> list[Case]:
 
 
 def _cyclic(rng: np.random.Generator) -> Case:
-    """Return a case with two distant chunks on each device, so that all other tokens lie between the two.
+    """Return a case with two distant chunks on each device. Tokens of all other devices lie between the two.
 
     The later chunk comes first. So neither the range of a device's positions nor its first and last entry
     shows which tokens are near.

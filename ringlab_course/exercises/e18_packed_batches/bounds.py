@@ -38,7 +38,7 @@ def _cases(subject: Any, rng: np.random.Generator, packed: Sequence[Sequence[int
 
 
 def _bounds(cu: Any, right: np.ndarray, text: str) -> tuple[np.ndarray, str]:
-    """Return the learner's cu_seqlens, and the text of the case with them.
+    """Return the learner's cu_seqlens, and the text of the case with these bounds added.
 
     Raises: Failure unless cu_seqlens are one-dimensional int32.
     """
@@ -57,7 +57,7 @@ def _bounds(cu: Any, right: np.ndarray, text: str) -> tuple[np.ndarray, str]:
 def _marks(cu: np.ndarray, S: int) -> np.ndarray:
     """Return how often each of 0 … S is among the bounds, and the number of other bounds.
 
-    In this form, bounds of any number can be compared.
+    In this form, two lists of bounds can be compared even if their lengths differ.
     """
     inside = cu[(cu >= 0) & (cu <= S)]
     return np.append(np.bincount(inside, minlength=S + 1), len(cu) - len(inside))
@@ -81,7 +81,7 @@ def _check_bounds(subject: Any, rng: np.random.Generator) -> None:
 def _check_one_token(subject: Any, rng: np.random.Generator) -> None:
     """Check answers on documents of one token.
 
-    They are alone, one after the other, at both ends of a row, or fill a row.
+    A row has one of them between two others, two at each end, or nothing else.
     """
     (a, b), (c,) = _drawn(rng, 2, 9), _drawn(rng, 1, 30)
     ones = [1] * int(rng.integers(2, 100))

@@ -52,7 +52,7 @@ def problem(rng: np.random.Generator, held: Sequence[Sequence[int]], n: int, sha
 
 
 def truth(rank: int, given: Problem) -> np.ndarray:
-    """Return the weights of a rank's tokens in a mean over documents of the means over their tokens."""
+    """Return the weights of a rank's tokens in the mean, over documents, of each document's mean."""
     counts, own = given.counts(), given.documents[rank].numpy()
     return given.counted[rank].numpy() / (np.maximum(counts, 1)[own] * np.count_nonzero(counts))
 
@@ -89,7 +89,7 @@ def _drawn(rng: np.random.Generator, shape: tuple[int, int]) -> list[list[int]]:
 
 
 def _check_values(subject: Any, rng: np.random.Generator) -> None:
-    """Check answers on one rank, then whole documents that are on one rank each."""
+    """Check answers on one rank, then on two ranks with documents that are whole on a rank."""
     a, b, c = (int(n) for n in rng.permutation(np.arange(2, 8))[:3])
     alone = problem(rng, [[a, b, 1]], 3)
     _verify(subject, alone, problem(rng, [[a, b, 0], [0, 0, c]], 3))

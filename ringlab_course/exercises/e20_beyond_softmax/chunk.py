@@ -81,7 +81,7 @@ def _check_values(subject: Any, rng: np.random.Generator) -> None:
 def _check_strong(subject: Any, rng: np.random.Generator) -> None:
     """Check answers on strong decays with weak ones between them.
 
-    Strong decays forget everything, so that e to the negative of their sum overflows.
+    Strong decays forget everything, and e to the power of minus their sum overflows.
     """
     cases: list[tuple[str, Inputs]] = []
     for L, strong, text in ((6, -400.0, "−400"), (40, -400.0, "−400"), (7, -np.inf, "−∞")):

@@ -61,7 +61,8 @@ def _made(wrong: Wrong, names: tuple[str, ...], run: Run) -> Ran:
 def wrong_rings(names: tuple[str, ...], own: Collection[str], borrowed: Collection[str]) -> list[Wrong]:
     """Return the wrong answers with these mistakes: edits of this stage, and answers of exercise 05 or 09.
 
-    The borrowed answers are rings without stretches, which learners wrote earlier. They make the same runs.
+    The borrowed answers are wrong rings of exercises that learners did earlier. They do not cut shards into
+    stretches, but can make the same runs.
     """
     lenders: list[tuple[str, Adapt, bool | None]]
     if names == BACKWARD:

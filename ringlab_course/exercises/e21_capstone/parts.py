@@ -41,7 +41,7 @@ def owned(layout: str, S: int, P: int) -> list[np.ndarray]:
 
 
 def visible(rows: Any, keys: Any, causal: bool) -> np.ndarray:
-    """Return a mask of the keys at `keys` that queries at `rows` see."""
+    """Return the mask that is True where a query at `rows` sees a key at `keys`."""
     q, k = np.asarray(rows), np.asarray(keys)
     return q[:, None] >= k[None, :] if causal else np.ones((len(q), len(k)), dtype=bool)
 
@@ -245,7 +245,7 @@ def _check_dtypes(subject: Any, rng: np.random.Generator) -> None:
         if found != [str(dtype).removeprefix("torch.")] * 2:
             told = f"q, k, v {given[0].dtype}: out is {found[0]}, lse {found[1]}".replace("torch.", "")
             raise BLOCK_STAGE.misconception(name).failure(told)
-    _attend(subject, [inputs])  # raises if the answer is wrong in float32 too, by another mistake
+    _attend(subject, [inputs])  # raises if another mistake makes the answer wrong in float32, too
     try:
         _attend(subject, [narrow])
     except Failure as failure:

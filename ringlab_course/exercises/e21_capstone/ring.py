@@ -199,8 +199,8 @@ def hidden_tiles(names: tuple[str, ...]) -> Verify:
     """Return the check that pairs of stretches in which all keys are hidden are not computed.
 
     Hidden keys are NaN, which must reach no result. In the contiguous layout, the rank that sees one block
-    must also have less work than the rank that sees all blocks. In the notebook, products of matrices are
-    counted in the process that computes them, as in the suite, or elements if there are no products. The
+    must also have less work than the rank that sees all blocks. In the notebook, the process that computes
+    the ring counts its products of matrices, as the suite does, or elements if there are no products. The
     judge cannot rely on a worker's counts, so it uses the values and the processor's time.
     """
 
@@ -222,16 +222,17 @@ WORK = {
 }
 """The run in which the work of ranks is compared, for each way of counting work.
 
-Products of matrices are counted exactly. Elements, which are counted for a ring without such products, and
-time include all other work of a rank. So the tiles are large there: 64 × 64 × 4 elements, beside some dozen
-for each of 64 × 4 numbers; or 16 heads of 256 × 256, beside some microseconds for each of 256 tokens.
+Products of matrices are counted exactly. Counts of elements, for a ring without such products, and times
+also include all other work of a rank. So the tiles have to be large. A tile has 64 × 64 × 4 elements, and
+other work takes some dozen elements for each of 64 × 4 numbers. For times, a tile has 16 heads of 256 × 256
+pairs, and other work takes some microseconds for each of 256 tokens.
 """
 MOST = 0.8
-"""The largest work that the first rank may have, as a part of the last rank's.
+"""The largest work that the first rank may have, as a fraction of the last rank's.
 
-The first rank has 1 block, the last rank has 4, and a step has other costs. The measured part is 0.25 in
+The first rank has 1 block, the last rank has 4, and a step has other costs. The measured fraction is 0.25 in
 products and 0.3 to 0.6 in time, even on a busy machine. A ring that computes hidden tiles has the same work
-on both ranks, so the part is 1 or more.
+on both ranks, so the fraction is 1 or more.
 """
 TRIES = 3
 

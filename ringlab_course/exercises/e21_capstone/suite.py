@@ -1,9 +1,9 @@
 """Run a learner's functions for the conformance suite, in the notebook or in the judge's workers.
 
 The suite plans the runs, compares results with its bounds and writes the evidence. The transport counts the
-bytes that a run sends; in the judge, the judge itself is the transport. Which tensors share memory, and which
-products of matrices were computed, only the rank's own process could report. A worker's report could be
-false, so these two are not requested from workers.
+bytes that a run sends; in the judge, the judge itself is the transport. Only the rank's own process could
+report which tensors share memory and which products of matrices it computed. A worker's report could be
+false, so workers are not asked for these two.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ FORWARD, BACKWARD = ("out", "lse"), ("dq", "dk", "dv")
 WIDE, TOKENS = 8192, 16
 """The head dim and the tokens per rank for measuring memory.
 
-A K/V block has 1 MiB, which is large compared with pages.
+A K/V block takes 1 MiB, which is large compared with pages.
 """
 
 
