@@ -99,7 +99,7 @@ def check_batch(subject: Subject, rng: np.random.Generator) -> None:
 
 
 def ring_sum(xs: Sequence[np.ndarray]) -> np.ndarray:
-    """Return the sum over ranks once for each rank, stacked: the right answer of this stage."""
+    """Return the sum over ranks, stacked once for each rank: the right answer of this stage."""
     return np.stack([np.sum(xs, axis=0)] * len(xs))
 
 

@@ -221,7 +221,7 @@ def _one_precision(which: Pass, subject: Subject, rng: np.random.Generator, case
 
 
 def memory_exponent(which: Pass) -> Run:
-    """Return a check that peak memory beyond the arguments grows like S¹, fitted over lengths S = M = N."""
+    """Return a check that peak memory beyond the arguments grows no faster than S, where S = M = N."""
 
     def run(subject: Subject, rng: np.random.Generator) -> None:
         _right_first(which, subject, rng, Case(4, 5, 2, 2))

@@ -304,7 +304,7 @@ def bound_of(plain: Tensor, truth: np.ndarray) -> float:
 
 
 def compare(answers: Iterable[tuple[Case, list[Tensor], State]], known: tuple[Any, ...] = ()) -> None:
-    """Compare out in all cases with the oracle, then lse, on the rows in use.
+    """Compare out in all cases with the oracle's, and then lse, both on the rows in use.
 
     `known` are the mistakes about out.
     """

@@ -59,7 +59,7 @@ def _cases(subject: Any, asked: Iterable[Asked]) -> Iterator[Answered]:
 def _tiny(rng: np.random.Generator) -> dict[str, int]:
     """Return a model small enough for pencil and paper.
 
-    It has more layers than there are ranks or factors in a count.
+    Its number of layers is above the numbers of ranks in `_small` and the constant factors of a count.
     """
     d_model, d_ff = 2 * int(rng.integers(2, 17)), 4 * int(rng.integers(2, 17))
     vocabulary, layers = 10 * int(rng.integers(2, 30)), int(rng.integers(5, 9))
@@ -88,7 +88,7 @@ def _check_weight(subject: Any, rng: np.random.Generator) -> None:
 def _check_published(subject: Any, rng: np.random.Generator) -> None:
     """Check answers on the paper's models on 4 ranks, at contexts near those of its table.
 
-    Plain counts come first, because their mistakes have names.
+    Counts without a weight come first, because the known mistakes in them have names.
     """
     _compare(subject, _small(rng))
     contexts = [tokens + RANKS * int(rng.integers(1, 2048)) for tokens in TOKENS]
@@ -98,7 +98,7 @@ def _check_published(subject: Any, rng: np.random.Generator) -> None:
 def _check_other_models(subject: Any, rng: np.random.Generator) -> None:
     """Check answers on models with other sizes than the paper's and with three feed-forward matrices.
 
-    One rank gains nothing.
+    On one rank there is no speed-up.
     """
     gated = {"vocabulary": 128256, "d_model": 4096, "d_ff": 14336, "layers": 32, "ffn_matrices": 3}
     gpt = {**gated, "ffn_matrices": 2}

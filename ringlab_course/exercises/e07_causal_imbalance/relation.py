@@ -109,7 +109,7 @@ def _read(tile: Any, pair: Pair) -> Bounds:
 
 
 def _verify(subject: Any, pairs: Iterable[Pair]) -> None:
-    """Compare what the tiles cover with the causal mask for each pair; the smallest pairs come first."""
+    """Compare the pairs that the tiles cover with the causal mask. The smallest runs come first."""
     twice: list[str] = []
     try:
         compare_all((_answered(subject, pair, twice) for pair in pairs), read=_covered)
@@ -143,7 +143,7 @@ def _both(tiles: Iterable[Bounds], pair: Pair, row: int, key: int) -> str:
 def _answered(subject: Any, pair: Pair, twice: list[str]) -> Answered:
     """Return how often the tiles see each pair, beside the right table.
 
-    If tiles overlap, a text about it is appended to `twice`.
+    If tiles overlap, a text about the overlap is appended to `twice`.
     """
     tiles = read_tiles(subject.call(pair.q, pair.k), pair)
     for q0, q1, k0, k1, causal in tiles:

@@ -180,7 +180,7 @@ def _right_run(subject: Any, case: Dealt, counted: str) -> Any:
 
 @after_relation
 def _check_hidden(subject: Any, rng: np.random.Generator) -> None:
-    """For each run of queries, put NaN into all keys of other ranks that share no tile with it."""
+    """For each run of queries, put NaN into those keys of other ranks that share no tile with the run."""
     cases = (layouts.contiguous(4, 2), layouts.contiguous(6, 3), layouts.zigzag(8, 2), layouts.zigzag(12, 3))
     for layout in (*cases, layouts.striped(8, 2), token_fold(16, 2)):
         case = _case(rng, layout)

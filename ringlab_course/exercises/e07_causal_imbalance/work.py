@@ -57,7 +57,10 @@ def _later(rng: np.random.Generator, layout: Layout) -> Tuples:
 
 
 def _counts(answer: Any, P: int) -> np.ndarray:
-    """Return the answer as an array (P, P). Raises: Failure if it is no such array, or its dtype is not whole numbers."""
+    """Return the answer as an array (P, P).
+
+    Raises: Failure if it has another shape, or a dtype that is not one of integers.
+    """
     counts = expect_array(answer, (P, P))
     if counts.dtype.kind not in "iu":
         raise Failure(

@@ -1,4 +1,4 @@
-"""Checks of 10.accept: verdicts on results of correct and faulty implementations, computed for each seed."""
+"""Checks of 10.accept: verdicts on the results of correct and faulty implementations, new for each seed."""
 
 from __future__ import annotations
 
@@ -72,7 +72,10 @@ class Candidate:
 
 
 def candidates(q: Tensor, k: Tensor, v: Tensor, order: Tensor, case: str) -> Iterator[Candidate]:
-    """Yield the honest and faulty results for these inputs on which all fair rules agree; `order` permutes the keys."""
+    """Yield those honest and faulty results for these inputs about which all fair rules agree.
+
+    `order` permutes the keys.
+    """
     allowed = allowed_for(q, k, v)
     floor = ALLOWED * torch.finfo(q.dtype).eps
     for honest, group in ((True, _honest(q, k, v, order)), (False, _faulty(q, k, v))):

@@ -149,7 +149,8 @@ def _one_by_one(subject: Subject, state: Any, outs: Tensor, lses: Tensor) -> lis
 def _divides_once(subject: Subject, rng: np.random.Generator) -> bool:
     """Return whether N whole numbers of equal weight give exactly their sum divided by N.
 
-    Only an answer that divides once, at the end, gives it: merging two parts at a time rounds in every merge.
+    Only an answer that divides once, at the end, does so, because a merge of two parts at a time rounds in
+    every merge.
     """
     for N in (3, 5, 6, 7, 11, 12):
         whole = torch.from_numpy(rng.integers(1, 1000, (N, 8, 16))).float()

@@ -1,4 +1,4 @@
-"""Checks of 11.lost: a ring that keeps a partial result when a rank dies, and names its keys.
+"""Checks of 11.lost: a ring that, when a rank dies, keeps a partial result and names the ranks in it.
 
 News of a death travels one rank per step, in both directions. Suppose the dead rank ended before its exchange
 e, and another rank is m hops away from it in the shorter direction. Then this other rank first misses a block

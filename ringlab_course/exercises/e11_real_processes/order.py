@@ -103,7 +103,7 @@ def _verify(subject: Any, xs: Sequence[torch.Tensor], text: str) -> Any:
 
 
 def _passed_on(P: int) -> list[int]:
-    """Return whose x each rank gets if ranks that receive first send on what they received."""
+    """Return whose x each rank gets if a rank that begins by receiving then sends what it received."""
     sent = list(range(P))
     for rank in range(1, P, 2):
         sent[rank] = rank - 1

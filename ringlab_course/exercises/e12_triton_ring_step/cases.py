@@ -153,7 +153,7 @@ class Ends:
 
 @dataclass(frozen=True)
 class Chain:
-    """The queries and the steps of a ring, whose answer is compared after any of the steps.
+    """The queries and the steps of a ring. Its answer can be compared after each step.
 
     start: the (out, lse) with which the first step begins, or None if it begins with no key seen.
     """
@@ -285,7 +285,7 @@ def expect_state_not_read(recorded: Recorded, text: str) -> None:
 
 
 def expect_state_written(recorded: Recorded, state: Sequence[Any], text: str) -> None:
-    """Raise Failure if no program stored some element of ACC, M or TOTAL."""
+    """Raise Failure if an element of ACC, M or TOTAL was stored by no program."""
     for argument, part in zip(STATE_POINTERS, state, strict=True):
         stored = np.zeros(part.numel(), bool)
         for access in recorded.accesses:

@@ -22,7 +22,7 @@ NOTHING, STATE, RESULT = 0, 1, 2
 
 
 class State(NamedTuple):
-    """The state that steps pass on: acc (B, H, L, D), not normalised, m in base 2, and total, (B, H, L)."""
+    """The state that steps pass on: acc (B, H, L, D) is not normalised, m (B, H, L) is in base 2."""
 
     acc: np.ndarray
     m: np.ndarray
@@ -87,8 +87,8 @@ def step(
 ) -> State:
     """Return the state after one step of the ring, which runs its programs one after the other.
 
-    carried: whether the step reads the state from memory and writes it there too. The first and the last step
-    do not. In a step that does, a program that writes rows of another program changes what that program
+    carried: whether the step reads the state from memory and writes it there too. The first and the last
+    step do not. In all other steps, a program that writes rows of another program changes what that program
     reads.
     """
     group = q.shape[1] // block.k.shape[1]

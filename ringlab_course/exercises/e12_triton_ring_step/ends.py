@@ -148,7 +148,7 @@ def _check_state(subject: Any, rng: np.random.Generator) -> None:
         vs = torch.from_numpy(np.exp2(rng.integers(-8, -5, KEYS)).astype(np.float32))
         tiles.append(((k, ks, v, vs), visible))
     case = Tiles(q, tiles, "17 tiles with q in bfloat16, all keys equal")
-    # the sum of a score is the only one that is rounded
+    # the sum in a score is the only sum that is rounded
     products = (q[0].float() * k[0].float()).abs().sum() * 2.0**-6 * scale2(D)
     bound = 4 * EPS * max(2.0, float(products) / largest(case.answer()[1]))
     try:

@@ -22,7 +22,10 @@ Answer = tuple[float, float, float, float]
 
 
 def seconds(spans: Array) -> float:
-    """Return the seconds that spans cover together. Each of them is a start and a duration in µs: (n, 2)."""
+    """Return the seconds that spans cover together.
+
+    spans: the start and the duration of each span in µs, (n, 2).
+    """
     total, reached = 0.0, -np.inf
     for start, length in sorted(spans.tolist()):
         total += max(0.0, start + length - max(start, reached))
@@ -75,12 +78,12 @@ def _clipped(spans: Array, steps: Array) -> Array:
 
 
 def _reach(events: Array) -> float:
-    """Return the seconds from the begin of the first span to the end of the last."""
+    """Return the seconds from the start of the first span to the end of the last."""
     return float((events[:, 2:].sum(axis=1).max() - events[:, 2].min()) * MICRO)
 
 
 def _read(answer: Any) -> tuple[Array, float]:
-    """Return the seconds as one array, to be compared relative to the largest, and 1 + overlap."""
+    """Return the seconds as one array, which is compared relative to its largest entry, and 1 + overlap."""
     computing, copying, exposed, overlap = map(expect_number, expect_tuple(answer, NAMES))
     return np.array([computing, copying, exposed]), 1.0 + overlap
 

@@ -42,7 +42,7 @@ def _by_age(seen: Callable[[np.ndarray, int], np.ndarray]) -> Callable[[Case], P
 
 
 def _inside(given: Case, rank: int, origin: int) -> np.ndarray:
-    """Return a mask with the window by places inside blocks and causality by positions.
+    """Return a mask whose window compares places inside blocks, while its causality compares positions.
 
     Raises: ValueError if the window is as long as a block, so that it hides nothing.
     """

@@ -116,7 +116,7 @@ def _check_empty(subject: Any, rng: np.random.Generator) -> None:
 
 
 def _check_bytes(subject: Any, rng: np.random.Generator) -> None:
-    """Check that a rank sends each other rank its own queries and the partial of the other rank's heads."""
+    """Check that a rank sends to every other rank its own queries and the partial of that rank's heads."""
     for held in ([3, 4, 2, 5], [30, 41, 22, 50]):
         P, H, D = 4, 8, 8
         given = problem(rng, held, H, 2, D)

@@ -32,7 +32,7 @@ class Problem:
         return f"P={len(self.As)}"
 
     def entering(self, rank: int) -> np.ndarray:
-        """Return the state that enters a rank: all earlier ranks' tokens, applied to a state of zeros."""
+        """Return the state that enters a rank: zeros, changed by the tokens of all earlier ranks."""
         state = np.zeros(self.Bs[0].shape)
         for A, B in zip(self.As[:rank], self.Bs[:rank], strict=True):
             state = A.numpy() @ state + B.numpy()

@@ -112,9 +112,9 @@ EXPLAINERS = {
 
 
 def asks(names: tuple[str, ...], *checks: str, **claimed: Any) -> Verify:
-    """Return a check of the ring that returns `names`.
+    """Return a check of the ring whose results are `names`.
 
-    It runs the suite's checks of these names on new inputs.
+    It runs those of the suite's checks that `checks` names, on new inputs.
     """
     return _of(names, named(*checks), **claimed)
 
