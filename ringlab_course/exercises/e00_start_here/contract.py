@@ -143,7 +143,9 @@ def check_shifts(subject: Subject, rng: np.random.Generator) -> None:
         try:
             compare_all([_summed(outcome, xs)])
         except Failure as failure:
-            raise Failure("The shifts count once the sum is right.", failure.counterexample) from None
+            raise Failure(
+                "The number of shifts is checked only when the sum is right.", failure.counterexample
+            ) from None
         rounds = outcome.trace.rounds(0)
         if rounds == P:
             raise mistake("one_shift_too_many").failure(f"P={P}: {rounds} shifts, {P - 1} are enough")
