@@ -122,7 +122,7 @@ def _right(subject: Any, case: Shards) -> Any:
     outcome = _run(subject, case)
     for each in _answers(outcome.results, case):
         if relative_error(each.answer, each.truth) > 1e-4:
-            raise Failure("Messages and work are counted once the values are right.", each.text)
+            raise Failure("Messages and work are counted only when the values are right.", each.text)
     return outcome.trace
 
 
