@@ -80,7 +80,8 @@ def read_tiles(answer: Any, pair: Pair) -> list[Bounds]:
     """Return the learner's tiles as numbers. Raises: Failure if they are not tiles of these runs."""
     if answer is None:
         raise Failure(
-            "the result is None: is the `return` missing? Nothing visible is an empty list.", pair.text
+            "the result is None: is the `return` missing? If nothing is visible, return an empty list.",
+            pair.text,
         )
     if not isinstance(answer, (list, tuple)):
         raise Failure(f"the result should be a list of tiles, but is a {type(answer).__name__}.", pair.text)
@@ -234,7 +235,9 @@ def _check_few(subject: Any, rng: np.random.Generator) -> None:
         if not np.array_equal(drawn(_square(tiles), pair.q[2], pair.k[2]), mask(*pair)):
             if both := _covered_twice(tiles, pair):
                 raise mistake("covers_twice").failure(both)
-            raise Failure("the number of tiles counts once they cover each visible pair once.", pair.text)
+            raise Failure(
+                "the number of tiles is checked only when they cover each visible pair once.", pair.text
+            )
         _expect_few(tiles, pair)
 
 

@@ -174,7 +174,7 @@ def _right_run(subject: Any, case: Dealt, counted: str) -> Any:
     outcome = case.run(subject)
     for each in _answers(case, outcome.results):
         if relative_error(each.answer, each.truth) > 1e-4:
-            raise Failure(f"{counted} once the values are right.", each.text)
+            raise Failure(f"{counted} only when the values are right.", each.text)
     return outcome.trace
 
 
@@ -185,7 +185,7 @@ def _check_hidden(subject: Any, rng: np.random.Generator) -> None:
     for layout in (*cases, layouts.striped(8, 2), token_fold(16, 2)):
         case = _case(rng, layout)
         if any(relative_error(a.answer, a.truth) > 1e-4 for a in _answers(case, case.run(subject).results)):
-            raise Failure("hidden keys are checked once the values are right.", case.text)
+            raise Failure("hidden keys are checked only when the values are right.", case.text)
         for rank in range(layout.P):
             for rows, keys in _hidden(case.runs, rank):
                 _expect_untouched(subject, case, rank, rows, keys)

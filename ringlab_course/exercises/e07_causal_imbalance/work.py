@@ -114,7 +114,7 @@ def _check_memory(subject: Any, rng: np.random.Generator) -> None:
     except NotWritten:
         raise
     except Failure:
-        raise Failure("memory counts once the values are right.") from None
+        raise Failure("memory is checked only when the values are right.") from None
     _expect_no_masks(subject, rng)
 
 
