@@ -80,8 +80,8 @@ class _Recording:
     def note(self, program: tuple[int, int, int], kind: Any, pointers: Any, mask: Any) -> None:
         """Record one access.
 
-        Raises: BackendError if the access is outside the argument's memory. Nothing has been read or written
-        then.
+        Raises: BackendError if the access is outside the argument's memory, before anything is read or
+        written.
         """
         width = max(1, pointers.get_element_ty().primitive_bitwidth // 8)
         wanted = np.broadcast_to(getattr(mask, "data", mask), pointers.data.shape)
@@ -108,7 +108,7 @@ def record_accesses() -> Iterator[list[Access]]:
     """Return a context whose value lists the loads and stores of every kernel launched inside, in order.
 
     Only launches from the calling thread are recorded. A load or store outside its argument's memory raises
-    BackendError. Without this check the interpreter would read or write foreign memory.
+    BackendError. Without this check the interpreter would read or write memory outside the argument.
     Raises: BackendError if kernels do not run in the interpreter.
     """
     if not repair():

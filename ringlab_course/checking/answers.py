@@ -41,7 +41,7 @@ def expect_array(
 
 
 def expect_tuple(answer: Any, names: Sequence[str], *, name: str = "the result") -> tuple[Any, ...]:
-    """Return `answer` as a tuple of `len(names)` parts. Raises: Failure if it has no such parts."""
+    """Return `answer` as a tuple of `len(names)` parts. Raises: Failure if it is anything else."""
     wanted = f"a tuple ({', '.join(names)})"
     if answer is None:
         raise Failure(f"{name} is None, should be {wanted}: is the `return` missing?")
@@ -54,7 +54,7 @@ def expect_tuple(answer: Any, names: Sequence[str], *, name: str = "the result")
 
 
 def expect_arrays(answer: Any, like: Sequence[Any], names: Sequence[str]) -> tuple[np.ndarray, ...]:
-    """Return `answer` as arrays of the shapes of `like`. Raises: Failure if the answer is no such tuple."""
+    """Return `answer` as arrays with the shapes of `like`. Raises: Failure if it is anything else."""
     parts = expect_tuple(answer, names)
     return tuple(
         expect_array(part, each.shape, name=name) for part, each, name in zip(parts, like, names, strict=True)
@@ -62,7 +62,7 @@ def expect_arrays(answer: Any, like: Sequence[Any], names: Sequence[str]) -> tup
 
 
 def has_nan(*parts: Any) -> bool:
-    """Return whether an array among `parts` holds NaN. Other parts are left to `compare_with`."""
+    """Return whether an array among `parts` holds NaN. Parts that are not arrays are ignored."""
     return any(np.isnan(array).any() for array in _floats(parts))
 
 

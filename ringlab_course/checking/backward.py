@@ -18,13 +18,13 @@ from ringlab_course.checking.numbers import random
 NAMES = ("dq", "dk", "dv")
 Gradients: TypeAlias = tuple[np.ndarray, np.ndarray, np.ndarray]
 Parts: TypeAlias = list[list[Gradients]]
-"""Gradients as [rank][owner]: what the rows of a rank add to their own dq, and to the owner's dk and dv."""
+"""Gradients as [rank][owner]: the terms that a rank's rows add to their dq and to the owner's dk and dv."""
 
 
 def pair(
     dout: Any, q: Any, k: Any, v: Any, lse: Any, delta: Any, mask: Any = None, scale: float | None = None
 ) -> Gradients:
-    """Return what these query rows and these keys add to (dq, dk, dv), given the rows' lse and delta."""
+    """Return the terms of (dq, dk, dv) from these query rows and keys, given the rows' lse and delta."""
     dout, q, k, v, lse, delta = map(oracle.float64, (dout, q, k, v, lse, delta))
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     weights, (dout, q, delta) = weights_of(q, k, lse, mask, scale), (split(x, k) for x in (dout, q, delta))
@@ -58,7 +58,7 @@ def allowed(truth: Gradients, sizes: Gradients, terms: float) -> float:
 
     `sizes` are the gradients that result if every summand is replaced by its absolute value. The rounding of
     an element is proportional to its size. `terms` counts the roundings that add up; roundings inside a sum
-    of n terms count as √n, like a random walk. 4 is the distance in standard deviations.
+    of n terms count as √n, like a random walk. The factor 4 allows four standard deviations.
     """
     base = 4 * float(np.finfo(np.float32).eps) * terms
     return max(
@@ -110,7 +110,7 @@ class Problem:
     positions: list[torch.Tensor]
     text: str
     window: int | None = None
-    """The number of keys that a query sees, its own and those before it; None: all keys before it."""
+    """The number of keys that a query sees, counted back from its own; with None, all of them."""
 
     @property
     def world_size(self) -> int:

@@ -1,7 +1,8 @@
 """The contract of an exercise as data: its stages, checks and misconceptions.
 
 A contract contains neither a learner's code nor a verdict. `ringlab_course.checking.reports` runs its checks
-on a `Subject` (`ringlab_course.checking.subject`), which hides in which process the learner's code runs.
+on a `Subject` (`ringlab_course.checking.subject`) and need not know in which process the learner's code
+runs.
 """
 
 from __future__ import annotations
@@ -79,8 +80,8 @@ class Stage:
     Triton kernels; they run in Triton's interpreter) or "mesh" (a program of one device in JAX, on simulated
     devices). `helpers` names other functions of the notebook that this function may call. `may_change` names
     the arguments that it may change in place. It must not change the others, unless its kind is "kernel".
-    `waits`: if a helper is wrong, whether the report names only the helper and none of this stage's own
-    faults.
+    `waits` says whether the report of a stage with a wrong helper names only that helper, and no fault of
+    the stage itself.
     """
 
     id: str

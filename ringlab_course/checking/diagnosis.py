@@ -42,7 +42,8 @@ def compare_all(cases: Iterable[Answered], read: Callable[[Any], Any] | None = N
 def raise_first(failures: Iterable[Failure | None]) -> None:
     """Go through the failures of all cases, and raise the first one; None stands for a case without a fault.
 
-    The later cases help to tell mistakes apart (`explain`). If one of them breaks off, there are only fewer of them.
+    The later cases help to tell mistakes apart (`explain`). If a call fails in one of them, the cases end
+    there.
     """
     first: Failure | None = None
     try:
@@ -61,10 +62,11 @@ def compare_suspecting(
     plausible: Callable[[float], bool] = lambda error: error < ROUNDED,
     read: Callable[[Any], Any] | None = None,
 ) -> None:
-    """Compare as `compare_all` does, with a mistake that this check is about.
+    """Compare as `compare_all` does, in a check that is about one suspected mistake.
 
-    If no other mistake of the stage explains wrong answers, the Failure is named after the suspected mistake, provided that
-    `plausible` says that this mistake may cause the largest relative error. By default that is an error of rounding.
+    If no other mistake of the stage explains the wrong answers, the Failure is named after the suspected
+    mistake. `plausible` must also say that this mistake can cause an error as large as the largest relative
+    error. The default accepts errors of the size of rounding.
     """
     try:
         compare_all(cases, read)
@@ -82,7 +84,7 @@ def numbers_in(value: Any) -> int:
 
 
 def failure_of(case: Answered, read: Callable[[Any], Any] | None = None) -> Failure | None:
-    """Return the Failure of a wrong answer, None if the answer is right."""
+    """Return the Failure of a wrong answer, or None if the answer is right."""
     try:
         compare_with(case.answer, case.truth, bound=case.bound, names=case.names, case=case.text)
     except Failure as failure:
@@ -102,7 +104,7 @@ def blame_groups(shared: Callable[[], None], alone: Callable[[], None]) -> None:
     except Failure as failure:
         if failure.misconception is not None or "wrong values" not in failure.message:
             raise
-        alone()  # raises if the answer is also wrong without shared heads: sharing is not the cause then
+        alone()  # if the answer is also wrong without shared heads, this raises: sharing is not the cause
         sharing = Failure(
             "Your answer is right where each query head has a K/V head of its own, and wrong where several share one. "
             "Query head h should read K/V head h // (H // K): neighbours share one.",

@@ -29,8 +29,8 @@ def compare_emulated(cases: Iterable[Emulated], mistakes: Sequence[Misconception
     """Return None if every answer is right.
 
     Raises: the Failure of the first wrong answer. It is named after a mistake only if the emulator of this mistake gives
-    the learner's answers in all cases, including the right ones, and no other emulator does. Answers of more than
-    LARGEST numbers are not explained.
+    the learner's answers in all cases, even where they are right, and no other emulator does. Answers of
+    more than LARGEST numbers are not explained.
     """
     seen: list[Emulated] = []
     failures: list[Failure | None] = []
@@ -65,7 +65,10 @@ def _named(failure: Failure, cases: Sequence[Emulated], mistakes: Sequence[Misco
 
 
 def _makes(mistake: Misconception, case: Emulated) -> bool:
-    """Return whether the emulator of a mistake gives the learner's answer, and a wrong one where that is wrong."""
+    """Return whether the emulator of a mistake gives the learner's answer.
+
+    Where the learner's answer is wrong, the emulator's answer must be wrong too, and not only close to both.
+    """
     if mistake.imitate is None:
         return False
     with np.errstate(all="ignore"):

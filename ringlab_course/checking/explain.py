@@ -76,22 +76,23 @@ class Noted:
 
 
 PASSES = 8
-"""How often the calls of a check may all be made again for one failure, besides one call of each known wrong answer.
+"""The number of known answers for which all calls of a failed check may be made again.
 
-The right answer, the mistake that is named and nearly right answers need these.
+All calls are needed for the right answer, for the mistake that is named, and for nearly right answers. Each
+other known wrong answer needs one call, and these calls are allowed in addition.
 """
 
 
 class _TooManyReplays(Exception):
-    """More calls would be needed than may be made again. The text says how many wrong answers were tried."""
+    """A diagnosis needs more calls than are allowed. The text says how many wrong answers were tried."""
 
 
 def explained(failure: Failure, stage: Stage, check_id: str, calls: Sequence[Call]) -> Failure:
     """Return `failure`, named after the stage's only mistake that gives the learner's answer in every call.
 
     If several mistakes do, those that this check is meant to find take precedence. A false diagnosis is worse
-    than none, so nothing is named if two mistakes fit, or if the right answer fits too. Nothing is named either
-    if too many calls would have to be made again (see PASSES), and the message says so.
+    than none, so no mistake is named if two fit, or if the right answer fits too. If too many calls would
+    have to be made again (see PASSES), no mistake is named either, and the message says so.
     """
     if failure.misconception:
         return failure
@@ -111,14 +112,14 @@ def _only_mistake(stage: Stage, check_id: str, calls: Sequence[Call], failure: F
     if not calls or any(numbers_in(_values(call.answer)) > LARGEST for call in calls):
         return None
     if any(isinstance(call.answer, Failure) and numbers_in(call.args) > LARGEST for call in calls):
-        return None  # a known wrong answer might fill this process's memory as well
+        return None  # a known wrong answer might fill the memory of this process
     if not (programs := _programs(stage.id)):
         return None
     right, *wrong = programs
     calls = sorted(calls, key=_size)  # small calls first: most mistakes show there, and the calls are short
     own = [program for program in wrong if program.check == check_id]
-    # Mistakes that only a check of cost finds are left out: they give right values, and may need too much
-    # memory.
+    # Mistakes that only a check of cost finds are left out, because they give right values and may need too
+    # much memory.
     of_values = stage.check(check_id).kind == "correctness"
     others = [each for each in wrong if each.check != check_id and not (of_values and each.costly)]
     of = len(own) + len(others)
@@ -126,7 +127,8 @@ def _only_mistake(stage: Stage, check_id: str, calls: Sequence[Call], failure: F
     telling = next((call for call in calls if not replays.same(right, call)), None)
     if telling is None:
         return None
-    # Most known wrong answers give another answer to a call that is not answered rightly, and cost that call only.
+    # A call that the learner answers wrongly comes first. Most known wrong answers give another answer to
+    # it, so only this one call has to be made for them.
     calls.sort(key=lambda call: call is not telling)
     for likely in (own, others):
         fitting: set[str] = set()
@@ -161,7 +163,7 @@ class _Program:
 def _programs(stage_id: str) -> tuple[_Program, ...]:
     """Return the first right answer to a stage and the wrong answers that have a misconception.
 
-    Return none for a stage that is not one of this course.
+    The result is empty for a stage that does not belong to this course.
     """
     exercise = stage_id[:2]
     if exercise not in exercise_ids():

@@ -161,7 +161,7 @@ def is_ours(frame: FrameType) -> bool:
 
 @cache
 def is_own(filename: str) -> bool:
-    """Return whether a file is the learner's: not one of ringlab, the standard library or a package."""
+    """Return whether a file is the learner's, and not part of ringlab, the standard library or a package."""
     if filename.startswith("<frozen"):
         return False
     return not str(Path(filename).resolve() if Path(filename).exists() else filename).startswith(_NOT_OWN)

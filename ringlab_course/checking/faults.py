@@ -37,7 +37,7 @@ class Faults:
     rank waits or posts the next exchange. kill: (rank, exchange), a rank that is killed before this exchange;
     exchanges are counted from 0 without control messages. timeout: (rank, exchange), an exchange that raises
     TransportTimeout when that rank waits for it. final: whether a death ends all exchange. If it does, a rank
-    that has seen PeerDiedError gets a CommError from its next exchange that is no control message.
+    that has seen PeerDiedError gets a CommError from its next exchange that is not a control message.
 
     In the judge, the order in which ranks continue is also drawn from the seed.
     """
@@ -91,7 +91,7 @@ class Killed(BaseException):
 
 
 class Bereft(Wrapper):
-    """A `comm` whose exchange number `timeout` is waited for in vain.
+    """A `comm` that raises TransportTimeout when the rank waits for exchange number `timeout`.
 
     If `final`, it refuses every exchange after a PeerDiedError.
     """
@@ -114,7 +114,7 @@ class Bereft(Wrapper):
         if not control:
             if self.bereft:
                 raise CommError(
-                    "no exchange after PeerDiedError", EXCHANGES_AFTER_A_DEATH, "return what is there"
+                    "no exchange after PeerDiedError", EXCHANGES_AFTER_A_DEATH, "return the result so far"
                 )
             self._count += 1
         work = self.inner.exchange(send=send, to=to, receive=receive, source=source, tag=tag)
@@ -127,9 +127,7 @@ class _BereftWork(Work):
 
     def wait(self) -> tuple[Tensor, ...]:
         if self.in_vain:
-            raise TransportTimeout(
-                "the message of a rank that lives", "nothing in time", "a rank may be slow"
-            )
+            raise TransportTimeout("a message from a live rank", "no message in time", "a rank may be slow")
         try:
             return self.inner.wait()
         except PeerDiedError:

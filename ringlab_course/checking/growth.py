@@ -8,8 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 
 GRAIN = 1 << 19
-"""Bytes by which a reading of a process's peak may be off, either way: whole pages, memory freed before and
-used again, small objects. Measured: at most 0.3 MiB for calls that hold between 1 and 64 MiB."""
+"""Bytes by which a reading of a process's peak may be too high or too low.
+
+The reasons are whole pages, small objects, and memory that was freed before and is used again. The measured
+error is at most 0.3 MiB for calls that hold between 1 and 64 MiB.
+"""
 MARGIN = 0.2
 
 
@@ -40,13 +43,14 @@ class Growth:
         return float(weights @ np.log(least + GRAIN))
 
     def faster_than(self, order: float, wrong: int) -> bool:
-        """Return whether memory surely grows faster than size^order, or a program takes as much as if it did.
+        """Return whether memory surely grows faster than size^order, or is as large as if it did.
 
-        wrong: the least bytes that a program of a higher order needs at the largest size. Half of them are
-        too many, because memory that a program takes without need at the small sizes hides how it grows.
+        wrong: the least bytes that a program of a higher order needs at the largest size. A peak of more
+        than half of them is also a fault, because a program can hide its growth by taking memory at the
+        small sizes that it does not need.
 
         If memory is a constant plus a multiple of size^order, `at_least` is never above `order`. MARGIN
-        allows for memory of another form: scratch space of operators grows in steps.
+        allows for memory of another form, because the scratch space of operators grows in steps.
         """
         return self.at_least > order + MARGIN or self.peaks[-1] > wrong // 2
 
@@ -63,9 +67,9 @@ class Growth:
 def keeps_every_block(peaks: Sequence[int], world_size: int, block: int, spare: int = 1) -> bool:
     """Return whether a rank's memory is that of a ring that keeps every block of `block` bytes.
 
-    `peaks` are those on few ranks and on `world_size` ranks. Memory may grow by `spare` blocks from few to
-    many. On many ranks it must also be less than all the blocks that a rank receives, because a ring that
-    takes memory without need on few ranks does not grow.
+    `peaks` are the peaks on few ranks and on `world_size` ranks. Memory may grow by `spare` blocks from few
+    to many. On many ranks it must also be less than all the blocks that a rank receives, because the memory
+    of a ring that takes more than it needs on few ranks does not grow.
     """
     few, many = peaks
     return many > few + spare * block or many >= (world_size - 1) * block

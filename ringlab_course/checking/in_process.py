@@ -55,7 +55,7 @@ class InProcessSubject:
         self._memory = memory
 
     def call(self, *args: Any, **kwargs: Any) -> Any:
-        if self._kernels:  # with recording, an access outside of a tensor is an error and no crash
+        if self._kernels:  # recording turns an access outside of its tensor from a crash into an error
             return self.record(*args, **kwargs).answer
         return self._called(args, kwargs, contextlib.nullcontext())[0]
 

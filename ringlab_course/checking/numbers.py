@@ -42,7 +42,10 @@ def answered_number(
     text: str = "",
     unit: str = "",
 ) -> Answered:
-    """Return the case for `compare_all`, with `unit` for the counterexample. Raises: Failure."""
+    """Return the case for `compare_all`. The counterexample names `unit`.
+
+    Raises: Failure if the answer is not a single number.
+    """
     got, right = np.asarray(expect_number(answer)), np.asarray(float(truth))
     return Answered(got, right, BOUND, (f"the result in {unit}",), text)
 
@@ -87,9 +90,9 @@ def rounding_bound(q: Any, k: Any, v: Any, right: tuple[np.ndarray, np.ndarray])
     """Return the relative error that `right` may have in float32, whatever the order of its sums.
 
     A score s of D products is off by about eps·√D·|s|, and each of the S keys adds a rounding when it is
-    merged. Roundings add up like a random walk, so a weight is off by eps·(√D·max|s| + √S). 4 is the distance
-    in standard deviations. Errors are absolute in units of |v| for out and of 1 for lse, so they are divided
-    by the largest element of the part.
+    merged. Roundings add up like a random walk, so a weight is off by eps·(√D·max|s| + √S). The factor 4
+    allows four standard deviations. Errors are absolute, in units of |v| for out and of 1 for lse, so they
+    are divided by the largest element of the part.
     """
     q, k, v = (oracle.float64(x) for x in (q, k, v))
     k = np.repeat(k, q.shape[1] // k.shape[1], axis=1)

@@ -52,7 +52,10 @@ def same_sets(a: Sequence[Any], b: Sequence[Any]) -> bool:
 
 
 def read_sets(answer: Any) -> list[np.ndarray]:
-    """Return the positions of every rank in ascending order. Raises: Failure when the answer is no list of positions."""
+    """Return the positions of every rank in ascending order.
+
+    Raises: Failure if the answer is not one array of positions per rank.
+    """
     return [
         np.sort(share) for share in expect_shares(answer, len(answer) if hasattr(answer, "__len__") else 0)
     ]
@@ -265,7 +268,7 @@ def answered_ranks(
 ) -> Iterator[Answered]:
     """Yield each rank's (out, lse) with the right one, for `compare_all`.
 
-    Raises: the Failure of `nan`, where that is given and a rank's answer contains NaN.
+    Raises: the Failure of `nan`, if `nan` is given and a rank's answer contains NaN.
     """
     for rank, result in enumerate(results):
         if nan is not None and has_nan(*expect_tuple(result, NAMES)):

@@ -33,9 +33,9 @@ ITEMSIZE = {
     "float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "int64": 8, "int32": 4, "int16": 2, "int8": 1, "bool": 1,
     "uint64": 8, "uint32": 4, "uint16": 2, "uint8": 1, "complex64": 8, "complex128": 16,
 }  # fmt: skip
-"""The dtypes that may pass, and their bytes per item."""
+"""The dtypes that a frame may contain, and their bytes per item."""
 MESSAGES = ("exchange", "received")
-"""Kinds of frames that carry messages between ranks. Complex numbers are no answer, but K and V may travel as such."""
+"""Kinds of frames that carry messages between ranks. Only these may contain complex numbers."""
 QUESTIONS = ("arguments",)  # kinds of frames whose values may contain layouts
 SEQUENCES: dict[str, Any] = {"tuple": tuple, "list": (list, range), "set": (set, frozenset)}
 # The most entries of a set or dict: building a larger one from keys with equal hashes could take hours.
@@ -280,7 +280,7 @@ def _check_spec(spec: Any, limits: Limits) -> None:
 
 
 def _reach(shape: Sequence[int], dtype: str) -> int:
-    """Return the bytes as if no length were 0.
+    """Return the bytes that an array of this shape would take if each length of 0 were 1.
 
     NumPy and torch cannot make an array of shape (0, 2**28, 2**28, 2**28), although it holds no bytes.
     """

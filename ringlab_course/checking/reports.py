@@ -117,7 +117,7 @@ def gated(reports: Sequence[CheckReport]) -> tuple[CheckReport, ...]:
 
 
 def after_helpers(stage: Stage, report: StageReport, earlier: Mapping[str, StageReport]) -> StageReport:
-    """Return a stage's report in which failed checks name the wrong helper, if one of the helpers is wrong.
+    """Return a stage's report. If a helper is wrong, the failed checks tell the learner to mend it first.
 
     `earlier` holds the reports of the exercise's other stages by the name of their function.
     """

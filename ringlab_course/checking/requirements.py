@@ -40,7 +40,7 @@ def needs_triton() -> None:
     if missing := triton_is_missing():
         raise Stop(
             f"{missing}\nThis notebook ends here for you. You can read it as it was run, in notebooks/ on disk or on "
-            f"the web pages; to run it, {REMEDY}. No other lesson needs Triton but 12 and 13."
+            f"the web pages; to run it, {REMEDY}. Only lessons 12 and 13 need Triton."
         )
 
 
@@ -74,7 +74,7 @@ def needs_extra(extra: str) -> None:
     """
     if missing := extra_is_missing(extra):
         raise Stop(
-            f"This notebook needs the extra [{extra}], which lesson and exercise 17 need alone: {missing}\n"
+            f"This notebook needs the extra [{extra}], which only lesson and exercise 17 need: {missing}\n"
             "Then restart the kernel and run on. You can also read it as it was run, in notebooks/ on disk or on the web pages."
         )
 

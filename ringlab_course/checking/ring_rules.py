@@ -16,7 +16,7 @@ COMPUTING = ("a call from inside ring.compute", "exchange before or after ring.c
 
 
 def misuse(what: str, rank: int, got: str, remedy: str) -> CommError:
-    """Return the error for a call of `what` from outside the ring's own program."""
+    """Return the error for a call of the method `what` from outside the ring's own program."""
     return CommError(f"{what} from the program of rank {rank} itself", got, remedy)
 
 

@@ -25,17 +25,17 @@ FILE = "wrong_answers.md"
 
 @dataclass(frozen=True)
 class WrongAnswer:
-    """An answer to one stage that `check` must find, as the mistake `misconception` if that is not None."""
+    """A wrong answer to one stage. `check` must find it, and name `misconception` if that is not None."""
 
     name: str
     stage: str
     check: str
     misconception: str | None
     right: str
-    """The name of the right answer of which this wrong answer is an edit."""
+    """The name of the right answer that this wrong answer edits."""
     hunks: str
     variants: tuple[str, ...] = ()
-    """A text of the edit, and texts that make the same mistake in its place, such as "1e-9, 1e-6"."""
+    """A part of the edit, then texts that make the same mistake in its place, such as "1e-9", "1e-6"."""
 
     @property
     def submission(self) -> str:
@@ -162,7 +162,11 @@ def namespace_of(source: str, name: str) -> dict[str, Any]:
 
 
 def used_by(names: Collection[str], source: str) -> str:
-    """Return a module's statements that bind `names` or names that these use, and those that bind none."""
+    """Return the part of a module that defines `names`.
+
+    It contains the statements that bind these names, those that bind a name that a kept statement uses, and
+    those that bind no name at all.
+    """
     kept, wanted = set[int](), set(names)
     statements = list(_statements(source))
     while more := {

@@ -12,7 +12,7 @@ network    the judge as the network between the ranks of a ring program, with a 
 session    the workers of one submission
 deadline   the end of a call's time, extended while the submission waits for a processor
 allowance  limits on all workers' processor time and memory; `processes` reads both, and ends leftovers
-removal    makes what a submission may not call (`checking.forbidden`) unreachable in a worker
+removal    makes the code that a submission may not call (`checking.forbidden`) unreachable in a worker
 records    loads and stores of Triton kernels, which a worker reports and the judge cannot verify
 judge      grades a notebook and returns a report
 """

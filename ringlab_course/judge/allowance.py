@@ -5,8 +5,8 @@ counts the processor time of the workers, including all their threads and proces
 code is loaded. Starting and importing do not count. Sleeping does not count either, but each call has a
 deadline in wall time. Memory is measured from outside while the workers run.
 
-The time and memory in which the judge reads an answer are limited as well, because a legal answer may be
-small on the wire and still take forever to compare.
+The time and memory that the judge spends on reading an answer are also limited, because a legal answer may
+be small on the wire and still take forever to compare.
 """
 
 from __future__ import annotations
@@ -58,12 +58,12 @@ class Allowance:
         return self.computed.total() - self._begin
 
     def require(self) -> None:
-        """Return if some seconds are left. Raises: Crashed, with a message for the learner."""
+        """Check that some seconds are left. Raises: Crashed, with a message for the learner."""
         if self.tier and self.used > self.seconds:
             raise Crashed(
                 f"Not run: the {self.tier} checks of one function may take {self.seconds:g} s of computing together, and "
-                "those before took more. What takes so long: something done once per token, or again in every step? "
-                "(What counts is the processor's time; other work on the machine does not.)"
+                "the checks before this took more. Is something slow done once per token, or in every step? "
+                "(Only the processor's time counts; other work on the machine does not.)"
             )
 
 

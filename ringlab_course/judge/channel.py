@@ -17,7 +17,7 @@ The size of a piece decides how much of a message may be in memory twice.
 class Abort(BaseException):
     """The judge has ended this call.
 
-    This is a BaseException, so that a learner's `except Exception` misses it.
+    This is a BaseException, so that a learner's `except Exception` does not catch it.
     """
 
 

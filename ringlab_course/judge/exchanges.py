@@ -147,7 +147,7 @@ def read_exchange(frame: Frame, rank: int, world_size: int, index: int, now: flo
 
 
 def read_label(frame: Frame, count: int) -> str:
-    """Return the label of the computation that a rank begins; `count` is its number of events before.
+    """Return the label of the computation that a rank begins after `count` events.
 
     Raises: ProtocolError unless the label is a short text; Endless if the rank has made too many
     computations.

@@ -53,7 +53,7 @@ def main() -> None:
 
 def _carry_out(text: bytes, orders: socket.socket, descriptors: Sequence[int]) -> None:
     if (threads := len(os.listdir("/proc/self/task"))) != 1:
-        raise RuntimeError(f"a process of one thread is needed to fork; this one has {threads}")
+        raise RuntimeError(f"only a process with one thread can be forked safely; this one has {threads}")
     (descriptor,) = descriptors
     child = os.fork()
     if child == 0:

@@ -61,12 +61,12 @@ class GradeReport:
 
     @property
     def earned(self) -> int:
-        """The points earned, or 0 if there is a reason."""
+        """The points earned, or 0 if `reason` is not empty."""
         return 0 if self.reason else sum(stage.earned for stage in self.stages)
 
     @property
     def ok(self) -> bool:
-        """Whether every check of every stage holds, and there is no reason against it."""
+        """Whether every check of every stage holds and `reason` is empty."""
         return not self.reason and bool(self.stages) and all(stage.ok for stage in self.stages)
 
     def as_dict(self) -> dict[str, Any]:
@@ -93,7 +93,7 @@ def grade(
     timeout: the seconds for each call. total_timeout: the seconds for the whole submission.
     patience: multiplies both times, and the seconds that the checks of a tier may compute; above 1 for slow
     machines.
-    A notebook that cannot be read raises nothing: its report has no points, and a reason.
+    A notebook that cannot be read raises no exception. Its report has no points and gives the reason.
 
     Raises: SandboxError if no sandbox can be set up, unless `unsafe`; CourseError if `exercise` is unknown,
     or if it needs Triton kernels or JAX and the package is not installed.
@@ -154,7 +154,7 @@ def grade_many(
 
 
 def _contract_of(submission: Submission, path: Path) -> Exercise:
-    """Return the contract of the exercise that the notebook's metadata name, or else its path."""
+    """Return the contract of the exercise that the notebook's metadata name or, failing that, its path."""
     known = exercise_ids()
     named = submission.exercise if submission.exercise in known else exercise_of(path)
     if named:
@@ -170,7 +170,8 @@ def _graded(
     """Return the reports of all stages.
 
     A report contains no text that a worker wrote after it had seen a hidden probe. So the hidden checks of
-    all stages run after all other checks, and only the check's own message of a hidden check is kept.
+    all stages run after all other checks, and the report of a hidden check keeps only the check's own
+    message.
     """
     parts = {
         stage.id: [_run(stage, session, submission, tier, seed) for tier in SHOWN]

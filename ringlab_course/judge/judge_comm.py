@@ -1,8 +1,8 @@
 """A rank's transport inside a worker: every message goes to the judge, which acts as the network.
 
-The judge sees what a rank sends, when it waits, and what it receives. Only the worker knows that it computes
-between two messages: `compute` waits for the judge when the computation begins and when it ends, so that the
-judge can read the processor time in between. The result of a computation shows in the values alone.
+The judge sees what a rank sends, when it waits, and what it receives. It does not see when the worker
+computes between two messages. So `compute` waits for the judge when a computation begins and when it ends,
+and the judge reads the processor time in between. Only the values show whether a computation was right.
 
 Honest mistakes of a program raise errors with helpful messages in the worker, because the judge treats a
 frame in a wrong form as an attack.
@@ -76,7 +76,7 @@ class JudgeComm(Comm):
         control = str(tag).startswith(CONTROL)
         if self._bereft and not control:
             raise CommError(
-                "no exchange after PeerDiedError", EXCHANGES_AFTER_A_DEATH, "return what is there"
+                "no exchange after PeerDiedError", EXCHANGES_AFTER_A_DEATH, "return the result so far"
             )
         if self._held is not None:
             self._held.post()
@@ -104,10 +104,10 @@ class JudgeComm(Comm):
             self._channel.expect("ended")
 
     def _require_program(self, what: str) -> None:
-        """Return if the program's own thread calls, outside of a computation.
+        """Check that this call comes from the program's own thread and from outside of a computation.
 
-        The virtual cluster has the same rules. Raises: CommError. The channel also keeps the error, as an
-        error in another thread may be lost there.
+        The virtual cluster has the same rules. Raises: CommError. The channel keeps the error too, because
+        an error in another thread may be lost.
         """
         if self._channel.call != self._call:
             got, remedy = KEPT

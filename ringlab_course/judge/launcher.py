@@ -50,7 +50,7 @@ def set_limits(limits: dict[str, int]) -> None:
 
 
 def _stay_with(program: list[str]) -> None:
-    """Return in a child that is to become `program`; the parent never returns.
+    """Fork, and return only in the child, which is to become `program`; the parent waits and never returns.
 
     Processes that lose their parent become children of this process, so that none escapes the judge.
     """

@@ -48,7 +48,7 @@ class _Statement:
 
 
 class _TooSlow(BaseException):
-    """A statement has used up its time. This is not an Exception, so that `except Exception` misses it."""
+    """A statement has used up its time. It is not an Exception, so `except Exception` does not catch it."""
 
 
 def load(
@@ -56,8 +56,8 @@ def load(
 ) -> tuple[dict[str, Any], list[str]]:
     """Return the namespace in which `functions` are defined, and notes on what could not be run.
 
-    Of all cells, only those statements run that define the functions or a name that the functions need, or
-    that change such a name: imports, helpers, constants, tables, registries, set-up functions. Calls of
+    A statement runs only if it defines the functions, or if it defines or changes a name that the functions
+    need. Such statements are imports, helpers, constants, tables, registries and set-up functions. Calls of
     check(), plots and experiments do not run. Magic and shell lines, and cells of another language, are left
     out. A statement that runs longer than `seconds` is stopped. When the statements have used twice that time
     together, each further statement gets a fiftieth of `seconds`.

@@ -1,8 +1,8 @@
 """The system calls with which a process that was forked inside a sandbox isolates itself.
 
 The fork server (fork_server.py) calls these functions in a child before the child serves any submission. If a
-system call fails, it raises OSError and the child ends. bubblewrap does the same for a process that it
-starts.
+system call fails, the function raises OSError and the child ends. bubblewrap isolates the processes that it
+starts in the same way.
 Source: namespaces(7), user_namespaces(7), mount_namespaces(7), capabilities(7), prctl(2).
 """
 

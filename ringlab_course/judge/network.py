@@ -1,6 +1,6 @@
 """The judge as the network between ranks: it routes every message, so it knows what was sent.
 
-Each rank is a separate worker that has only its shard. The judge itself saw the exchanges in the trace: who
+Each rank is a separate worker that has only its shard. The judge itself saw all exchanges in the trace: who
 exchanged with whom, how many bytes, how often, and in which order a rank posted and waited. Computations are
 reported by the worker, but the judge reads their processor time. If this time is only a tiny part of a longer
 run, the computations are left out of the trace. Right values prove that the work was done.
@@ -46,12 +46,12 @@ from ringlab_course.judge.exchanges import (
 from ringlab_course.judge.process import Endless, Growth, Overdue, WorkerDied, WorkerProcess
 
 QUEUED_BYTES = 1 << 30
-"""Limit for the messages that nobody has taken yet, including parts of frames: the judge holds them."""
+"""Limit for messages that no rank has taken yet and for incomplete frames, because the judge holds both."""
 LONG_S, LEAST = 0.05, 0.2
-"""When the computations that a rank reports are believed.
+"""The limits within which the judge believes the computations that a rank reports.
 
-They are believed if the run used less processor time than LONG_S seconds, or if they took at least the share
-LEAST of it.
+It believes them if the run used less processor time than LONG_S seconds, or if the computations took at
+least the share LEAST of that time.
 """
 ABORT_S = 2.0  # seconds for an aborted rank to reach its next exchange; a rank that does not is killed
 
@@ -210,7 +210,7 @@ class Network:
         self._read()
         going = [rank for rank in self.ranks if rank.state == "running"]
         ready = [rank for rank in going if rank.waiting and rank.waiting.done]
-        if self.dice and ready:  # each rank is held back until no other can continue, then one is chosen
+        if self.dice and ready:  # hold the ranks back until all of them wait, then choose one
             ready = [self.dice.choice(ready)] if all(rank.waiting for rank in going) else []
         for rank in ready:
             if rank.waiting:
@@ -393,7 +393,7 @@ class Network:
         if work.in_vain:
             return self._tell(
                 rank,
-                TransportTimeout("the message of a rank that lives", "nothing in time", "a rank may be slow"),
+                TransportTimeout("a message from a live rank", "no message in time", "a rank may be slow"),
             )
         del rank.unwaited[work.index]
         work.waited, rank.waiting = rank.time, work
@@ -419,7 +419,7 @@ class Network:
         trace = Trace(len(self.ranks))
         for rank in self.ranks:
             for work in rank.works:
-                # Meters ignore messages whose tags begin with CONTROL. With the prefix they count this one.
+                # Meters ignore messages whose tags begin with CONTROL. The prefix makes them count this one.
                 if work.data_as_control and work.tag.startswith(CONTROL):
                     work.tag = "data as " + work.tag
             believed = rank.computed < LONG_S or rank.inside >= LEAST * rank.computed

@@ -23,7 +23,7 @@ profile bwrap /usr/bin/bwrap flags=(unconfined) {
 
 @dataclass(frozen=True)
 class Probe:
-    """Whether the sandbox is available, the version of bubblewrap, and otherwise the reason and a remedy.
+    """Whether the sandbox is available, with the version of bubblewrap or else the reason and a remedy.
 
     unforked: why no server can fork the workers. Then each worker has to import what submissions need, which
     takes a second or more.
@@ -57,7 +57,7 @@ def probe() -> Probe:
 
 
 def require() -> None:
-    """Return if the sandbox works. Raises: SandboxError otherwise, as nothing is graded without a sandbox."""
+    """Check that the sandbox works. Raises: SandboxError otherwise, because nothing is graded without it."""
     found = probe()
     if not found.available:
         raise SandboxError(found.needed, found.got, found.remedy)

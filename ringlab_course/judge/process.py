@@ -31,7 +31,7 @@ OBJECTS = 64  # one byte of a frame's header becomes at most this many bytes of 
 GRACE_S = 1.0  # seconds for the rest of an answer that had begun to arrive at its deadline
 START_SECONDS = 60.0  # importing torch takes 2 s of CPU, and the machine may be busy
 FORK_TRIES = 3
-"""Forking is given up after this many failures in a row, as a single one may be accidental."""
+"""Forking is given up after this many failures in a row, because a single failure may be accidental."""
 _UNFORKED = dict[str, str]()
 """The arrays whose workers cannot be forked here, with the reason; each such worker is started separately."""
 
@@ -84,7 +84,7 @@ class Growth:
     def with_answer(self, nbytes: int) -> int:
         """Return the growth after an answer of `nbytes` bytes was sent.
 
-        The copy that sending an array that is not contiguous needs does not count.
+        The copy that is needed to send an array that is not contiguous does not count.
         """
         return max(self._early, self._grown() - nbytes - ROOM)
 
@@ -117,7 +117,8 @@ class WorkerProcess:
         self.pid = self._init = 0
         # The number of tasks before the code was loaded, and the number when the worker was last found idle.
         self.settled = self._quiet = 0
-        # What it held at its greeting, what the submission's imports add, and `beyond` after loading.
+        # The memory that it held at its greeting, the memory that the submission's imports add, and the
+        # value of `beyond` after loading.
         self._own = self.imported = Held()
         self.loaded = 0
         self._start: Start | None = self._started()
@@ -284,7 +285,7 @@ class WorkerProcess:
         return memory(self.pid, "VmRSS")
 
     def added(self) -> Held:
-        """Return what the worker holds now in addition to what it held when it greeted the judge."""
+        """Return the memory that the worker has taken since it greeted the judge."""
         now = self._held()
         return Held(now.own - self._own.own, now.files - self._own.files)
 
@@ -294,7 +295,7 @@ class WorkerProcess:
         return max(0, added.own - self.imported.own - KEPT) + max(0, added.files - self._files())
 
     def code(self) -> int:
-        """Return the bytes of libraries' files that it holds since its greeting, as far as `beyond` allows."""
+        """Return the bytes of libraries' files loaded since its greeting, as far as `beyond` allows them."""
         return min(self.added().files, self._files())
 
     def _files(self) -> int:

@@ -104,8 +104,8 @@ def end_all(root: int, mark: bytes, seconds: float = 10.0) -> None:
     All are stopped before the first is killed, so that none starts another one meanwhile. `root` is stopped
     first and killed last. Orphans become its children, and while it is stopped, the kernel keeps its list of
     children complete. One look can miss a process that is just changing its parent or its program, so two
-    looks in a row have to find none. A process that has neither the mark nor the descent is not found, and
-    neither is one of another user.
+    looks in a row have to find none. A process that has no mark and is not a descendant is not found, and
+    neither is a process of another user.
     """
     deadline, ended, quiet = time.monotonic() + seconds, set[int](), 0
     _signal([root], signal.SIGSTOP)

@@ -107,7 +107,7 @@ def rewritten_files(limits: OffLimits) -> dict[str, str]:
 
 
 def _without(text: str, names: set[str]) -> str:
-    """Return the text of a module in which `names` are None, without code that only they need."""
+    """Return the module's text with `names` set to None, and without the code that only they need."""
     tree, needed = ast.parse(text), set[str]()
     while True:
         kept = [node for node in tree.body if _stays(node, names) or (_gives(node) & needed) - names]
@@ -125,7 +125,7 @@ def _without(text: str, names: set[str]) -> str:
 def _stays(node: ast.stmt, names: set[str]) -> bool:
     """Return whether a statement is kept even if nothing needs it.
 
-    These are imports, classes, and statements that define something public with none of these names.
+    Such statements are imports, classes, and those that define a public name but none of `names`.
     """
     if isinstance(node, (ast.Import, ast.ImportFrom, ast.ClassDef)):
         return True

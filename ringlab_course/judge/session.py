@@ -29,7 +29,10 @@ if TYPE_CHECKING:
     from ringlab_course.judge.network import Network
 
 LOSSES = 3
-"""Workers that may be lost before a function is given up, or, while they load the code, the submission."""
+"""The number of workers that may be lost before a function is given up.
+
+If workers are lost while they load the code, the whole submission is given up.
+"""
 
 READ: dict[str, Callable[[Any], Any]] = {"record": taken_in, "examine": examined}
 """The functions that read a worker's answer, by the way in which the worker watches the call."""
@@ -103,7 +106,7 @@ class Session:
         self._starting, self._loaded = [], []
 
     def conceal(self) -> None:
-        """Keep text from workers out of `notes` and `condemned` from now on, as workers see hidden probes."""
+        """Keep workers' texts out of `notes` and `condemned` from now on: workers see hidden probes."""
         self.concealed = True
 
     def turn_to(self, function: str) -> None:
@@ -176,7 +179,7 @@ class Session:
             )
 
     def _beyond(self, worker: WorkerProcess) -> int:
-        """Return the bytes that the submission holds in a worker beyond what is allowed to it.
+        """Return the bytes that the submission holds in a worker beyond its allowance.
 
         They are 0 for kernels and meshes, whose compilers keep much and whose memory no check measures.
         """
@@ -188,7 +191,7 @@ class Session:
         return worker.beyond()
 
     def _imports(self) -> Held:
-        """Return what the submission's imports need, measured in a worker that runs nothing else of it."""
+        """Return the memory that the submission's imports need, measured in a worker that only imports."""
         worker = self._fresh()
         try:
             self._asked(worker, "import", self.cells, "imported", list)
@@ -402,12 +405,13 @@ class SandboxedSubject:
             for worker in going:
                 self.session.discard(worker)
             raise Crashed(
-                f"`{self.function}` answers while a thread of it goes on computing. Call thread.join() before you return."
+                f"`{self.function}` answers while one of its threads is still computing. "
+                "Call thread.join() before you return."
             )
 
     def _raised(self, report: dict[str, Any]) -> Failure:
         failure = _raised(self.function, report, concealed=self.session.concealed)
-        if isinstance(failure, NotWritten) and self.function in self.session.answered:  # but for this case
+        if isinstance(failure, NotWritten) and self.function in self.session.answered:  # but not this case
             return crashed(self.function, NotImplementedError.__name__, shown(report.get("text")))
         return failure
 
@@ -482,7 +486,8 @@ def _raised(function: str, report: dict[str, Any], *, concealed: bool) -> Failur
     """Return the failure for an exception in the learner's code, as the worker reports it.
 
     Text that comes from the learner's code goes into the counterexample, or into the message if no hidden
-    probe was seen yet. It may quote the probe, and counterexamples of hidden checks are not shown.
+    probe was seen yet. Such text may quote a hidden probe, and counterexamples of hidden checks are not
+    shown.
     """
     name, text = (shown(report.get(key)) for key in ("type", "text"))
     kind = _exception_class(name)

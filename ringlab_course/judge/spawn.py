@@ -1,7 +1,7 @@
 """Three ways to start a worker: forked by a server that has all imports, in its own sandbox, or unprotected.
 
-Each way is a class. An object has the judge's end of the worker's socket, knows the first process around the
-worker, and can end both processes.
+Each way is a class. Its objects have the judge's end of the worker's socket, know the first process around
+the worker, and can end both processes.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from ringlab_course.judge.sandbox import (
 from ringlab_course.judge.seccomp import filter_program
 
 ORDER_S = 5.0
-"""Seconds to wait until the server's socket takes an order; it holds dozens while the server imports."""
+"""Seconds to wait until the server's socket takes an order. It holds dozens while the server imports."""
 END_S = 5.0
 """Seconds that the kernel may take to end all processes of a namespace."""
 
@@ -270,7 +270,7 @@ class Forked:
         return self._first
 
     def openings(self, pid: int) -> list[str]:
-        """Return how the worker `pid` is not isolated: what it shares with others, or may still do.
+        """Return the faults in the isolation of the worker `pid`: things that it shares, or may still do.
 
         It must not have run any code of the submission yet.
         """

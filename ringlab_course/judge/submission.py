@@ -23,8 +23,8 @@ CONTAINERS = 500_000
 VALUES = 4_000_000
 """Limits on the lists and objects, and on all values, of a notebook.
 
-A file full of brackets would grow fiftyfold when it is read. With these limits and the one on its bytes, no
-file takes more than 1 GB of memory or more than some seconds.
+A file full of brackets would grow fiftyfold when it is read. With these limits and FILE_BYTES, no file takes
+more than 1 GB of memory or more than a few seconds.
 """
 
 
@@ -72,7 +72,7 @@ def read_submission(path: str | os.PathLike[str]) -> Submission:
     """
     document = _parse(_read(Path(path)))
     if not isinstance(document, dict) or not isinstance(document.get("cells"), list):
-        raise _unreadable("JSON that is no notebook")
+        raise _unreadable("JSON that is not a notebook")
     if document.get("nbformat") != 4:
         form = document.get("nbformat")
         known = ascii(form)[:20] if isinstance(form, (int, float, str)) else "of another kind"
@@ -128,7 +128,7 @@ def _read(path: Path) -> bytes:
     try:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
-            raise _unreadable("something that is no file")
+            raise _unreadable("something that is not a file")
         if status.st_size > FILE_BYTES:
             raise _unreadable(f"{status.st_size / 2**20:.0f} MiB", "clear the outputs before handing in")
         with open(descriptor, "rb", closefd=False) as file:
@@ -151,12 +151,12 @@ def _parse(data: bytes) -> Any:
 
 def _cell(cell: Any) -> Cell:
     if not isinstance(cell, dict):
-        raise _unreadable("a cell that is no object")
+        raise _unreadable("a cell that is not a JSON object")
     source, metadata = cell.get("source", ""), cell.get("metadata", {})
     if isinstance(source, list) and all(isinstance(line, str) for line in source):
         source = "".join(source)
     if not isinstance(source, str):
-        raise _unreadable("a cell whose source is no text")
+        raise _unreadable("a cell whose source is not text")
     grade = metadata.get("grade") if isinstance(metadata, dict) else None
     return Cell(source, cell.get("cell_type") == "code", grade if isinstance(grade, str) else None)
 

@@ -206,7 +206,7 @@ def _import(arrays: str) -> None:
 
 
 def warm_up(arrays: str) -> None:
-    """Use the libraries as the first call would, because their code counts as memory after its first use.
+    """Use the libraries as the first call would, because their code counts as memory once it has been used.
 
     Nothing is computed in JAX, because its first computation fixes the number of devices.
     """

@@ -93,9 +93,9 @@ FILES: dict[str, dict[str, File]] = {
         "a link to nothing": File(lambda path: path.symlink_to("nothing"), 0, LINK),
         "a link to a device": File(lambda path: path.symlink_to("/dev/zero"), 0, LINK),
         "a link to a pipe": File(_link_to_a_pipe, 0, LINK),
-        "a pipe": File(os.mkfifo, 0, "something that is no file"),
+        "a pipe": File(os.mkfifo, 0, "something that is not a file"),
         "a socket": File(_socket, 0, "a file that cannot be opened"),
-        "a folder": File(Path.mkdir, 0, "something that is no file"),
+        "a folder": File(Path.mkdir, 0, "something that is not a file"),
         "ten gigabytes of holes": File(_holes, 0, "10240 MiB: clear the outputs before handing in"),
         "thirty-three megabytes of spaces": large(lambda: b" " * (33 << 20) + GOOD.encode(), 0, "33 MiB"),
         "thirty-one megabytes of brackets": large(lambda: b"[" * BIG, 0, "too many small parts"),
@@ -116,11 +116,11 @@ FILES: dict[str, dict[str, File]] = {
         "a number of ten thousand digits": raw(
             b'{"nbformat": ' + b"4" * 10_000 + b', "cells": []}', 0, BROKEN
         ),
-        "null": raw(b"null", 0, "JSON that is no notebook"),
-        "a list": raw(b"[]", 0, "JSON that is no notebook"),
-        "cells that are an object": raw(b'{"nbformat": 4, "cells": {}}', 0, "JSON that is no notebook"),
-        "a cell that is a number": of(5, earned=0, told="a cell that is no object"),
-        "a source that is a number": of(code(5), earned=0, told="a cell whose source is no text"),
+        "null": raw(b"null", 0, "JSON that is not a notebook"),
+        "a list": raw(b"[]", 0, "JSON that is not a notebook"),
+        "cells that are an object": raw(b'{"nbformat": 4, "cells": {}}', 0, "JSON that is not a notebook"),
+        "a cell that is a number": of(5, earned=0, told="a cell that is not a JSON object"),
+        "a source that is a number": of(code(5), earned=0, told="a cell whose source is not text"),
         "the key of the cells twice": raw(
             GOOD[:-1].encode() + b', "cells": ' + json.dumps([code(WRONG)]).encode() + b"}", 0, "wrong values"
         ),
