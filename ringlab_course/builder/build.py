@@ -1,13 +1,12 @@
 """Build notebooks from their sources, and find notebooks that no longer match their sources.
 
-`ringlab_course/lessons/*.py` → `notebooks/` (executed); `ringlab_course/exercises/*/exercise.py` →
-`exercises/`
-(skeletons without outputs) and `solutions/` (executed). Only the sources are edited by hand.
+`ringlab_course/lessons/*.py` give `notebooks/` (executed). `ringlab_course/exercises/*/exercise.py` give
+`exercises/` (skeletons without outputs) and `solutions/` (executed). Only the sources are edited by hand.
 
 `check` is quick because it runs no cell. It builds every notebook from its source and compares the cells, so
 it always finds a changed source, skeleton, id or metadata. It also compares the outputs with the hash taken
-when they were recorded, so it finds an output that was edited by hand. Whether running the cells still gives
-these outputs is tested by nbval, or by `check` with `rerun`.
+when they were recorded, so it finds an output that was edited by hand. Only nbval, or `check` with `rerun`,
+tests whether running the cells still gives these outputs.
 
 A notebook whose cells were edited is somebody's work and is never overwritten. An edited exercise does not
 count as drift, except in CI, where nobody works in it.

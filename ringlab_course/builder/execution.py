@@ -28,7 +28,7 @@ def execute(notebook: NotebookNode, folder: Path) -> NotebookNode:
     """Run `notebook` in place with `folder` as its working directory; return it with normalised outputs.
 
     The notebook runs with an empty temporary progress file and without a person, so that the outputs are
-    those that a learner sees who has done nothing yet.
+    those of a learner who has done nothing yet.
 
     Raises: CourseError if a cell raises, or its output would differ from run to run; MissingExtraError
     without nbclient.

@@ -72,7 +72,7 @@ def _outcomes(request: Request, jobs: list[Job]) -> list[Outcome]:
 
 
 def _failures(jobs: list[Job], failed: list[Outcome]) -> dict[str, Any]:
-    """Return the JSON entry of the notebooks that were not graded; {}, without a key, if all were graded."""
+    """Return the JSON entry of the notebooks that were not graded, or {} if all were graded."""
     ungraded = [{"path": _shown(jobs[each.number]), "reason": each.reason} for each in failed]
     return {"not_graded": ungraded} if ungraded else {}
 

@@ -259,7 +259,7 @@ def _run(name: str, cases: Cases, settings: Settings, start: Start) -> None:
 
 
 def _line(case: dict[str, Any]) -> str:
-    """Return a case of a lab as one line of text: its sizes and figures, without the single times."""
+    """Return a case of a lab as one line of text: its sizes and figures, without the individual times."""
     if "contenders" in case:
         parts = [
             f"{name} {_figures(each) if each['correct'] else 'WRONG'}"

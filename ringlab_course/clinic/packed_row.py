@@ -1,4 +1,4 @@
-"""A sound loss of a packed row, of which the four patients from the field are edits, and its small model.
+"""A sound loss of a packed row and its small model. The four patients from the field are edits of it.
 
 The model is an embedding, one layer of attention with rotated queries and keys, and the embedding again, in float64.
 """

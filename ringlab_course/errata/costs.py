@@ -1,4 +1,4 @@
-"""Published claims about time, bytes and memory that are wrong."""
+"""Wrong published claims about time, bytes and memory."""
 
 from __future__ import annotations
 

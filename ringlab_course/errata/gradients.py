@@ -125,7 +125,7 @@ def _divided_by_ranks() -> dict[str, Any]:
     total = reduced(lambda rank: 1 / sum(valid))
     none = np.zeros((0, 8))
     with np.errstate(all="ignore"):
-        empty = none.T @ (none @ weight) / np.float64(len(none))  # the local mean of a rank without any
+        empty = none.T @ (none @ weight) / np.float64(len(none))  # the local mean of a rank without tokens
     return {
         "P": P,
         "sum": float(np.linalg.norm(total) / np.linalg.norm(true)),

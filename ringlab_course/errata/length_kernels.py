@@ -1,4 +1,4 @@
-"""Two kernels that add up a row of known length: as published, and mended. Imported where they are compiled only."""
+"""Two kernels that add up a row of known length, as published and mended; imported only to compile them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ringlab.blocks.triton.offline import Job
 
 @triton.jit
 def published(X: Any, LENGTH: Any, OUT: Any, BLOCK: tl.constexpr) -> None:
-    """As published: how many numbers are left is loaded, and made a compile-time constant."""
+    """As published: the number of remaining numbers is loaded, and made a compile-time constant."""
     left: tl.constexpr = tl.minimum(tl.load(LENGTH), BLOCK)
     tl.store(OUT, tl.sum(tl.load(X + tl.arange(0, left)), 0))
 
@@ -26,7 +26,7 @@ def mended(X: Any, LENGTH: Any, OUT: Any, BLOCK: tl.constexpr) -> None:
 
 
 def source(job: Job) -> Source:
-    """Return one of the two as it is compiled."""
+    """Return one of the two kernels in the form that the compiler takes."""
     types = {"X": "*fp32", "LENGTH": "*i32", "OUT": "*fp32"}
     return Source(
         {"published": published, "mended": mended}[job.kernel], types, {"BLOCK": job.config.block_m}

@@ -1,4 +1,4 @@
-"""Published claims about which keys a token sees, and about the cost of balanced layouts, that are wrong."""
+"""Wrong published claims about the keys that a token sees and about the cost of balanced layouts."""
 
 from __future__ import annotations
 

@@ -61,8 +61,8 @@ Program = Callable[..., Any]
 class Frame:
     """One step: for every rank the owner of its K/V, the sum that it sends, and the rank that receives it.
 
-    sums: [rank][contributor, owner], int64, how often the contributor added a term of the owner's block. The
-    last frame contains the sums that the ranks returned, and nothing is sent.
+    sums: by rank, an int64 array [contributor, owner] of how often the contributor added a term of the
+    owner's block. The last frame contains the sums that the ranks returned, and nothing is sent.
     """
 
     step: int

@@ -95,7 +95,7 @@ def figure(
     """Return the map for P ranks of `machine`, which compute at the rate that its attention kernels reach.
 
     By default, the latency is that of the machine's inner link, and one layer's attention may use the
-    machine's whole memory. With `hybrids`, rings of Ulysses rows are compared as well. If `points` are given,
+    machine's whole memory. With `hybrids`, rings of Ulysses rows are also compared. If `points` are given,
     they are marked with their names, and only links with the map's latency are drawn.
     Raises: CostError for fewer than two ranks, an unknown machine, or a dtype in which the machine cannot
     compute.

@@ -28,7 +28,7 @@ TOKENS, BANDWIDTH = (2**5, 2**23), (1e8, 2e12)
 class Question:
     """A layer of attention on P ranks, each with F FLOP/s and `memory_bytes` free, at any bandwidth.
 
-    hybrids: whether rings of Ulysses rows are compared as well, with every possible row length.
+    hybrids: whether rings of Ulysses rows, with every possible row length, are also compared.
     """
 
     sizes: Attention
@@ -40,7 +40,7 @@ class Question:
 
     @property
     def ulysses_refusal(self) -> str:
-        """Why Ulysses cannot divide the heads among P ranks, or "" if it can."""
+        """The reason why Ulysses cannot divide the heads among P ranks, or "" if it can."""
         try:
             shared_heads(self.sizes, self.P)
         except CostError as error:
@@ -54,14 +54,14 @@ class Question:
     def exposed(self, kind: int, c: int, B: float) -> float:
         """Return the seconds of communication that a schedule exposes.
 
-        A hybrid uses its best rows that fit.
+        A hybrid uses the best row length that fits into memory.
         """
         found = self._ways[RING if kind == HIDDEN else kind]
         fitting = [it for it in found if it.held_bytes * c <= self.memory_bytes]
         return min(it.exposed_s(c, self.F, B, self.latency_s) for it in fitting or found)
 
     def needs_bytes(self, kind: int, c: int) -> int:
-        """Return the bytes of one layer's attention on a rank; a hybrid uses the rows that need least.
+        """Return the bytes of one layer's attention on a rank; a hybrid uses the cheapest row length.
 
         With Ulysses these are the bytes of a rank's tokens and of its heads.
         """
@@ -87,7 +87,7 @@ class Question:
         return tuple(kind for kind in KINDS.values() if kind in self._ways)
 
     def best(self, c: int, B: float) -> int:
-        """Return the schedule that exposes least of those that fit; HIDDEN if the ring exposes nothing."""
+        """Return the fitting schedule that exposes least, or HIDDEN if the ring fits and exposes nothing."""
         fitting = [kind for kind in self.choices if c <= self.most_tokens[kind]]
         if not fitting:
             return NOTHING

@@ -135,7 +135,7 @@ def errors(
 ) -> list[float]:
     """Return the relative error of `program` in P blocks, for every P of `ranks`.
 
-    The inputs are those of `seed`; `sizes` as in `inputs`.
+    The inputs are those of `seed`; `sizes` are passed to `inputs`.
     """
     q, k, v = (x.to(program.dtype) for x in inputs(probe, seed, **sizes))
     right, order = truth(q, k, v), torch.Generator().manual_seed(seed)
@@ -146,7 +146,7 @@ def errors(
 def curves(fault: str, ranks: Sequence[int] = RANKS, *, seed: int = 0, **sizes: Any) -> dict[str, np.ndarray]:
     """Return the error curves of a program of FAULTS: an array over `ranks` for every probe, and "repeat".
 
-    "repeat" is the relative difference of two runs on the same plain inputs. `sizes` as in `inputs`.
+    "repeat" is the relative difference of two runs on the same plain inputs. `sizes` are passed to `inputs`.
     """
     program = FAULTS[fault]
     found = {probe: np.array(errors(program, probe, ranks, seed=seed, **sizes)) for probe in PROBES}
@@ -203,7 +203,7 @@ def _added_up(program: Program, powers: Tensor, v: Tensor) -> tuple[Tensor, Tens
 
 
 def _never_rescaled(program: Program, q: Tensor, blocks: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
-    """Return out of a program that rescales its sum when the maximum rises, but not its accumulator."""
+    """Return `out` from a program that rescales its sum, but not its accumulator, when the maximum rises."""
     maximum, total, acc = torch.full(q.shape[:1], -math.inf), torch.zeros(len(q)), torch.zeros(q.shape)
     for keys, values in blocks:
         out, lse = _block(program, q, keys, values)

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 P, TOKENS = 4, 16
-"""The number of ranks and also of heads, and the number of tokens. Rank 1 is the one that is followed."""
+"""The number of ranks, which is also that of heads, and the number of tokens. The pictures follow rank 1."""
 OWN, TRADED, FIRST, LATER = 1, 2, 3, 4
 LOOKS: dict[int, tuple[str, dict[str, Any]]] = {
     OWN: ("rank 1 computes: its own tokens", {"facecolor": rank_colour(1), "hatch": HATCHES[1]}),
@@ -164,7 +164,7 @@ def describe_schedules() -> str:
 
 
 def steps(timed: Mapping[str, tuple[int, float, float]]) -> Figure:
-    """Return a pair of bars for each schedule: the time of a hop above the time of the block beside it.
+    """Return two bars for each schedule: the time of a hop and, below, that of the block computed meanwhile.
 
     timed: by schedule, the number of hops, the seconds of a hop and the seconds of a block.
     """

@@ -13,7 +13,7 @@ Region = Bool[np.ndarray, "rows columns"]
 
 
 def room_for(text: str, mask: Region, width: float, height: float) -> tuple[int, int] | None:
-    """Return the (column, row) at which `text` fits inside a region with most space around it, or None.
+    """Return the (column, row) at which `text` has the most space around it inside a region, or None.
 
     width, height: the size of the map in inches.
     """
@@ -47,7 +47,7 @@ def middle(mask: Region) -> tuple[int, int] | None:
 
 
 def apart(values: Sequence[float], factor: float = 2.6) -> list[float]:
-    """Return heights for labels, near their values, in the same order and at least a factor apart.
+    """Return heights for labels, near their values, in the same order and at least `factor` apart.
 
     Labels that would overlap are spread around the mean of their values.
     """

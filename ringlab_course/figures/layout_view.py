@@ -152,8 +152,8 @@ def draw_tiles(ax: Axes, picture: Tiles, *, names: bool = True) -> None:
     lines = ax.annotate(
         _result(picture), (0, 1), (0, 4), "axes fraction", textcoords="offset points", fontsize=8.5
     )
-    # The layout ignores this text: the title reserves the space above the panel, and a long text must not
-    # make the panel narrower.
+    # matplotlib's layout ignores this text, because the title reserves the space above the panel, and a long
+    # text must not make the panel narrower.
     lines.set_in_layout(False)
     panel.bare(ax)
 

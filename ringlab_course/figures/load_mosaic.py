@@ -144,9 +144,9 @@ def figure(
 ) -> Figure:
     """Return the mosaics of one or several layouts with the same scale of colour.
 
-    Up to 8 ranks, cells contain numbers. With by="step", the busiest rank of a step has a red outline if it
-    computes more than others, and the last row is its work. With by="origin", there is a column for each
-    owner of the keys. If `step` is given, later steps are left out, and this step is marked.
+    With up to 8 ranks, cells contain numbers. With by="step", the busiest rank of a step has a red outline
+    if it computes more than others, and the last row is its work. With by="origin", there is a column for
+    each owner of the keys. If `step` is given, later steps are left out, and this step is marked.
     Raises: LayoutError for no layout, too many ranks, another `by`, or a step out of range.
     """
     many = mosaics(layouts, tile, causal)

@@ -1,7 +1,7 @@
 """Loss curves in one plot, and the distance of each curve from the first one.
 
-The curves are measured, either by a notebook's own runs or by `ringlab bench`, which records the machine as
-well. Further pictures show what each kind of parallel training shards, and a mesh of ranks.
+The curves are measured, either by a notebook's own runs or by `ringlab bench`, which also records the
+machine. Further pictures show what each kind of parallel training shards, and a mesh of ranks.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ Curves = Mapping[str, Sequence[float]]
 """Losses by step, by the name of the run. All runs are compared with the first one."""
 RECORDED = Path("benchmarks/results/nn/loss-curves.json")
 SAME = 1e-5
-"""Relative difference up to which two float32 runs are the same, because they add terms in another order."""
+"""Float32 runs that differ by at most this share count as equal, because they add in different orders."""
 FLOOR = 1e-9
 """The height at which the picture draws equal losses, because their difference has no logarithm."""
 SHARDS = {"DP": "sequences", "TP": "heads", "CP": "tokens", "PP": "layers"}
-"""What each kind of parallelism divides among the ranks."""
+"""The quantity that each kind of parallelism divides among the ranks."""
 LOOKS: tuple[dict[str, Any], ...] = (
     {"color": INK, "linewidth": 5.0, "alpha": 0.25},
     {"color": BLUE, "linestyle": "-", "linewidth": 1.6},
@@ -93,7 +93,7 @@ def figure(curves: Curves, title: str) -> Figure:
 
 
 def describe(curves: Curves, title: str) -> str:
-    """Return the picture in words, without values of the loss, as the text depends on the Python version."""
+    """Return the picture in words, without losses, because these depend on the version of Python."""
     (first, losses), *_ = curves.items()
     course = "falls" if losses[-1] < losses[0] else "does not fall"
     sentences = [f"{title}. The loss of {first} {course} over {len(losses)} steps."]
@@ -161,9 +161,9 @@ def describe_distances(tables: Mapping[str, Any]) -> str:
 
 
 def shares(parts: int = 4) -> Figure:
-    """Return what each of `parts` ranks computes under DP, TP, CP and PP.
+    """Return a picture of the work of each of `parts` ranks under DP, TP, CP and PP.
 
-    There is one grid for each of them, of sequences, tokens, layers and heads.
+    Each kind of parallelism has its own grid of sequences, tokens, layers and heads.
     """
     with styled():
         figure = new_figure((8.0, 3.0))

@@ -1,4 +1,4 @@
-"""Pictures of packed documents: which tokens see each other, or should; the labels; and each rank's part."""
+"""Pictures of packed documents: tokens that see each other or should, labels, and each rank's part."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def labels(
 ) -> Figure:
     """Return a row's tokens for each layout, in the colours of their ranks, with labels.
 
-    Wrong ones are hollow.
+    Tokens with a wrong label are hollow.
     made[layout]: (S,), the place of each token's label under that layout, negative if the token has none.
     right: (S,), the correct places.
     """

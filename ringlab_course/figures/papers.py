@@ -109,7 +109,7 @@ MACHINES = ("a100", "h100", "b200", "tpu-v4", "tpu-v5e", "laptop")
 class KnownLink:
     """A link of a known machine.
 
-    `name` as in "A100, NVLink 3", and `F`, the dense peak of a rank in FLOP/s.
+    `name` names machine and link, as in "A100, NVLink 3". `F` is the dense peak of a rank in FLOP/s.
     """
 
     name: str

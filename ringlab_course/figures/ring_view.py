@@ -195,8 +195,8 @@ def draw_ring(ax: Axes, frame: Frame, *, blocks: bool = True) -> None:
 def draw_coverage(ax: Axes, trace: Trace, upto: int | None = None) -> None:
     """Draw the step in which each rank met each rank's K/V; steps after `upto` are left out.
 
-    A cell's number is its step. ×n marks a pair that was computed n times. An empty cell means that the pair
-    was never computed, or last in a step after `upto`.
+    A cell's number is its step. ×n marks a pair that was computed n times. The cell of a pair is empty if it
+    was never computed, or was last computed in a step after `upto`.
     """
     steps, times = when(trace), coverage(trace)
     P = trace.world_size

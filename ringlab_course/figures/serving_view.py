@@ -109,7 +109,7 @@ def describe_chunk_masks(prefix: int, new: int) -> str:
 def travellers(P: int) -> Figure:
     """Return two pictures of P ranks: in one, K/V blocks travel; in the other, queries travel.
 
-    The partials of the queries then return to their rank.
+    In the second picture, the partials of rank 0's queries then return to rank 0.
     """
     with styled():
         drawn = new_figure((8.0, 3.1))
@@ -145,7 +145,7 @@ def travellers(P: int) -> Figure:
 
 
 def _draw_partial(ax: Any, corner: tuple[float, float], rank: int) -> None:
-    """Draw the partial of rank 0's queries over the keys of `rank`, half in each of their two colours."""
+    """Draw the partial of rank 0's queries over the keys of `rank`, half in the colour of each of the two."""
     for part, whose in enumerate((0, rank)):
         place = (corner[0] + 0.17 * part, corner[1]), 0.17, 0.26
         panel.add_rectangle(ax, *place, facecolor=rank_colour(whose), edgecolor=RULE)

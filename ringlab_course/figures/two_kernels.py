@@ -44,7 +44,7 @@ def block_kernel(Q, K, V, PART, PART_LSE, group, R, N, scale, D: tl.constexpr, B
 
 @triton.jit
 def merge_kernel(RUN, RUN_LSE, PART, PART_LSE, count, D: tl.constexpr, BLOCK: tl.constexpr):
-    """The running out and lse of 64 rows, after one more block: both weighed by their lse."""
+    """The running out and lse of 64 rows after one more block: both are weighted by their lse."""
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     own, wide = at < count, at[:, None] * D + tl.arange(0, D)
     run = tl.load(RUN + wide, mask=own[:, None], other=0.0)

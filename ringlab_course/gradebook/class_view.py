@@ -20,7 +20,7 @@ SLOWEST = 5
 
 @dataclass(frozen=True)
 class CheckCount:
-    """How many of `of` submissions fail one check, and in how many its stage was not written."""
+    """One check, with the number of submissions, out of `of`, that fail it or did not write its stage."""
 
     stage: str
     id: str
@@ -44,7 +44,7 @@ class MistakeCount:
 
 @dataclass(frozen=True)
 class Without:
-    """A learner without a score that says anything about the submission, and the reason."""
+    """A learner whose submission was not graded or counts for nothing, with the reason."""
 
     learner: str
     reason: str
@@ -185,7 +185,7 @@ def _mistake_counts(judged: Sequence[Entry], exercise: str) -> list[MistakeCount
 
 
 def _broken(judged: Sequence[Entry]) -> Iterator[tuple[str, str, str]]:
-    """Yield (learner, check, error) for each check that is itself at fault, not the answer."""
+    """Yield (learner, check, error) for each failure whose cause is the check and not the answer."""
     for entry in judged:
         for stage, _, check in _checks(entry):
             if check.get("broken"):

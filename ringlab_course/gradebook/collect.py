@@ -34,7 +34,7 @@ from ringlab_course.judge.submission import (
 
 
 def learner_of(path: Path, root: Path, exercise: str) -> str:
-    """Return the learner whose notebook `path` is; `root` is the folder or file given on the command line.
+    """Return the learner who wrote the notebook `path`; `root` is the path given on the command line.
 
     In nbgrader's folders, the learner is the folder below submitted/. Otherwise it is the first folder below
     `root` that is not named after an exercise. Without such a folder, the notebook's own name gives the
@@ -67,8 +67,8 @@ def _named(path: Path, root: Path, exercise: str) -> str:
 def nbgrader_folder(path: Path, root: Path) -> Path | None:
     """Return the folder of one learner's assignment in nbgrader's submitted/, or None.
 
-    submitted/ has to be `root`, above `root`, or directly in `root`. Folders further down are the learner's,
-    who may give them any name.
+    submitted/ has to be `root`, above `root`, or directly in `root`. Folders further down belong to
+    learners, who may give them any name.
     """
     folder, root = _absolute(path).parent, _absolute(root)
     tree = folder.parent.parent
@@ -207,8 +207,8 @@ def collect(
 ) -> Collection:
     """Return one submission per learner and exercise; of several, the one that was handed in last.
 
-    exercise: take all notebooks for this exercise, except those that name another one.
-    learner: take all notebooks for this learner's.
+    exercise: count every notebook as this exercise, unless it names another one.
+    learner: count every notebook as this learner's.
     Raises: CourseError for an exercise that does not exist, and if one learner is found under several of
     `paths`.
     """
@@ -264,7 +264,7 @@ def _looked_at(
     """Return the notebooks to open: at most MOST_OF_ONE for each learner, the newest ones."""
     by_learner: dict[str, list[tuple[Path, Path]]] = {}
     for path, root in notebooks(paths, notes):
-        flat = path == root or path.parent == root  # then each notebook very likely has another learner
+        flat = path == root or path.parent == root  # these notebooks are likely by different learners
         whose = learner or (str(path) if flat else learner_of(path, root, exercise_of(path)))
         by_learner.setdefault(whose, []).append((path, root))
     kept = []
@@ -309,14 +309,14 @@ def _newest(found: list[HandedIn], notes: list[str]) -> list[HandedIn]:
 def _refuse_mixed(found: list[HandedIn]) -> None:
     """Raise CourseError if a learner is found under two given folders.
 
-    Two people may have folders of the same name there.
+    Folders of the same name in two places may belong to two people.
     """
     roots: dict[tuple[str, str], HandedIn] = {}
     for each in found:
         other = roots.setdefault(each.key, each)
         if other.root != each.root and other.root.is_dir() and each.root.is_dir():
             raise CourseError(
-                "learners whose folders are all below one of the given paths",
+                "each learner below only one of the given paths",
                 f"{each.learner} under {shown_name(other.root)} and under {shown_name(each.root)}",
                 "give the folder above them, grade one after the other, or name the one learner with --learner",
             )
@@ -325,7 +325,7 @@ def _refuse_mixed(found: list[HandedIn]) -> None:
 def _submitted_at(path: Path, root: Path) -> tuple[str | None, bool]:
     """Return the time of submission, and whether it comes from nbgrader's timestamp.txt.
 
-    The timestamp is used only in an nbgrader course folder, as elsewhere anybody may have written it.
+    The timestamp is used only in an nbgrader course folder, because elsewhere anybody may have written it.
     Otherwise the time is the file's modification time.
     """
     folder = nbgrader_folder(path, root)

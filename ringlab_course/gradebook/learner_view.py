@@ -78,7 +78,7 @@ class StageView:
 
 @dataclass(frozen=True)
 class EntryView:
-    """One exercise of one learner. `reason` says why the whole submission earns no points, if so."""
+    """One exercise of one learner. If the whole submission earns no points, `reason` says why."""
 
     exercise: str
     title: Markup
@@ -101,7 +101,7 @@ class EntryView:
 
     @property
     def ok(self) -> bool:
-        """Whether every check holds and no reason takes the points away."""
+        """Whether every check holds and `reason` is empty."""
         return not self.reason and bool(self.stages) and all(stage.ok for stage in self.stages)
 
     @property

@@ -218,7 +218,9 @@ def _refuse_foreign(folder: Path, pages: Iterable[str]) -> None:
         path = folder / name
         if (path.is_symlink() or path.exists()) and not (path.is_file() and _is_ours(path)):
             raise CourseError(
-                "a folder for these pages alone", f"{path}, which is no page of ours", "choose another folder"
+                "a folder for these pages alone",
+                f"{path}, not written by ringlab",
+                "choose another folder",
             )
 
 

@@ -35,7 +35,10 @@ class Late:
 
 
 def parse_late(text: str) -> Late:
-    """Return the policy that `text` describes; empty text costs nothing. Raises: CourseError otherwise."""
+    """Return the policy that `text` describes; empty text costs nothing.
+
+    Raises: CourseError for text in another form.
+    """
     if not text.strip():
         return Late()
     found = _LATE.fullmatch(text.strip().lower())
@@ -48,7 +51,7 @@ def parse_due(text: str) -> datetime:
     """Return the deadline `text` in UTC: "2026-11-30T23:59Z", "… 23:59+01:00" or "… 23:59 Europe/Berlin".
 
     A local time that a change of clocks repeats or skips means the later instant.
-    Raises: CourseError for any other text, also for a time without a zone, because it could mean several
+    Raises: CourseError for any other text, and for a time without a zone, because it could mean several
     instants.
     """
     found = _MOMENT.fullmatch(text.strip())

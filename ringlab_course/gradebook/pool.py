@@ -216,7 +216,7 @@ class _Worker:
 
     def begin(self, job: Job, limit_s: float) -> None:
         self.job, self.deadline = job, time.monotonic() + limit_s
-        with contextlib.suppress(OSError):  # the process has died, which `outcome` will find
+        with contextlib.suppress(OSError):  # `outcome` will find that the process has died
             self.connection.send(job)
 
     def outcome(self) -> Outcome | None:

@@ -54,9 +54,9 @@ def grade_class(
     watch: Watch | None = None,
     run: Run | None = None,
 ) -> Run:
-    """Grade the submissions and return the run; each result is stored before the next one is waited for.
+    """Grade the submissions, store each result before waiting for the next one, and return the run.
 
-    If the run is killed at any moment and repeated, the gradebook ends up as after an undisturbed run.
+    If the run is killed at any moment and repeated, the gradebook ends up as if it had not been killed.
     Submissions that we fail to grade are recorded and tried again in the next run.
     regrade: exercises that are graded again.
     patience: multiplies all time limits, for slow machines.

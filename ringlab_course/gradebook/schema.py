@@ -44,7 +44,7 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
 
 
 def connect(path: Path | None, *, create: bool) -> sqlite3.Connection:
-    """Return a connection to the gradebook at `path`, upgraded to the newest version; None means in memory.
+    """Return a connection to the gradebook at `path` (None: in memory), upgraded to the newest version.
 
     A gradebook in a place that cannot be written can still be read.
 

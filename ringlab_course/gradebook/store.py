@@ -42,12 +42,12 @@ Key = tuple[str, str]
 
 
 class Gradebook:
-    """The gradebook in the file `path`, created if it does not exist (unless `create` is off).
+    """The gradebook in the file `path`, which is created if it does not exist and `create` is on.
 
-    None: in memory.
-    If a learner has several results in an exercise, the notebook that was handed in last counts, and of
-    several results for this notebook the newest. No result is ever deleted. Raises: CourseError if the file
-    is not a gradebook of ours.
+    If `path` is None, the gradebook is in memory.
+    If a learner has several results in an exercise, the notebook that was handed in last counts. If this
+    notebook has several results, the newest one counts. No result is ever deleted.
+    Raises: CourseError if the file is not a gradebook of ours.
     """
 
     def __init__(self, path: str | os.PathLike[str] | None, *, create: bool = True) -> None:
@@ -179,7 +179,10 @@ class Gradebook:
         self, learner: str, exercise: str, digest: str, contract: str, at: str | None,
         kind: Callable[[str], Any] = str,
     ) -> bool:  # fmt: skip
-        """Return whether there is a result of this notebook with an equal version, as compared by `kind`."""
+        """Return whether this notebook has a result of version `contract`, and no regrading is requested.
+
+        Versions are equal if `kind` returns the same value for both.
+        """
         if self._book.execute(
             "SELECT 1 FROM wanted WHERE learner = ? AND exercise = ?", (learner, exercise)
         ).fetchone():
@@ -217,7 +220,7 @@ class Gradebook:
         return found
 
     def set_policy(self, exercise: str | None, *, due: str | None = None, late: str | None = None) -> None:
-        """Store a deadline and the cost of lateness for one exercise, or (None) for all without their own.
+        """Store a deadline and the cost of lateness for `exercise`, or the default of all exercises (None).
 
         A value of None keeps the stored value. Raises: CourseError for text in another form, and for an
         unknown exercise.
@@ -236,7 +239,7 @@ class Gradebook:
             )
 
     def policy(self, exercise: str) -> tuple[str, Late]:
-        """Return the exercise's deadline (UTC, ISO 8601; empty: none) and its cost of lateness."""
+        """Return the exercise's deadline (UTC, ISO 8601, or "" without one) and its cost of lateness."""
         policies = self.policies()
         own, general = policies.get(exercise, ("", "")), policies.get("", ("", ""))
         return own[0] or general[0], parse_late(own[1] or general[1])

@@ -1,4 +1,4 @@
-"""What a result depends on: the version of the checks, the seed of the probes, and the notebook's SHA-256."""
+"""The inputs of a result: the version of the checks, the seed of the probes, and the notebook's SHA-256."""
 
 from __future__ import annotations
 

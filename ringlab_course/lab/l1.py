@@ -5,8 +5,9 @@ time of exchanging a K/V block of c tokens, and the time of doing both at once.
 hidden = (computing + exchanging − both) / min(computing, exchanging). It is 1 if the shorter of the two costs
 no extra time, 0 if both at once take as long as one after the other, and below 0 if they take even longer.
 
-On a GPU the times are those of its own events, around many calls that wait behind other work: otherwise a small
-message would be as slow as Python is at posting it. The seconds of posting are reported beside them.
+On a GPU the times come from its own events around many calls, which wait in a queue behind other work.
+Without this queue, a small message would seem as slow as Python is at posting it. The seconds of posting are
+also reported.
 """
 
 from __future__ import annotations
@@ -143,7 +144,7 @@ class _Own(Ranks):
 class Queued(_Own):
     """The seconds of one rank's GPU for one of `CALLS` calls in a row, by the GPU's events.
 
-    Before them the GPU is given so much other work that Python has posted all calls before the first begins.
+    Before these calls the GPU gets enough other work to keep it busy until Python has posted all of them.
     """
 
     CALLS = 8
@@ -183,9 +184,9 @@ class Queued(_Own):
 def _in_turn(
     ring: Ring, runs: dict[str, Callable[[], Any]], settings: L1, device: torch.device
 ) -> tuple[Times, dict[str, float]]:
-    """Return the seconds of each run in every round, on the rank that took longest, and the median seconds of posting it.
+    """Return each run's seconds in every round, on the slowest rank, and its median seconds of posting.
 
-    The latter is empty without a GPU, where a call ends only when its work is done.
+    The seconds of posting are left out without a GPU, where a call ends only when its work is done.
     """
     posting: dict[str, list[float]] = {name: [] for name in runs}
     turns = {name: Turn(partial(_run, run, posting[name])) for name, run in runs.items()}
@@ -258,7 +259,7 @@ class Truth:
     def errors(self, passed: Passed) -> dict[str, dict[str, Tensor]]:
         """Return each entrant's largest errors over all its calls, for `contest.judged`.
 
-        Empty on other ranks.
+        The result is empty on other ranks.
         """
         calls = {
             name: [

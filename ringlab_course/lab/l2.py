@@ -1,7 +1,7 @@
 """Lab L2, layouts and scaling: how close each layout comes to a perfect split, in strong and weak scaling.
 
-Strong scaling: the same sequence on more ranks. Weak scaling: more ranks with the same number of tokens per
-rank. In weak scaling the sequence grows with the number of ranks, and so does the work of each rank, because
+Strong scaling runs the same sequence on more ranks. Weak scaling adds ranks with the same number of tokens
+per rank. There the sequence grows with the number of ranks, and so does the work of each rank, because
 attention is quadratic.
 
 efficiency = the time of a perfect split / the ring's time. On GPUs, the time of a perfect split is 1/P of the

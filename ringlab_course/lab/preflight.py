@@ -123,7 +123,7 @@ def judge(
 ) -> Iterator[Finding]:
     """Yield the findings from the facts of all ranks.
 
-    needed_bytes: the bytes that a rank will allocate, unless its facts contain a number.
+    needed_bytes: the bytes that a rank will allocate; a number in the rank's own facts takes precedence.
     nodes: the intended number of machines.
     shared: whether ranks may share a GPU; then they see each other's use of it.
     """

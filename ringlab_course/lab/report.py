@@ -106,7 +106,7 @@ def report(
 ) -> tuple[str, dict[Path, str]]:
     """Return the page, and the files that it leaves out, each with the reason.
 
-    others: files that are already left out. A file with incomplete cases is left out as well, and named on
+    others: files that are already left out. A file with incomplete cases is also left out, and named on
     the page.
     Raises: LabError if no file remains; MissingExtraError without Jinja2 or matplotlib.
     """
@@ -201,7 +201,7 @@ def _placed(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _entry(name: str, cases: list[dict[str, Any]], path: Path, ended_by: str) -> dict[str, Any]:
-    """Return the entry of one entrant in one run. It is not right unless both passes were timed."""
+    """Return the entry of one entrant in one run. It counts as right only if both passes were timed."""
     own = {each["pass"]: each["contenders"][name] for each in cases if name in each["contenders"]}
     wrong = [
         f"{result} off by {_number(one['errors'][result]):.2g}, {_number(one['bounds'][result]):.2g} are allowed ({of.replace('_', ' + ')})"

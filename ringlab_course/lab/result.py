@@ -73,7 +73,7 @@ def blame(
     stacks: Mapping[str, str] | None = None,
     header: Mapping[str, Any] | None = None,
 ) -> None:
-    """Write the cause into the results of a run that did not finish, as the starting process knows it.
+    """Write the cause, as the starting process knows it, into the results of a run that did not finish.
 
     stacks: the stack of each rank, by rank. header: the header of a file that is still empty; without it the
     file stays empty.

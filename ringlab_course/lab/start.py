@@ -89,8 +89,8 @@ def run(
     `began` before any rank starts, with the file to which every case will be written as soon as it ends.
 
     Raises: LabError before any rank starts if something cannot be measured, and on every rank if preflight
-    finds a problem; also whatever ends a rank. The file then contains the measurements up to that point, and
-    what ended the run.
+    finds a problem; also any error that ends a rank. The file then contains the measurements up to that
+    point, and the error that ended the run.
     """
     tells = not under_torchrun() or os.environ["RANK"] == "0"
     settings.check(_world_size(start))

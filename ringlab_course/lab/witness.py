@@ -32,7 +32,7 @@ from ringlab.comm.ring import Ring
 from ringlab.errors import CommError, RinglabError
 
 SIGNALLED = "a signal to end, while no rank had failed: the job was cancelled, or its time was over"
-_TICK = 0.2  # seconds between two checks whether stacks were requested
+_TICK = 0.2  # seconds between two looks for a request for stacks
 _SETTLE = 3.0  # seconds until all ranks know of a failure
 _ANSWERS = 3.0  # seconds for the stacks of all ranks
 _PATIENCE = 5.0  # seconds for a rank to end by itself after a signal
@@ -108,7 +108,7 @@ class Witness:
         """Watch the ranks while the block connects them and runs their program.
 
         startup: the seconds in which torchrun's store must answer. If the block raises, report the first
-        failure and all stacks. Raises: TransportTimeout without an answer of the store.
+        failure and all stacks. Raises: TransportTimeout if the store does not answer.
         """
         with self._signals():
             torchrun_store(startup)
@@ -283,7 +283,7 @@ class Witness:
     def _read(self, what: str, rank: int) -> str:
         """Return a text from the store when it is there.
 
-        Raises: RuntimeError if it does not come, or without a store.
+        Raises: RuntimeError if it does not come, or if there is no store.
         """
         if self._store is None:
             raise RuntimeError("no store")

@@ -37,7 +37,7 @@ class Traffic:
     others: other collectives by name, each as often as it runs (at least once if the number is unknown).
     in_branch: whether a message is inside a branch, so that some devices may wait for others that do not
     send.
-    turns_unknown: whether a message is inside a loop of which the compiler does not know the number of turns.
+    turns_unknown: whether a message is inside a loop whose number of turns the compiler does not know.
     loops: for each loop with a message and a known number of turns, the elements that a device sends per
     turn, and the turns.
     """

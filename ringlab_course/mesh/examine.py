@@ -67,7 +67,7 @@ class Written:
 
 
 def _walk(jaxpr: Any, times: int, found: Written) -> None:
-    """Add to `found` what the program sends when it is run `times` times, including loops of known length."""
+    """Add to `found` all that the program sends in `times` runs, including loops of known length."""
     for equation in jaxpr.eqns:
         name = equation.primitive.name
         if name == "ppermute":
@@ -252,8 +252,8 @@ def _mesh(P: int) -> Any:
     devices = jax.devices("cpu")
     if len(devices) < P:
         raise Failure(
-            f"JAX has {len(devices)} simulated devices here, {max(P, DEVICES)} are needed. Their number is fixed with the first "
-            "computation: restart the kernel and run the notebook from its first cell."
+            f"JAX has {len(devices)} simulated devices here, but {max(P, DEVICES)} are needed. The first "
+            "computation fixes their number: restart the kernel and run the notebook from its first cell."
         )
     return jax.make_mesh((P,), (AXIS,), axis_types=(AxisType.Auto,), devices=devices[:P])
 
@@ -301,7 +301,7 @@ def _compiled(lowered: Any, block: float) -> tuple[Any, Examined, Loops]:
 
 
 def _looked_at(compiled: Any, block: float) -> tuple[Examined, Loops]:
-    """Return what a compiled program sends and holds, and its loops that send.
+    """Return the counts of a compiled program's messages and memory, and its loops that send.
 
     Raises: Failure for a program in a form that cannot be read.
     """
@@ -309,8 +309,9 @@ def _looked_at(compiled: Any, block: float) -> tuple[Examined, Loops]:
         sent = traffic(compiled.as_text())
     except UnknownForm as unknown:
         raise Failure(
-            "This version of JAX writes compiled programs in a form that ringlab cannot read; that is no mistake of yours. The "
-            "versions in requirements.lock are known: pip install -c requirements.lock -e '.[jax]'",
+            "This version of JAX writes compiled programs in a form that ringlab cannot read; this is not "
+            "your mistake. The versions in requirements.lock are known: "
+            "pip install -c requirements.lock -e '.[jax]'",
             str(unknown),
         ) from None
     said = Examined(

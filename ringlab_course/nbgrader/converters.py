@@ -35,7 +35,7 @@ class Submitted(NotebookExporter):
     ) -> tuple[Any, dict[str, Any]]:
         """Return the notebook's text and resources, as nbconvert does."""
         course, names = _coursedir(self), (resources or {})["nbgrader"]
-        if Path(filename) == _path(course, course.autograded_directory, names):  # what this wrote itself
+        if Path(filename) == _path(course, course.autograded_directory, names):  # this class wrote that file
             return super().from_filename(filename, resources=resources, **keywords)
         known = known_cells(names)
         notebook = submitted.read(filename, known, _released(course, names))

@@ -53,7 +53,7 @@ def _report(
 ) -> StageReport:
     """Return the report of a stage's visible checks, and keep it in `reports`.
 
-    If a check fails, the helper functions that the stage uses are checked as well.
+    If a check fails, the helper functions that the stage uses are also checked.
     """
     if stage.function not in reports:
         report = run_in_process(stage, namespace, limits=OffLimits.of(exercise))

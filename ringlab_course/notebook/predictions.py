@@ -21,7 +21,7 @@ COUNTABLE = 1000
 ROOM = "800px"
 """Height of a question without an answer, which keeps the text after the question off the screen.
 
-That text tells the result. Jupyter's sanitizer accepts `height` in px, but neither `min-height` nor vh.
+That text gives the result away. Jupyter's sanitizer accepts `height` in px, but neither `min-height` nor vh.
 """
 
 

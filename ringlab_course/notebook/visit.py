@@ -64,8 +64,8 @@ def report(name: str, *only: str) -> Report:
 def seen(evidence: str) -> str:
     """Return a check's evidence in the words of the ward: the first wrong run, NaN as "NaN", no remedy.
 
-    The bound is left out as well. It is measured on the plainest implementation, so its digits depend on the
-    machine.
+    The bound is also left out, because it is measured on the plainest implementation and its digits depend
+    on the machine.
     """
     text = " ".join(evidence.split()).partition("; worst: ")[0].partition("; remedy: ")[0]
     text = _RUNS.sub(r"in \1 of the \2 runs on P = \3; first: ", text)
