@@ -31,7 +31,7 @@ program and its other functions as the course grades them, on one to eight ranks
 torch.
 """
 WARM = 0.2
-"""The share of a process's submissions that its memory slope ignores, because caches still fill then."""
+"""The share of a process's submissions that its memory slope leaves out, because caches are still filling."""
 Tick = Callable[[], None]
 
 
@@ -183,10 +183,10 @@ def _mean(values: Any) -> float:
 
 
 def memory_of(sizes_kib: Sequence[int]) -> dict[str, Any]:
-    """Return how much memory a process uses, in MiB, and how many KiB it grows by with each submission.
+    """Return the memory that a process uses, in MiB, and its growth with each submission, in KiB.
 
-    The slope is that of a least-squares line without the first fifth of the values. It is None if fewer than
-    ten values are left.
+    The growth is the slope of a least-squares line without the first fifth of the values. It is None if
+    fewer than ten values are left.
     """
     steady = sizes_kib[int(WARM * len(sizes_kib)) :]
     slope = np.polyfit(range(len(steady)), steady, 1)[0] if len(steady) >= 10 else None

@@ -180,7 +180,7 @@ def _rerun_one(target: Target, root: Path) -> Result:
 
 
 def _difference(built: NotebookNode, wanted: NotebookNode, target: Target) -> str:
-    """Return the first difference between a notebook and the one its source gives, or an empty string."""
+    """Return the first difference between a notebook and the one that its source gives, or ""."""
     for number, (old, new) in enumerate(zip(built.cells, wanted.cells, strict=False), 1):
         for field in ("cell_type", "source", "id", "metadata"):
             if old.get(field) != new.get(field):

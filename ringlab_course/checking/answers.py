@@ -72,7 +72,7 @@ def is_finite(*parts: Any) -> bool:
 
 
 def relative_error(got: Any, expected: Any) -> float:
-    """Return the largest max |got − expected| / max |expected| of the parts; inf if a NaN or inf differs."""
+    """Return the largest max |got − expected| / max |expected| of the parts; inf for a differing NaN or inf."""
     left, right = named_arrays(got), named_arrays(expected)
     if len(left) != len(right):
         return float("inf")
@@ -122,7 +122,7 @@ def compare_with(
 
 
 def resembles(got: Any, expected: Any, bound: Bound) -> bool:
-    """Return whether `got` equals `expected` up to four times `bound`, the tolerance for known mistakes."""
+    """Return whether `got` equals `expected` up to 4 · `bound`, the tolerance for known mistakes."""
     parts = named_arrays(expected)
     if not isinstance(bound, (int, float)) and len(bound) != len(parts):
         return False
@@ -228,7 +228,7 @@ def _counterexample(got: Arrays, expected: Arrays, bounds: Mapping[str, float], 
 
 
 def _worst(got: np.ndarray, expected: np.ndarray) -> tuple[int, ...]:
-    """Return the index of the largest error, the first one among equals; a wrong NaN or inf is the largest.
+    """Return the index of the first largest error. A wrong NaN or inf counts as the largest.
 
     Errors that differ only by rounding count as equal, so that every machine names the same element.
     """

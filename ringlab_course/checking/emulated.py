@@ -1,4 +1,4 @@
-"""Name mistakes in kernels and in JAX programs by emulators: functions in NumPy or PyTorch that make the same mistakes.
+"""Name mistakes in kernels and JAX programs by emulators that make the same mistakes in NumPy or PyTorch.
 
 Other stages find a mistake by running wrong answers again (`explain`). That takes too long for a kernel in
 Triton's interpreter or for a program that JAX has to compile.
@@ -67,7 +67,8 @@ def _named(failure: Failure, cases: Sequence[Emulated], mistakes: Sequence[Misco
 def _makes(mistake: Misconception, case: Emulated) -> bool:
     """Return whether the emulator of a mistake gives the learner's answer.
 
-    Where the learner's answer is wrong, the emulator's answer must be wrong too, and not only close to both.
+    Where the learner's answer is wrong, the emulator's answer must be wrong too. To be near it is not
+    enough.
     """
     if mistake.imitate is None:
         return False

@@ -66,7 +66,7 @@ class OffLimits:
 
     @staticmethod
     def of(exercise: Exercise) -> OffLimits:
-        """Return what submissions of `exercise` may not use."""
+        """Return the limits for submissions of `exercise`."""
         kernels = any(stage.kind == "kernel" for stage in exercise.stages)
         return OffLimits(exercise.may_use, exercise.about, kernels, exercise.without)
 

@@ -32,7 +32,7 @@ Prints = dict[str, tuple[object, ...]]
 _HOOKS = ("__torch_dispatch__", "__torch_function__")
 """Methods of meters that PyTorch calls on its own."""
 _IMPORTING = "<frozen importlib"
-"""The beginning of the file names of the frames of Python's import machinery."""
+"""The prefix of the file names that frames of Python's import machinery have."""
 _BY_OPERATOR = ("decompose", "redispatch")
 """The methods of PyTorch's operators that run one of the operator's kernels."""
 

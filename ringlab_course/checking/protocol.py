@@ -5,7 +5,7 @@
     payload   the arrays' bytes, C order, in the order of `arrays`, each at a multiple of 16 bytes
 
 A value is a tree of None, bool, int, float, str, lists, tuples, sets, dicts, layouts, arrays and NumPy's
-numbers. There is no field for a verdict. A frame that breaks a rule is a ProtocolError.
+numbers. There is no field for a verdict. A frame that breaks a rule raises ProtocolError.
 """
 
 from __future__ import annotations

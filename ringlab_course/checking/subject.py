@@ -94,8 +94,8 @@ class Subject(Protocol):
     def alone(self, module: str, functions: Sequence[str]) -> Subject:
         """Return a subject for the same function with only `functions` and the public names of `module`.
 
-        Nothing else in the submission has an effect on this subject, such as a decorator or another helper of
-        the same name.
+        Nothing else in the submission, such as a decorator or another helper of the same name, has an effect
+        on this subject.
         """
 
     def other(self, function: str) -> Subject:

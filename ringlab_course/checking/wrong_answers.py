@@ -110,8 +110,9 @@ def mistakes_of(where: str) -> Callable[..., Misconception]:
     """Return a function (name, imitate=None) → Misconception that reads the message in the exercise's file.
 
     `where` is a stage, such as "05.forward", or an exercise, such as "05". The message is the text of the
-    first entry of `where` that names the misconception and has a text. If there is none, it is the first such
-    text of the exercise. Raises: CourseError when the returned function is called, if there is none either.
+    first entry of `where` that names the misconception and has a text. If a stage has no such entry, the
+    message is the first such text of the exercise. The returned function raises CourseError if there is no
+    text at all.
     """
     texts: dict[str, str] = {}
     for entry in sorted(entries(where[:2]), key=lambda entry: not entry.fields["stage"].startswith(where)):

@@ -200,7 +200,7 @@ def _turned(x: np.ndarray) -> np.ndarray:
 def kill_matrix(
     patients: Iterable[FieldPatient], checks: Sequence[str] = CHECKS, ranks: Sequence[int] = (2,)
 ) -> KillMatrix:
-    """Return which of the suite's checks of a step find which patient."""
+    """Return the table of which check of a step finds which patient."""
     reports = {each.name: check_step(each.program, only=checks, ranks=ranks) for each in patients}
     findings = {
         name: {finding.name: finding for finding in report.findings} for name, report in reports.items()

@@ -282,7 +282,7 @@ def _array(ax: Axes, x: float, S: float, shape: tuple[float, float], name: str, 
 
 
 def sharing_figure(heads: int = 8, kv_heads: int = 2) -> Figure:
-    """Return which key/value head each query head meets after np.repeat and after np.tile."""
+    """Return a picture of the key/value head that each query head meets after np.repeat and np.tile."""
     orders = _orders(heads, kv_heads)
     with styled():
         figure = new_figure((7.6, 2.5))

@@ -145,7 +145,7 @@ def travellers(P: int) -> Figure:
 
 
 def _draw_partial(ax: Any, corner: tuple[float, float], rank: int) -> None:
-    """Draw the partial of rank 0's queries over the keys of `rank`, half in the colour of each of the two."""
+    """Draw the partial of rank 0's queries over the keys of `rank`, half in each rank's colour."""
     for part, whose in enumerate((0, rank)):
         place = (corner[0] + 0.17 * part, corner[1]), 0.17, 0.26
         panel.add_rectangle(ax, *place, facecolor=rank_colour(whose), edgecolor=RULE)

@@ -79,7 +79,7 @@ def learner_page(learner: str, entries: Sequence[Entry], title: str) -> str:
     """Return the page of one learner. Raises: CourseError if an entry belongs to another learner."""
     others = {entry.learner for entry in entries} - {learner}
     if others:
-        raise CourseError("entries of one learner", f"entries of {len(others)} other learners, too")
+        raise CourseError("entries of one learner", f"also entries of {len(others)} other learners")
     views = [entry_view(entry) for entry in entries]
     return rendered(
         "learner.html",

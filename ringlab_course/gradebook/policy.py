@@ -21,7 +21,7 @@ _MOMENT = re.compile(r"(\d{4}-\d\d-\d\d)(?:T| +)([\d:.]+(?:Z|[+-][\d:]+)?)(?: +(
 class Late:
     """The cost of lateness, in shares of the exercise's maximum.
 
-    per_day: the share lost for every day begun.
+    per_day: the share lost for every day that has begun.
     most: the largest share lost in total.
     """
 

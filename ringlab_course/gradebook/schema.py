@@ -1,6 +1,6 @@
 """The gradebook's file: its tables, their versions, and how to recognise a file that ringlab wrote.
 
-A row whose values are not in the expected form, because somebody edited it, is refused.
+A row is refused if its values are not in the expected form, because then somebody has edited it.
 """
 
 from __future__ import annotations

@@ -241,8 +241,8 @@ def _time_bounded(seconds: float) -> Iterator[None]:
 
 
 def _raise_in(thread: int, error: type[BaseException]) -> None:
-    # Never pass NULL to cancel the error: CPython then searches without end for the error to cancel, and a
-    # profiled call waits for the search.
+    # Never pass NULL to cancel the error, because CPython then searches without end for the error to cancel,
+    # and a profiled call waits for this search.
     ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(error))
 
 

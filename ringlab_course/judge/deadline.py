@@ -17,7 +17,7 @@ class Deadline:
 
     waited, computed: return the submission's seconds of waiting and computing so far. A submission that has
     computed as much as all processors of this machine could in `seconds` gets no extension.
-    within: another deadline, after which this one is over as well.
+    within: another deadline; when it is over, this one is over too.
     """
 
     def __init__(

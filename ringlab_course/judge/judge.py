@@ -206,7 +206,7 @@ def _bounded(run: Callable[..., None], session: Session) -> Callable[..., None]:
         try:
             with reading(READING_S * session.allowance.patience):
                 run(subject, rng)
-        except UnreadableAnswer:  # a worker's call may not have ended, so its worker is lost
+        except UnreadableAnswer:  # a worker may still be in its call, so all are given up
             session.discard_all()
             raise
 

@@ -149,7 +149,7 @@ class WorkerProcess:
 
     @property
     def unforked(self) -> str:
-        """Why workers with these arrays cannot be forked on this machine, or "" if they can."""
+        """The reason why workers with these arrays cannot be forked on this machine, or "" if they can."""
         return _UNFORKED.get(self.arrays, "")
 
     def ready(self, seconds: float = START_SECONDS) -> None:

@@ -4,7 +4,7 @@ Threads are allowed but processes are not. So there are no fork bombs and no orp
 one process limits the worker. Only Unix sockets are allowed, because some families (vsock) ignore namespaces.
 Workers read the same system files, so every call that shows who else uses a file is forbidden (locks, leases,
 watches, cached pages, waking a waiting thread), because ranks could use such a call to communicate past the
-judge. Memory that belongs to no process (memfd, System V, long pipes) is forbidden as well, because no
+judge. Memory that belongs to no process (memfd, System V, long pipes) is also forbidden, because no
 measured peak would include it.
 The filter is a classic BPF program. Source: Linux, Documentation/userspace-api/seccomp_filter.rst.
 """
@@ -138,7 +138,7 @@ def install(program: bytes) -> None:
 def _for_call(number: int, argument: int, steps: list[bytes]) -> list[bytes]:
     """Return steps for one system call, which examine its `argument`-th argument.
 
-    What they do not refuse is allowed.
+    Calls that they do not refuse are allowed.
     """
     inside = [_step(_LOAD, _FIRST_ARGUMENT + 8 * argument), *steps, _step(_RETURN, _ALLOW)]
     return [_step(_EQUAL, number, 0, len(inside)), *inside]

@@ -28,7 +28,7 @@ from ringlab.errors import LabError
 from ringlab_course.lab.result import gather
 
 BUSY_SHARE = 0.05
-"""A larger share of a GPU's time or memory in use by others before the run makes all figures doubtful."""
+"""If others use a larger share of a GPU's time or memory before the run, all figures are doubtful."""
 _SAMPLED = 1.2
 """Seconds until nvidia-smi's share of time no longer includes this run's own start of NCCL."""
 _ASKED = ("utilization.gpu", "memory.used", "clocks.sm", "clocks.max.sm", "power.limit", "temperature.gpu")

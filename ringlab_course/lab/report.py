@@ -94,7 +94,7 @@ def efficiency(cases: Sequence[Mapping[str, Any]], prefix: str) -> Markup:
 
 
 SAME = 0.01
-"""Scores that differ by less than this share are equal, because another run might reverse their order."""
+"""Scores that differ by less than this share count as equal: another run might reverse their order."""
 OURS = "ringlab"
 _OWN = Path(__file__).parent / "templates"
 

@@ -42,7 +42,7 @@ Cases = Callable[[Ring, Any, torch.device], Iterator[dict[str, Any]]]
 
 @dataclass(frozen=True)
 class Start:
-    """How a lab's ranks are started.
+    """The way in which a lab's ranks are started.
 
     output: the result file. If it exists, another name is used; with `force`, it is replaced when the run is
     finished.
