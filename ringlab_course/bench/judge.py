@@ -31,7 +31,7 @@ program and its other functions as the course grades them, on one to eight ranks
 torch.
 """
 WARM = 0.2
-"""The share of a process's submissions that its memory slope leaves out, because caches are still filling."""
+"""The share of a process's submissions that its memory slope leaves out, because caches still fill then."""
 Tick = Callable[[], None]
 
 

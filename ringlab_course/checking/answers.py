@@ -72,7 +72,7 @@ def is_finite(*parts: Any) -> bool:
 
 
 def relative_error(got: Any, expected: Any) -> float:
-    """Return the largest max |got − expected| / max |expected| of the parts; inf for a differing NaN or inf."""
+    """Return the largest max |got − expected| / max |expected| of the parts; inf for a wrong NaN or inf."""
     left, right = named_arrays(got), named_arrays(expected)
     if len(left) != len(right):
         return float("inf")
