@@ -171,7 +171,7 @@ def examine(program: Callable[..., Tensor], case: Case) -> LossFindings:
 def true_loss(case: Case) -> float:
     """Return the mean loss by the oracle, in float64 NumPy.
 
-    It shares only the model's weights with a program.
+    This computation shares only the model's weights with the patients' programs.
     """
     arguments = given(case, _SEED, packed_only=False)
     tokens, labels = arguments["tokens"].numpy(), arguments["labels"].numpy()

@@ -1,7 +1,7 @@
 """The whole course as a ring: the lessons in a circle, with arrows from each lesson to those that need it.
 
-A second picture shows the first ring that the course runs, in which ranks pass on notes: the note that each
-rank has after each shift.
+A second picture is about the first ring that the course runs, in which ranks pass on notes. It shows the
+note that each rank has after each shift.
 """
 
 from __future__ import annotations

@@ -92,7 +92,7 @@ def _line_by_line(source: str) -> str:
 
 
 def _by_ipython(source: str) -> str:
-    """Return the cell as IPython passes it to Python, also without prompts and common indentation."""
+    """Return the cell as IPython passes it to Python, without prompts and common indentation."""
     from IPython.core.inputtransformer2 import TransformerManager
 
     blank = len(source) - len(source.lstrip("\n"))

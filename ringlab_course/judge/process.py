@@ -60,8 +60,8 @@ class Growth:
     """Measures by how many bytes a worker's process grows in one call, as the operating system counts them.
 
     Create it while the worker waits for the arguments. Memory for the arguments does not count, but memory
-    beyond that does, and so does what the submission holds already (`WorkerProcess.beyond`). The code of
-    libraries that the call is the first to use does not count.
+    beyond that does, and so does the memory that the submission already holds (`WorkerProcess.beyond`). The
+    code of libraries does not count, if the call is the first to use it.
     """
 
     def __init__(self, worker: WorkerProcess) -> None:

@@ -86,8 +86,8 @@ def _waited(thread: Path) -> float:
 def held(pids: Iterable[int]) -> tuple[int, int]:
     """Return the bytes and the tasks of these processes together; every thread is a task.
 
-    Memory is the processes' own and shared memory, without the pages of files such as libraries, which
-    processes share.
+    Memory means the processes' own pages and shared memory. Pages of files, such as libraries, are left out,
+    because processes share them.
     """
     size = tasks = 0
     for pid in pids:

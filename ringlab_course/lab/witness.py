@@ -2,8 +2,8 @@
 
 A rank that is killed or stuck cannot report anything itself. So each rank has a thread that watches the
 processes of all ranks on its machine from before they connect, and sends the stack of its own rank when
-another rank requests all stacks. If its own rank is stuck in a call that no signal interrupts, the thread itself writes the report and
-ends the process.
+another rank requests all stacks. If its own rank is stuck in a call that no signal interrupts, the thread
+itself writes the report and ends the process.
 """
 
 from __future__ import annotations
