@@ -67,7 +67,7 @@ def largest(values: Any) -> float:
 
 
 def rounding(truth: Any, size: float = 8.0) -> float:
-    """Return the relative error of `truth` that follows from a relative error EPS of numbers up to `size`.
+    """Return the relative error of `truth` if it comes from numbers up to `size` with relative error EPS.
 
     If a part of `truth` is smaller than 1, its terms have cancelled. Their rounding errors have not, so the
     same error is a larger fraction of that part.
@@ -77,7 +77,7 @@ def rounding(truth: Any, size: float = 8.0) -> float:
 
 
 def roundings(truth: tuple[Any, Any], size: float = 8.0) -> tuple[float, float]:
-    """Return the relative errors of (out, lse) that follow from a relative error EPS of numbers up to `size`.
+    """Return the relative errors of (out, lse) if these come from numbers up to `size` with error EPS.
 
     The error of lse is absolute: if lse is off by x, the weights e^(s − lse) are off by the fraction x. So an
     lse near 1000 may have a relative error that is a thousand times smaller than the relative error of out.
