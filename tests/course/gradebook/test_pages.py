@@ -209,7 +209,7 @@ def test_what_is_not_ours_is_never_overwritten(tmp_path, kind) -> None:
         "link": lambda: target.symlink_to(precious),
         "folder": lambda: target.mkdir(),
     }[kind]()
-    with pytest.raises(CourseError, match="no page of ours"):
+    with pytest.raises(CourseError, match="not written by ringlab"):
         pages.write_pages(a_class(), tmp_path / "out", "A class")
     assert precious.read_text() == "mine" and len(list((tmp_path / "out").iterdir())) == 1
 
