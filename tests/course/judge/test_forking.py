@@ -185,7 +185,7 @@ def test_a_server_with_threads_forks_nothing(monkeypatch) -> None:
     thread.start()
     ours, theirs = socket.socketpair()
     try:
-        with ours, theirs, pytest.raises(RuntimeError, match="one thread is needed"):
+        with ours, theirs, pytest.raises(RuntimeError, match="one thread can be forked"):
             fork_server._carry_out(b"{}", ours, [theirs.fileno()])
     finally:
         over.set()
