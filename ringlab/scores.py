@@ -166,7 +166,7 @@ def philox(
 
 
 def check_scale(scale: Any, dtype: torch.dtype) -> None:
-    """Return if `scale` is None, or finite in the dtype of the scores of tensors of `dtype`. Raises: DtypeError."""
+    """Check that `scale` is None, or finite in the dtype of the scores of tensors of `dtype`. Raises: DtypeError."""
     if scale is None:
         return
     of_scores = state_dtype(dtype)
@@ -176,7 +176,7 @@ def check_scale(scale: Any, dtype: torch.dtype) -> None:
 
 
 def check_sinks(sinks: Any, q: Float[Tensor, "B H L D"]) -> None:
-    """Return if `sinks` is None, or has one number for each query head and is on the device of q.
+    """Check that `sinks` is None, or has one number for each query head, on the device of q.
 
     Raises: ShapeError, DtypeError, DeviceError.
     """

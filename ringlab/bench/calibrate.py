@@ -149,7 +149,7 @@ def as_hardware(measured: Measured, name: str) -> Hardware:
 
 def _with_steps(measured: Measured, found: Hardware, of: str, pass_: str) -> Hardware:
     """Return the hardware with the time per step of `pass_` that makes the short ring's prediction right."""
-    # The estimate grows towards its limit, because a step's own time may hide behind a message.
+    # A part of the added time may hide behind a message, so each round adds too little, and the next one the rest.
     for _ in range(_ROUNDS):
         missing = max(0.0, measured.short[of] - _predicted(measured, found, of, FEW)) / measured.P
         blocks = (

@@ -1,4 +1,4 @@
-"""What the blocks share whose tiles are computed by a library's CUDA kernels: `native`, `cudnn` and `flash`.
+"""The common code of the blocks that compute tiles by a library's CUDA kernels: `native`, `cudnn` and `flash`.
 
 A block of a library names its limits as data and calls two functions of the library. This module checks the
 limits, brings tensors into a form that the functions accept, and gives all tiles that they do not support to

@@ -145,7 +145,7 @@ class ShapeForward:
         self.spend(self.seconds(tiles))
 
     def partial(self) -> Partial:
-        """Return out and lse without values."""
+        """Return out and lse as tensors that have shapes and no data."""
         return Partial(self.out, self.lse)
 
 

@@ -46,7 +46,7 @@ class ReadTime:
         """Return the time of blocks of these sizes on `hardware`."""
         scores = block_time(hardware, sizes.dtype, (128, 128), sizes.D, sizes.value_dim)
         if isinstance(scores, MeasuredTime):
-            scores = scores.of_tiles  # not of whole steps, because a step launches a kernel for each sequence
+            scores = scores.of_tiles  # The rates of tiles, not those of whole steps, because a step launches a kernel for each sequence.
         return cls(scores, sizes.block_bytes_per_token, hardware.memory_bytes_per_s)
 
     def seconds(self, tiles: tuple[Tile, ...], sizes: Attention, rows: int, backward: bool) -> float:

@@ -54,7 +54,7 @@ def passage_back(tokens: Tokens, dout: Values, like: Passage, length: int, scale
 
 
 class _Walk:
-    """A walk over chunks that finds a passage; it makes the initial state and reads the final state."""
+    """Computes a `Passage` by a walk over chunks: makes the first state, and reads the passage off the last one."""
 
     def __init__(self, tokens: Tokens, like: Passage) -> None:
         nothing = torch.zeros_like(like.contribution)

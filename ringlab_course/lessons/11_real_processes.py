@@ -361,10 +361,10 @@ print("a PeerDiedError that names rank 2, on ranks 0, 1 and 3:", naming)
 # %% [markdown]
 # The other three got a `PeerDiedError` that names rank 2, and nobody waited for the limit of 120 s. How do they know?
 #
-# 1. Rank 2 dies, and the system closes its connections. Its neighbours, 1 and 3, know in a moment.
+# 1. Rank 2 dies, and the system closes its connections. Its neighbours, 1 and 3, notice at once.
 # 2. They fail. ringlab keeps a failed rank alive for two more seconds, so that an error seen elsewhere still reaches
 #    `launch`. Then its connections close.
-# 3. Only now does rank 0 know: it exchanges nothing with rank 2, and was waiting for a neighbour.
+# 3. Only now does rank 0 find out: it never exchanges with rank 2, and was waiting for one of its own neighbours.
 #
 # `launch` tells each of them which rank died first. It then raises *one* error, that of the rank which failed first, with
 # the others' in `errors`, and leaves no process running. Plain gloo gives a line like "connection closed by peer", and

@@ -4,8 +4,8 @@
 # **Afterwards you can** count the bytes that each schedule sends, and the time that ranks wait for them; choose one for
 # a model and a cluster, and say why; decode, token by token, with keys and values that are spread over ranks.
 #
-# **You need first** [lesson 06](06_what_it_costs.ipynb) for what hides, [lesson 08](08_striped_and_zigzag.ipynb) for
-# layouts, and section 6 of [lesson 14](14_training.ipynb) for tensor parallelism.
+# **You need first** [lesson 06](06_what_it_costs.ipynb) for messages that computing hides, [lesson 08](08_striped_and_zigzag.ipynb)
+# for layouts, and section 6 of [lesson 14](14_training.ipynb) for tensor parallelism.
 #
 # **Minutes** 60 to read and run, in two parts of 30; the exercise takes another 60.
 #
@@ -386,7 +386,7 @@ show(exchanges.decode_step([64] * 4), exchanges.describe_decode_step([64] * 4))
 
 # %%
 def generate(ring, prompt, new):
-    """Prefill, then `new` steps of decode; the outputs, and each rank's tokens before and after."""
+    """Prefill, then decode `new` tokens. Return the outputs, and each rank's tokens before and after decoding."""
     q, k, v = corpus.qkv(prompt + new, heads=H, kv_heads=4, head_dim=D)
     dealt = zigzag(prompt, ring.world_size)
     shards = [dealt.shard(x[:, :, :prompt], ring.rank) for x in (q, k, v)]

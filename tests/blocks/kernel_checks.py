@@ -215,7 +215,7 @@ def carried_in_float32() -> None:
 
 
 def _in_steps(q: Tensor, k: Tensor, v: Tensor, dout: Tensor, count: int) -> Results:
-    """Return the results of `count` steps over equal parts of the keys, where every row sees all keys."""
+    """Return the results of `count` steps, each over an equal part of the keys. Nothing is masked."""
     keys, scale = k.shape[2] // count, q.shape[3] ** -0.5
     tile = (Tile(0, q.shape[2], 0, keys, False),)
     blocks = list(zip(k.split(keys, dim=2), v.split(keys, dim=2), strict=True))

@@ -127,7 +127,7 @@ def test_the_form_in_the_docstring_is_read(tmp_path: Path) -> None:
     assert hardware(tmp_path / "x.toml").inside.bytes_per_s == 25e9
 
 
-REFUSED = {  # by case: old text, new text, and words of the error: its line, its key and others
+REFUSED = {  # for each case: the old text, the new text, and words that the error must contain
     "bare number": ('"24 GB"', "24", 5, "mine.memory", "with a unit"),
     "no unit": ('"24 GB"', '"24"', 5, "mine.memory", "add the unit"),
     "wrong dimension": ('"24 GB"', '"24 GB/s"', 5, "mine.memory", "unit of bytes/s"),

@@ -117,7 +117,7 @@ def test_ranks_beyond_the_kv_heads_hold_copies() -> None:
     assert found.best.degrees.kv_copies(8) == 2 and found.as_dict()["kv_copies"] == 2
     eight = plan(request.but(ulysses=8))
     ratio = found.best.memory.of("K/V cache") / eight.best.memory.of("K/V cache")
-    assert ratio == 2  # each rank has one K/V head for all tokens instead of half of the tokens
+    assert ratio == 2  # with 16, each rank keeps one K/V head of all tokens; with 8, of half of the tokens
 
 
 def test_an_update_reads_and_writes_every_weight_by_hand() -> None:

@@ -59,7 +59,7 @@ def test_a_layer_of_a_plan_takes_as_long_as_its_simulation(
 def test_measured_blocks_take_as_long_as_in_the_simulation(
     largest_causal: int | None, P: int, monkeypatch
 ) -> None:
-    """Measured blocks take as long as in the simulation, for both ways of timing pairs of ranks."""
+    """The planner's time of measured blocks equals the simulation's, by both ways of timing pairs of ranks."""
     blocks = tuple(
         MeasuredBlock("bfloat16", name, 1e-5, score, 1e-9, 128, "made up", largest_causal)
         for name, score in (("forward", 1e-12), ("backward", 3e-12))

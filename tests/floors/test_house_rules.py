@@ -253,7 +253,7 @@ def test_make_test_runs_a_part_of_a_sweep_and_make_test_all_runs_all_of_it() -> 
 
 
 def test_a_worker_runs_the_tests_of_a_file_together(pytestconfig: pytest.Config) -> None:
-    """One worker runs the tests of a file together, except that a sweep of answers is split by exercise."""
+    """All tests of a file run on one worker, except that the sweep over answers is split by exercise."""
     plugin: Any = pytestconfig.pluginmanager.getplugin(str(CHECKOUT / "conftest.py"))
     group_of = plugin.group_of
     assert group_of("tests/test_plan.py::a[1]") == group_of("tests/test_plan.py::b") == "tests/test_plan.py"

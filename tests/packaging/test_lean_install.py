@@ -334,7 +334,7 @@ def test_the_installed_program_runs_and_names_the_extra(installed: Environment) 
     assert len(done.stderr.splitlines()) == 1 and "'ringlab[lab]'" in done.stderr
 
 
-# Mutants: a module of the base that imports a package of an extra.
+# Mutants: each makes a module of the base install import a package that only an extra installs.
 
 PLAN = "plan --model llama3-70b --tokens 1M --hardware h100 --nodes 8 --logits-chunk 4Ki"
 TOO_MUCH = {

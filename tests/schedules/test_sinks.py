@@ -1,6 +1,6 @@
 """The cost of attention sinks. (tests/schedules/test_exact.py compares their results with the oracle.)
 
-Sinks count once for any number of ranks and blocks. They add no bytes to messages, and almost no memory.
+Sinks are added exactly once, however many ranks and blocks there are. They add no bytes to messages, and almost no memory.
 """
 
 from __future__ import annotations

@@ -96,7 +96,7 @@ class _Stretch:
         return _Stretch(begin, end, high, low)
 
     def joined(self, after: _Stretch, start: int, stop: int) -> _Stretch | None:
-        """Return this stretch and `after` as one for rows start … stop, or None if no rule describes both."""
+        """Return one stretch for both this one and `after`, in rows start … stop, or None if no rule describes both."""
         reach = self.high == after.high or (self.high == ALL and start + after.high + 1 >= self.end)
         begin = self.low == after.low or (after.low == -ALL and stop - 1 + self.low <= after.begin)
         if self.end == after.begin and reach and begin:

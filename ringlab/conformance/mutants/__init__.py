@@ -48,7 +48,7 @@ class Mutant:
     split_heads: bool = False
 
     def source(self) -> str:
-        """Return the wrong ring's text. Raises: EditError unless every hunk applies exactly once."""
+        """Return the source of the wrong ring. Raises: EditError unless every hunk applies exactly once."""
         return edits.apply(self.hunks, self.right, f"wrong ring {self.name!r}")
 
     def module(self) -> ModuleType:

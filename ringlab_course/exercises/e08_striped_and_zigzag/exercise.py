@@ -154,10 +154,10 @@ check("08.balance")
 # position **in its own document**. Return a list of P arrays of integers, positions in the packed sequence, such that
 #
 # 1. every position is owned once;
-# 2. no rank owns more than two stretches of neighbouring positions of any document;
+# 2. no rank owns more than two runs of consecutive positions of any document;
 # 3. no rank has more than 1.01 times the mean number of tokens;
-# 4. the visible pairs of the busiest rank of each step of the ring, added up over the steps, are at most 1.01 times the
-#    work of a rank on average;
+# 4. take the visible pairs of the busiest rank at each step of the ring: their sum over all steps is at most 1.01 times
+#    the average work of a rank;
 # 5. the same lengths always give the same answer, because every rank calls `pack` by itself.
 #
 # Conditions 1, 2 and 5 must hold always. Conditions 3 and 4 must hold where 2P divides every length, and also where there are

@@ -46,7 +46,7 @@ def nothing_seen(q):
 
 # %%
 def attend(q, k, v, out, lse):
-    """Return (out, lse) after this block as well; a block may hold no tokens."""
+    """Return (out, lse) with this block's keys added. A block may be empty."""
     group = q.shape[1] // k.shape[1]
     k, v = (x.to(out.dtype).repeat_interleave(group, dim=1) for x in (k, v))
     scores = q.to(out.dtype) @ k.mT / math.sqrt(q.shape[-1])
@@ -103,7 +103,7 @@ check("11.order")
 
 # %% grade="11.uneven"
 def uneven_ring(ring, q, k, v):
-    """Return this rank's (out, lse) over the keys of all ranks, whose lengths it does not know."""
+    """Return this rank's (out, lse) over the keys of all ranks. The rank does not know how many they have."""
     # BEGIN SOLUTION the ring over blocks of any length
     lengths = [int(n) for n in ring.all_gather(torch.tensor(k.shape[-2]))]
     out, lse = nothing_seen(q)

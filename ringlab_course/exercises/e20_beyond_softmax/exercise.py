@@ -31,9 +31,10 @@ from ringlab_course import check, corpus, hint
 # (H, L, D), `v` (H, L, Dv), `decay` (H, L) holds the logarithms $g_t \le 0$, and `state` (H, D, Dv) enters. Return `(out, state)`: the
 # outputs (H, L, Dv), and the state after the last token. D and Dv differ.
 #
-# - A loop over tokens is right, and slow. Try it with matrices of L × L numbers.
-# - Decays may forget everything. Two of −400 make $e^{-800}$, which is 0, and $e^{800}$ overflows. A decay may also be −∞.
-# - A matrix E of the lesson is (H, L, L) here. The chunk may have no token. Then the state comes back as it was.
+# - A loop over tokens is right, but slow. Try matrices of L × L numbers.
+# - A decay may erase the past. Two decays of −400 multiply to $e^{-800}$, which is 0 in float32, and $e^{800}$ overflows. A
+#   decay may even be −∞.
+# - The lesson's matrix E has shape (H, L, L) here. A chunk may be empty: then return the state unchanged.
 
 
 # %% grade="20.chunk"

@@ -252,7 +252,7 @@ def _expect_less_work(learners: Learners, seed: int) -> None:
         ran, efforts = learners.efforts(run)
         _expect_right([ran])
         if efforts[-1] <= least:
-            return  # work outside of torch is not counted; only values show hidden tiles
+            return  # work outside torch is not counted, so here only wrong values can show hidden tiles
         shares.append(efforts[0] / efforts[-1])
         if shares[-1] <= MOST:
             return

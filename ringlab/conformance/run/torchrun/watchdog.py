@@ -28,7 +28,7 @@ _LOOK = 0.2  # seconds between two checks for failures of other ranks
 
 
 class Watchdog:
-    """Keeps this rank's child, makes its part of each run, and writes the result to the rendezvous."""
+    """Manages this rank's child process, makes its part of each run in it, and writes the result to the rendezvous."""
 
     def __init__(self, world: World, rendezvous: Rendezvous, spec: TargetSpec, limit: float) -> None:
         self.world, self.rendezvous, self.limit = world, rendezvous, limit
