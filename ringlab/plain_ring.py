@@ -44,7 +44,8 @@ class _Attention(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, q: Query, k: KeyValue, v: KeyValue, call: Call) -> tuple[Query, RowState]:
-        out, lse = forward(call, q.detach(), k.detach(), v.detach())
+        with torch.autocast(q.device.type, enabled=False):  # which would round products of float32 tensors
+            out, lse = forward(call, q.detach(), k.detach(), v.detach())
         out = out.to(q.dtype)
         ctx.save_for_backward(q, k, v, out, lse)
         ctx.call = call

@@ -3,27 +3,34 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 Axes = Mapping[str, tuple[Any, ...]]
 Pair = tuple[tuple[str, Any], ...]
 
 
-def covering_pairs(axes: Axes) -> list[dict[str, Any]]:
+def covering_pairs(
+    axes: Axes, fits: Callable[[Mapping[str, Any]], bool] = lambda chosen: True
+) -> list[dict[str, Any]]:
     """Return combinations with a value for each axis that contain every pair of values of two axes.
+
+    fits: whether values of some axes may stand together. A pair that does not fit is left out. The first value
+    of each axis must fit to all others.
 
     >>> covering_pairs({"P": (1, 2), "dtype": ("float32",)})
     [{'P': 1, 'dtype': 'float32'}, {'P': 2, 'dtype': 'float32'}]
     """
-    names, missing = list(axes), set(_pairs_to_cover(axes))
+    names = list(axes)
+    missing = {pair for pair in _pairs_to_cover(axes) if fits(dict(pair))}
     found: list[dict[str, Any]] = []
     while missing:
         seed = min(missing, key=lambda pair: tuple(_order(axes, name, value) for name, value in pair))
         chosen = dict(seed)
         for name in names:
             if name not in chosen:
-                chosen[name] = max(axes[name], key=lambda value: _gain(names, missing, chosen, name, value))
+                fitting = [value for value in axes[name] if fits({**chosen, name: value})]
+                chosen[name] = max(fitting, key=lambda value: _gain(names, missing, chosen, name, value))
         found.append({name: chosen[name] for name in names})
         missing -= set(itertools.combinations(found[-1].items(), 2))
     return found

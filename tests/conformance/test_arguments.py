@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -76,8 +77,9 @@ def dropping(change: str = "", seeded: bool = True) -> Any:
 
     def attend(q, k, v, *, ring, layout, causal, dropout=0.0, seed=0):
         seed = {"one seed": 5, "": seed}.get(change, seed)
-        half = dropout / 2 if change == "half as many" else dropout
-        out = ring_attention(q, k, v, ring=ring, layout=layout, causal=causal, dropout=half, seed=seed)
+        rates = {"half as many": dropout / 2, "the share to keep": 1 - dropout if dropout else 0.0}
+        rate = rates.get(change, dropout)
+        out = ring_attention(q, k, v, ring=ring, layout=layout, causal=causal, dropout=rate, seed=seed)
         return out * (1 - dropout) if change == "not scaled" else out
 
     def unseeded(q, k, v, *, ring, layout, causal, dropout_p=0.0):
@@ -91,7 +93,8 @@ def dropping(change: str = "", seeded: bool = True) -> Any:
     [
         ("", ""),
         ("one seed", "two seeds drop the same pairs"),
-        ("half as many", "% of the weights are dropped, asked for were 50%"),
+        ("half as many", "% of the weights are dropped, asked for were 25%"),
+        ("the share to keep", "% of the weights are dropped, asked for were 25%"),
         ("not scaled", "beyond"),
     ],
 )
@@ -374,3 +377,24 @@ def test_required_lengths_are_given_to_every_run() -> None:
         return varlen(ring, layout, causal, cu_seqlens, q, k, v)
 
     assert failed(quick(attend, only=("forward", "dk", "documents"), layouts=("zigzag",))) == {}
+
+
+def test_rows_of_padding_must_be_finite() -> None:
+    """NaN in rows of padding reaches all tokens in the next layer's norm of the gradient."""
+
+    def attend(q, k, v, *, ring, layout, causal, cu_seqlens=None, poisoned=True):
+        out, lse = ring_attention(
+            q, k, v, ring=ring, layout=layout, return_lse=True,
+            mask=Mask(causal) if cu_seqlens is None else Mask.of_cu_seqlens(whole(cu_seqlens, q, ring), causal=causal),
+        )  # fmt: skip
+        if poisoned and cu_seqlens is not None:
+            padding = torch.from_numpy(layout.positions(ring.rank) >= int(cu_seqlens[-1]))
+            out = out.masked_fill(padding[:, None], torch.nan)
+        return out, lse
+
+    def whole(ends: Tensor, q: Tensor, ring: Any) -> Tensor:
+        return torch.cat((ends, ends.new_tensor([q.shape[2] * ring.world_size]))).unique()
+
+    claims: dict[str, Any] = {"only": ("pairs",), "layouts": ("zigzag",), "ranks": (2,), "ragged": False}
+    assert failed(quick(partial(attend, poisoned=False), **claims)) == {}
+    assert "out is not finite in rows of padding" in failed(quick(attend, **claims))["pairs"]

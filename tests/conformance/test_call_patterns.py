@@ -69,7 +69,7 @@ def test_ringlabs_own_ring_honours_or_refuses_every_argument_that_it_takes() -> 
 def test_every_way_of_calling_is_asked_by_the_check_that_is_named_for_it() -> None:
     claims = as_target(plain_ring.attend).claims()
     plan = Plan(claims, quick=True, seed=0)
-    asked = {run.use: each.name for each in CALL_CHECKS for run in each.runs(plan)}
+    asked = {run.use: each.name for each in CALL_CHECKS for run in each.runs(plan) if run.use}
     assert asked == {name: use.check for name, use in CALL_PATTERNS.items()}
     assert {each.name for each in CALL_CHECKS} <= set(checks.names())
 

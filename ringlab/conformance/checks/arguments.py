@@ -36,27 +36,30 @@ _LENGTH = 24
 
 @dataclass(frozen=True)
 class Argument:
-    """An argument: its name in the report, the names of its parameters, and its changes to a plain run.
+    """An argument: its check, the names of its parameters, and its changes to a plain run.
 
-    names: empty for a property of the shapes of q, k and v, which needs no parameter. causal: the mask that
-    the argument needs, or None for any mask. by_mask: whether a target that takes ringlab's Mask gets the
-    argument in the mask.
+    check, asks: the check's name and description. what: the argument's name in evidence. names: empty for a
+    property of the shapes of q, k and v, which needs no parameter. values: if the argument has a natural
+    scale, such as a shard or the sequence, they are on both sides of it. others: values that only the table
+    of pairs passes, because they change no result, or may be refused where `values` are not. causal: the mask
+    that the argument needs, or None for any mask. by_mask: whether a target that takes ringlab's Mask gets
+    the argument in the mask.
     """
 
+    check: str
+    asks: str
     what: str
     names: tuple[str, ...]
     values: tuple[Changes, ...]
     causal: bool | None = None
     by_mask: bool = True
+    others: tuple[Changes, ...] = ()
 
     def places(self, plan: Plan) -> list[Place]:
-        """Return the places for tests: all layouts with one mask, and the last layout with all masks."""
-        masks = [mask for mask in plan.claims.causal if self._fits(plan, mask)]
-        layouts = plan.claims.layouts if self.names else plan.claims.layouts[-1:]
-        places = [(layout, mask) for layout in layouts for mask in masks[-1:]]
-        return places + [(layouts[-1], mask) for mask in masks[:-1]]
+        """Return the places for tests: the last layout with each mask. Other layouts are in the table of pairs."""
+        return [(plan.claims.layouts[-1], mask) for mask in plan.claims.causal[::-1] if self.fits(plan, mask)]
 
-    def _fits(self, plan: Plan, causal: bool) -> bool:
+    def fits(self, plan: Plan, causal: bool) -> bool:
         """Return whether the argument can be tested with this mask.
 
         Without a causal mask, `window_left` alone does not define how far the window reaches to the right.
@@ -67,18 +70,32 @@ class Argument:
     def _taken(self, plan: Plan) -> set[str]:
         return {*self.names} & {*plan.claims.takes, *plan.claims.through}
 
+    @staticmethod
+    def length(plan: Plan, P: int) -> int:
+        """Return the number of tokens of a run on P ranks."""
+        return max(32, 16 * P) if plan.claims.whole_documents else max(_LENGTH, 6 * P)
+
     def runs(self, plan: Plan) -> list[Run]:
         """Return, for every place, a run without the argument, and a run with each of its values."""
+        return [run for place in self.places(plan) for run in self.runs_in(plan, place)]
+
+    def runs_in(self, plan: Plan, place: Place) -> list[Run]:
+        """Return a run without the argument in this place, and a run with each of its values."""
         P = plan.ranks(3, 2)[0]
-        length = max(32, 16 * P) if plan.claims.whole_documents else max(_LENGTH, 6 * P)
-        found = []
-        for layout, causal in self.places(plan):
-            plain = plan.run(P, length, layout=layout, causal=causal)
-            found += [
-                plain,
-                *(replace(plain, **_whole(plan, plain, change(plain))) for change in self.values),
-            ]
-        return found
+        plain = plan.run(P, self.length(plan, P), layout=place[0], causal=place[1])
+        with_it = (replace(plain, **self.changes(plan, plain, value)) for value in range(len(self.values)))
+        return [plain, *with_it]
+
+    def changes(self, plan: Plan, run: Run, value: int) -> dict[str, Any]:
+        """Return the fields of `run` that the value with this index changes, `others` last."""
+        return _whole(plan, run, (*self.values, *self.others)[value](run))
+
+    def fields(self, plan: Plan) -> set[str]:
+        """Return the names of the fields that the argument changes."""
+        run = plan.run(1, self.length(plan, 1), causal=bool(self.causal))
+        return {
+            name for value in range(len(self.values + self.others)) for name in self.changes(plan, run, value)
+        }
 
     def needs(self, plan: Plan) -> str | None:
         """Return the reason why the argument is not tested, or None."""
@@ -132,6 +149,8 @@ class Argument:
             text = f"{self.what}, refused here and not elsewhere: {first.trouble} ({first.run})"
             return Verdict(False, text, first.run)
         for ran in with_it:
+            if noted := ran.noted("padding"):
+                return Verdict(False, noted[0], ran.run)
             if ran.trouble is None and _unchanged(before, ran):
                 text = f"{self.what}, accepted and ignored: no result changes ({ran.run})"
                 return Verdict(False, text, ran.run)
@@ -178,27 +197,34 @@ def _padded(run: Run, *lengths: int) -> dict[str, Any]:
     return {"documents": (*lengths, last), "pads": (*pads, 1)}
 
 
-def _check(name: str, asks: str, argument: Argument) -> Check:
-    return Check(
-        name, asks, "quick", Measure.ARGUMENTS, argument.runs, argument.judge, argument.needs, tolerant=True
-    )
-
-
 def _padding(run: Run) -> dict[str, Any]:
     """Return padding that rows would see if it were not masked: in front under a causal mask."""
     return {"pads": (-5 if run.causal else 5,)}
 
 
-ARGUMENT_CHECKS = (
-    _check("window", "a window that it takes: the oracle's result, or an error", Argument("window", WINDOWS, (_always(window=7),))),
-    _check("soft cap", "a soft cap that it takes: the oracle's result, or an error", Argument("soft cap", SOFTCAPS, (_always(softcap=0.75),), by_mask=False)),
-    _check("prefix", "a prefix that every row sees: the oracle's result, or an error", Argument("prefix", PREFIXES, (lambda run: {"prefix": run.S - 3},), causal=True)),
-    _check("sinks", "sinks that it takes, with scores of some hundreds too: the oracle's result, or an error", Argument("sinks", SINKS, (_always(sinks=True), _always(sinks=True, values="large")), by_mask=False)),
-    _check("alibi", "slopes of ALiBi that it takes: the oracle's result under a causal mask, or an error", Argument("ALiBi slopes", ALIBI, (_always(alibi=True),), causal=True, by_mask=False)),
-    _check("documents", "packed documents that it takes: even ones; an empty one, one token, one longer than a shard", Argument("packed documents", DOCUMENTS, (_documents(12), _documents(5, 0, 1, 13)))),
-    _check("padded documents", "packed documents with padding behind each", Argument("padded documents", CU_PADDED, (lambda run: _padded(run, 7, 3),), by_mask=False)),
-    _check("padding", "padding, by a mask that it takes: in front under a causal mask, otherwise at the end", Argument("padding mask", (*PADDING, *VALID), (_padding,), by_mask=False)),
-    _check("joint tokens", "keys that all ranks hold, in front and at the end: each counts once", Argument("joint tokens", JOINT_KEYS, tuple(_always(joint=at) for at in ("front", "rear")), causal=False, by_mask=False)),
-    _check("value dims", "a head dim of v that is not that of q and k: the oracle's result, or an error", Argument("head dim of v", (), (_always(dv=8),))),
-    _check("cross-attention", "keys of another sequence, longer than the queries': the oracle's result, or an error", Argument("other sequence", (), (lambda run: {"keys": 2 * run.S},), causal=False)),
+def _ended_early(run: Run) -> dict[str, Any]:
+    """Return documents that end before the sequence does, as in a batch of a fixed size."""
+    return {"documents": (2 * run.P, run.S - 4 * run.P), "pads": (0, 2 * run.P)}
+
+
+def _shard(run: Run) -> int:
+    return run.S // run.P
+
+
+ARGUMENTS = (
+    Argument("window", "windows that it takes, shorter and longer than a shard: the oracle's result, or an error", "window", WINDOWS, (_always(window=3), lambda run: {"window": _shard(run) + 3}), others=(lambda run: {"window": run.S + 5},)),
+    Argument("soft cap", "soft caps that it takes: the oracle's result, or an error", "soft cap", SOFTCAPS, (_always(softcap=0.75), _always(softcap=30.0)), by_mask=False),
+    Argument("prefix", "a prefix that every row sees: the oracle's result, or an error", "prefix", PREFIXES, (_always(prefix=3), lambda run: {"prefix": run.S - 3}), causal=True),
+    Argument("sinks", "sinks that it takes, with scores of some hundreds too: the oracle's result, or an error", "sinks", SINKS, (_always(sinks=True), _always(sinks=True, values="large")), by_mask=False),
+    Argument("alibi", "slopes of ALiBi that it takes: the oracle's result under a causal mask, or an error", "ALiBi slopes", ALIBI, (_always(alibi=True),), causal=True, by_mask=False),
+    Argument("documents", "packed documents that it takes: even ones; an empty one, one token, one longer than a shard", "packed documents", DOCUMENTS, (_documents(12), _documents(5, 0, 1, 13)), others=(_ended_early,)),
+    Argument("padded documents", "packed documents with padding behind each", "padded documents", CU_PADDED, (lambda run: _padded(run, 7, 3),), by_mask=False),
+    Argument("padding", "padding, by a mask that it takes: in front under a causal mask, otherwise at the end", "padding mask", (*PADDING, *VALID), (_padding,), by_mask=False),
+    Argument("joint tokens", "keys that all ranks hold, in front and at the end: each counts once", "joint tokens", JOINT_KEYS, tuple(_always(joint=at) for at in ("front", "rear")), causal=False, by_mask=False),
+    Argument("value dims", "a head dim of v that is not that of q and k: the oracle's result, or an error", "head dim of v", (), (_always(dv=8), _always(dv=24))),
+    Argument("cross-attention", "keys of another sequence, more and fewer than the queries: the oracle's result, or an error", "other sequence", (), (lambda run: {"keys": 2 * run.S}, lambda run: {"keys": run.S // (4 * run.P) * 2 * run.P}), causal=False),
 )  # fmt: skip
+ARGUMENT_CHECKS = tuple(
+    Check(each.check, each.asks, "quick", Measure.ARGUMENTS, each.runs, each.judge, each.needs, tolerant=True)
+    for each in ARGUMENTS
+)

@@ -16,11 +16,13 @@ from ringlab.conformance.checks.check import (
     needs_backward,
     needs_own_tensors,
 )
-from ringlab.conformance.run.call_patterns import CALL_PATTERNS
+from ringlab.conformance.checks.values import GROWTH, rms
+from ringlab.conformance.run.call_patterns import CALL_PATTERNS, OTHER_GROUP
 from ringlab.conformance.run.run import TWO_RINGS, Ran, Run
 from ringlab.conformance.target.argument_names import GROUPS
 from ringlab.conformance.target.claims import TORCH
 from ringlab.conformance.tolerance import NAMES
+from ringlab.errors import apart
 
 _LENGTH = 24
 
@@ -29,8 +31,10 @@ _ASKS = {
     "loss scale": "gradients 2¹⁶ times as large, as under a loss scale",
     "gradient of lse": "a loss on lse too, or an lse that autograd knows has no gradient",
     "backward again": "a second backward of the same forward",
-    "calls in flight": "three forwards, then their backwards, the first one first",
-    "inference": "out and lse under no_grad and inference_mode",
+    "calls in flight": "five forwards, then their backwards; an evaluation or a skipped step between",
+    "two groups": "a backward on all ranks after a forward on half of them",
+    "autocast": "bfloat16 inputs under torch.autocast, which rounds products of float32 too",
+    "inference": "out and lse under no_grad and inference_mode, kept through a second call",
     "frozen inputs": "gradients where only some of q, k and v need one",
     "changed in place": "inputs or out changed before backward: the same gradients, or autograd's error",
     "recomputation": "the forward made again in backward, under torch.utils.checkpoint",
@@ -39,7 +43,7 @@ _ASKS = {
     "many calls": "no more memory after each call",
     "side effects": "random numbers, modes and process groups as before a call",
 }
-_STATE = ("inference", "two rings", "same memory", "many calls", "side effects")
+_STATE = ("inference", "two rings", "two groups", "same memory", "many calls", "side effects")
 """The checks of the state that a call leaves or finds; the other checks are about gradients."""
 
 
@@ -51,12 +55,13 @@ def _called(names: Sequence[str]) -> Runs:
 
     def runs(plan: Plan) -> list[Run]:
         claims = plan.claims
-        P = _worlds(plan)[0] if TWO_RINGS in names else plan.ranks(2)[0]
+        P = _worlds(plan)[0] if {TWO_RINGS, OTHER_GROUP} & {*names} else plan.ranks(2)[0]
         plain = plan.run(P, _LENGTH, layout=claims.layouts[-1], causal=claims.causal[-1])
         return [
             replace(plain, use=name, **CALL_PATTERNS[name].changes)
             for name in names
-            if claims.autograd or not CALL_PATTERNS[name].autograd
+            if (claims.autograd or not CALL_PATTERNS[name].autograd)
+            and CALL_PATTERNS[name].changes.get("dtype", plain.dtype) in claims.dtypes
         ]
 
     return runs
@@ -84,10 +89,34 @@ def _as_called(plan: Plan, rans: Sequence[Ran]) -> Verdict:
     return replace(verdict, evidence="; ".join([verdict.evidence, *refused[:1]])) if verdict.ok else verdict
 
 
+def _autocast(plan: Plan) -> list[Run]:
+    """Return a run under autocast, and the same one without it."""
+    return [run for with_it in _called(["autocast"])(plan) for run in (replace(with_it, use=""), with_it)]
+
+
+def _rounds_no_more(plan: Plan, rans: Sequence[Ran]) -> Verdict:
+    """Return the verdict: within the bounds, and with errors under autocast that are about those without it."""
+    within = _as_called(plan, rans)
+    if not within.ok:
+        return within
+    without, under = rans if not rans[0].run.use else rans[::-1]
+    for name in NAMES:
+        if name not in under.arrays:
+            continue
+        before, after = rms(without, name), rms(under, name)
+        if after > GROWTH * before:
+            error, allowed = apart(after, GROWTH * before, digits=2)
+            text = f"the error of {name} is {error} under autocast, and {before:.2g} without it (at most {allowed})"
+            return Verdict(False, f"{text}: float32 products inside are rounded ({under.run})")
+    return within
+
+
 def _needs(names: Sequence[str], plan: Plan) -> str | None:
     uses = [CALL_PATTERNS[name] for name in names]
-    if TWO_RINGS in names and (reason := _no_rings(plan)):
+    if {TWO_RINGS, OTHER_GROUP} & {*names} and (reason := _no_rings(plan)):
         return reason
+    if "autocast" in names and "bfloat16" not in plan.claims.dtypes:
+        return "the target does not claim bfloat16"
     if "same memory" in names and (reason := needs_own_tensors(plan)):
         return reason
     if not plan.claims.autograd and all(use.autograd for use in uses):
@@ -116,8 +145,9 @@ def _by_check() -> dict[str, list[str]]:
 
 CALL_CHECKS = tuple(
     Check(
-        check, _ASKS[check], "quick", Measure.STATE if check in _STATE else Measure.TRAINING, _called(names), _as_called, partial(_needs, names),
-        tolerant=check == "changed in place",
+        check, _ASKS[check], "quick", Measure.STATE if check in _STATE else Measure.TRAINING,
+        _autocast if check == "autocast" else _called(names), _rounds_no_more if check == "autocast" else _as_called,
+        partial(_needs, names), tolerant=check == "changed in place",
     )
     for check, names in _by_check().items()
 )  # fmt: skip

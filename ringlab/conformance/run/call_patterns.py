@@ -43,6 +43,7 @@ class _Part(Protocol):
         self, leaves: tuple[Tensor, ...], dout: Tensor, out: Tensor, lse: Tensor | None, retain: bool = False
     ) -> Any: ...
     def note(self, kind: str, text: str) -> None: ...
+    def elsewhere(self) -> AbstractContextManager[None]: ...
     def meet(self) -> None: ...
     def counted(self) -> AbstractContextManager[PassMeter]: ...
 
@@ -96,8 +97,11 @@ def _whole(part: _Part) -> Tensors:
     return _both(part, part.shards())
 
 
-def _through_lse(part: _Part) -> Tensors:
-    """Return the gradients of a loss on out and lse, as a z-loss and every merge of partials have."""
+def _through_lse(alone: bool, part: _Part) -> Tensors:
+    """Return the gradients of a loss on out and lse, as a z-loss and every merge of partials have.
+
+    alone: whether autograd gets no gradient of out at all.
+    """
     shards = part.shards()
     leaves = _leaves(shards)
     out, lse = part.attend(leaves)
@@ -107,7 +111,10 @@ def _through_lse(part: _Part) -> Tensors:
         )
         return {}
     dlse = part.own(cotangent_of_lse(part.run))
-    return _named(torch.autograd.grad((out, lse), leaves, (shards[3], dlse)))
+    if not alone:
+        return _named(torch.autograd.grad((out, lse), leaves, (shards[3], dlse)))
+    gradients = torch.autograd.grad(lse, leaves, dlse, allow_unused=True)
+    return _named(torch.zeros_like(x) if g is None else g for x, g in zip(leaves, gradients, strict=True))
 
 
 def _retained(part: _Part) -> Tensors:
@@ -120,12 +127,12 @@ def _retained(part: _Part) -> Tensors:
 
 
 def _first_in_first_out(part: _Part) -> Tensors:
-    """Return the results of the first of three micro-batches in flight, as in a pipeline.
+    """Return the results of the first of five micro-batches in flight, as in a pipeline.
 
     The first forward's backward is the first backward, and comes after all forwards.
     """
     calls = []
-    for shift in range(3):
+    for shift in range(5):
         *qkv, dout = part.shards(shift)
         leaves = _leaves(tuple(qkv))
         calls.append((leaves, dout, *part.attend(leaves)))
@@ -134,6 +141,54 @@ def _first_in_first_out(part: _Part) -> Tensors:
         for leaves, dout, out, lse in calls
     ]
     return found[0]
+
+
+def _in_between(call: Callable[[_Part], Any], part: _Part) -> Tensors:
+    """Return the results of a forward and its backward, with another call between them."""
+    *qkv, dout = part.shards()
+    leaves = _leaves(tuple(qkv))
+    out, lse = part.attend(leaves)
+    call(part)
+    return {**_results(out, lse), **_named(part.gradients(leaves, dout, out, lse))}
+
+
+def _evaluate(part: _Part) -> None:
+    with torch.no_grad():
+        part.attend(part.shards(1)[:3])
+
+
+def _call_elsewhere(part: _Part) -> None:
+    with part.elsewhere():
+        part.attend(_leaves(part.shards(1)[:3]))
+
+
+def _abandoned(part: _Part) -> Tensors:
+    """Return the results after a forward without a backward, as in a step that is skipped for its loss."""
+    part.attend(_leaves(part.shards(1)[:3]))
+    return _whole(part)
+
+
+def _two_inferences(part: _Part) -> Tensors:
+    """Return the results of a call under no_grad, read after a second one."""
+    with torch.no_grad():
+        first = part.attend(part.shards()[:3])
+        part.attend(part.shards(1)[:3])
+    return _results(*first)
+
+
+def _under_autocast(part: _Part) -> Tensors:
+    """Return the results of a forward under autocast, as layers that ran under it hand their tensors on.
+
+    A product of float32 tensors is then rounded to bfloat16, although the code says float32. Backward runs
+    outside autocast, as PyTorch advises.
+    """
+    *qkv, dout = part.shards()
+    leaves = _leaves(tuple(qkv), "qkv" if part.run.backward else "")
+    with torch.autocast(torch.device(part.device).type, torch.bfloat16):
+        out, lse = part.attend(leaves)
+    if not part.run.backward:
+        return _results(out, lse)
+    return {**_results(out, lse), **_named(part.gradients(leaves, dout, out, lse))}
 
 
 def _without(mode: Callable[[], AbstractContextManager[Any]], part: _Part) -> Tensors:
@@ -189,22 +244,40 @@ def _same_memory(part: _Part) -> Tensors:
 
 
 def _many_calls(part: _Part) -> Tensors:
-    """Return the results of the last of many calls; note it if memory grows with each call."""
+    """Return the results of the last of many calls; note it if memory grows with each call.
+
+    Python's garbage collector does not run meanwhile, because GPU memory that waits for it is not free.
+    """
     live: list[int] = []
     found: Tensors = {}
-    with part.counted() as meter:
+    with part.counted() as meter, _no_collection():
         for _ in range(3):
             for _ in range(CALLS):
                 found = {}
                 found = _whole(part)
             part.meet()
-            gc.collect()
             live.append(meter.memory.live_bytes)
             part.meet()
+        gc.collect()
+        part.meet()
+        collected = live[2] - meter.memory.live_bytes
     grown = live[1] - live[0]
     if grown > 0 and live[2] - live[1] == grown:
-        part.note("use", f"{grown // CALLS:,} bytes more are held after each call")
+        until = ", until Python's garbage collector runs" if collected >= grown else ""
+        part.note("use", f"{grown // CALLS:,} bytes more are held after each call{until}")
     return found
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    enabled = gc.isenabled()
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def _side_effects(part: _Part) -> Tensors:
@@ -270,17 +343,29 @@ def _groups() -> Any:
     return torch.distributed.distributed_c10d._world.pg_map if torch.distributed.is_available() else ()
 
 
+OTHER_GROUP = "half of the ranks in between"
 CALL_PATTERNS: dict[str, CallPattern] = {
     "summed loss": CallPattern("summed loss", _summed, {"dout": "ones"}),
     "loss scale": CallPattern("loss scale", _whole, {"dout": "large"}),
-    "loss on lse": CallPattern("gradient of lse", _through_lse, {"dlse": True}, autograd=True),
+    "loss on lse": CallPattern(
+        "gradient of lse", partial(_through_lse, False), {"dlse": True}, autograd=True
+    ),
+    "loss on lse alone": CallPattern(
+        "gradient of lse", partial(_through_lse, True), {"dlse": True, "dout": "zeros"}, autograd=True
+    ),
     "backward again": CallPattern("backward again", _retained),
-    "three in flight": CallPattern("calls in flight", _first_in_first_out),
+    "five in flight": CallPattern("calls in flight", _first_in_first_out),
+    "evaluated in between": CallPattern("calls in flight", partial(_in_between, _evaluate)),
+    "a step skipped": CallPattern("calls in flight", _abandoned),
+    OTHER_GROUP: CallPattern("two groups", partial(_in_between, _call_elsewhere)),
+    "autocast": CallPattern("autocast", _under_autocast, {"dtype": "bfloat16"}, backward=False),
     "no_grad": CallPattern("inference", partial(_without, torch.no_grad), backward=False),
     "inference_mode": CallPattern("inference", partial(_without, torch.inference_mode), backward=False),
+    "two under no_grad": CallPattern("inference", _two_inferences, backward=False),
     "q trained": CallPattern("frozen inputs", partial(_frozen, "q"), autograd=True),
     "q and v trained": CallPattern("frozen inputs", partial(_frozen, "qv"), autograd=True),
     "k trained": CallPattern("frozen inputs", partial(_frozen, "k"), autograd=True),
+    "v trained": CallPattern("frozen inputs", partial(_frozen, "v"), autograd=True),
     "inputs changed": CallPattern("changed in place", partial(_overwritten, "inputs"), autograd=True),
     "out changed": CallPattern("changed in place", partial(_overwritten, "out"), autograd=True),
     "recomputed": CallPattern("recomputation", _recomputed, autograd=True),

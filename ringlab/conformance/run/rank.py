@@ -89,6 +89,9 @@ class RankPart:
             return RankResult(own, own, arrays, list(dict.fromkeys(self.notes)))
         first = self._call(self._shards(self.run))
         arrays = {name: self._whole_precision(name, x) for name, x in first.items()}
+        for name in arrays.keys() - {"lse"} if self.run.pads else ():
+            if not np.isfinite(arrays[name][:, :, self.run.padding[own]]).all():
+                self.note("padding", f"{name} is not finite in rows of padding, and spreads from there")
         if self.run.twice:
             self._call(self._shards(replace(self.run, seed=self.run.seed + 1)))
             for name, x in first.items():
@@ -131,7 +134,8 @@ class RankPart:
         Virtual ranks with the same number in two rings would share the state that a module keeps for a rank.
         Processes share nothing.
         """
-        comm = self.metered.inner if self.metered is not None else None
+        comm = self.ring.comm if self.ring is not None else None
+        comm = comm.inner if isinstance(comm, Metered) else comm
         if not isinstance(comm, SubGroup):
             yield
             return
@@ -158,7 +162,8 @@ class RankPart:
             answer = call(self.target.function, qkv, known)
             self.returned += 1
             out, lse = self._unpacked(answer)
-        self._looks_like("out", out, qkv[0][..., : self.run.dv or None])
+        q, dims = qkv[0], self.run.dv or qkv[0].shape[-1]
+        self._looks_like("out", out, q[..., :1].expand(*q.shape[:-1], dims))
         return out, lse
 
     def gradients(
@@ -191,6 +196,19 @@ class RankPart:
         if missing:
             raise WrongResult(f"out does not depend on {', '.join(missing)} for autograd")
         return gradients
+
+    @contextmanager
+    def elsewhere(self) -> Iterator[None]:
+        """Let the calls in this context use half of the ranks, as if this part belonged to that ring."""
+        kept = self.__dict__.copy()
+        self.run, self.rank, self.ring = self._halved(self.run, self.rank, self.ring)
+        self.positions = self._dealt(self.run.S)
+        self.key_positions = self.positions[self.rank]
+        try:
+            with self._turn():
+                yield
+        finally:
+            self.__dict__.update(kept)
 
     def meet(self) -> None:
         """Wait for the other ranks."""
@@ -266,12 +284,16 @@ class RankPart:
         if self.ring is None and group is None:
             group = torch.distributed.group.WORLD
         layout = self.target.known_layout(run.layout, run.S, run.P)
+        more = given(self.target, run, self.positions[self.rank], self.device)
+        # A mask says whether it is causal, and ringlab refuses both.
+        masks = set() if "mask" in more else {"causal", "is_causal"}
+        masks |= {"causal", "is_causal"} & self.target.required
         return {
             "ring": self.ring, "comm": self.ring.comm if self.ring else None, **dict.fromkeys(GROUPS, group),
-            "rank": self.rank, "world_size": run.P, "causal": run.causal, "is_causal": run.causal,
+            "rank": self.rank, "world_size": run.P, **dict.fromkeys(masks, run.causal),
             "layout": layout or run.layout, "positions": tensors_of(self.positions, self.device),
             "scale": run.scale, "softmax_scale": run.scale, "return_lse": True,
-            **given(self.target, run, self.positions[self.rank], self.device), **self.target.options,
+            **more, **self.target.options,
         }  # fmt: skip
 
     def _unpacked(self, result: Any) -> tuple[Tensor, Tensor | None]:

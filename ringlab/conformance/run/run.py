@@ -37,8 +37,8 @@ class Run:
 
     values: how the inputs are drawn (see `inputs`). strided: the axis of the inputs that is not dense in
     memory, "heads" or "dims". use: the name of a call pattern (see `ringlab.conformance.run.call_patterns`).
-    dout: "normal", "ones", or "large", which is 2¹⁶ times as large as "normal". dlse: whether lse has a
-    gradient too.
+    dout: "normal", "ones", "zeros", or "large", which is 2¹⁶ times as large as "normal". dlse: whether lse
+    has a gradient too.
 
     window, softcap, prefix, documents, dropout: arguments of the call; 0 or () if they are not passed.
     dropout_seed: the seed that chooses the dropped pairs. pads: the number of padding tokens after each
@@ -291,9 +291,8 @@ def inputs(run: Run) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     names: dict[str, Any] = {"np": np, "q": q, "k": k, "D": run.D, "S": run.S}
     exec(VALUES[run.values], names)
     q, k = names["q"], names["k"]
-    dout = {"normal": dout, "ones": np.ones_like(dout), "large": dout * LOSS_SCALE.get(run.dtype, 2.0**16)}[
-        run.dout
-    ]
+    large = LOSS_SCALE.get(run.dtype, 2.0**16)
+    dout = {"normal": dout, "ones": np.ones_like(dout), "zeros": 0.0 * dout, "large": dout * large}[run.dout]
     dout[:, :, run.padding] = 0.0
     q, k, v, dout = _moved(run, q, k, v, dout)
     if run.one_hot:
