@@ -386,7 +386,7 @@ show(exchanges.decode_step([64] * 4), exchanges.describe_decode_step([64] * 4))
 
 # %%
 def generate(ring, prompt, new):
-    """Prefill, then decode `new` tokens. Return the outputs, and each rank's tokens before and after decoding."""
+    """Prefill and decode `new` tokens. Return outputs, and each rank's tokens before and after."""
     q, k, v = corpus.qkv(prompt + new, heads=H, kv_heads=4, head_dim=D)
     dealt = zigzag(prompt, ring.world_size)
     shards = [dealt.shard(x[:, :, :prompt], ring.rank) for x in (q, k, v)]

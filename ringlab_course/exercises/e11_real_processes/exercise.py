@@ -103,7 +103,7 @@ check("11.order")
 
 # %% grade="11.uneven"
 def uneven_ring(ring, q, k, v):
-    """Return this rank's (out, lse) over the keys of all ranks. The rank does not know how many they have."""
+    """Return this rank's (out, lse) over all ranks' keys. Their lengths are not known here."""
     # BEGIN SOLUTION the ring over blocks of any length
     lengths = [int(n) for n in ring.all_gather(torch.tensor(k.shape[-2]))]
     out, lse = nothing_seen(q)
