@@ -82,6 +82,13 @@ LogitsChunk = Annotated[
         rich_help_panel=SPLIT,
     ),
 ]
+FfnChunk = Annotated[
+    str | None,
+    typer.Option(
+        help="Tokens whose feed-forward is computed at once; by default all of a rank's.",
+        rich_help_panel=SPLIT,
+    ),
+]
 Dp = Annotated[
     int | None, typer.Option(help="Replicas, each with sequences of its own.", rich_help_panel=SPLIT)
 ]
@@ -111,6 +118,9 @@ LayoutName = Annotated[
         metavar="NAME",
     ),
 ]
+Ep = Annotated[
+    int | None, typer.Option(help="Ranks that share the experts of a layer.", rich_help_panel=SPLIT)
+]
 Pp = Annotated[
     int, typer.Option(help="Stages of a pipeline, one micro-batch per sequence.", rich_help_panel=SPLIT)
 ]
@@ -120,7 +130,9 @@ Interleave = Annotated[
 Offload = Annotated[
     str,
     typer.Option(
-        help="Keep activations in the host's memory.", rich_help_panel=SPLIT, metavar="none|activations"
+        help="Keep activations, optimizer (with gradients) or weights in the host's memory; several, joined by commas.",
+        rich_help_panel=SPLIT,
+        metavar="none|activations,…",
     ),
 ]
 Tile = Annotated[
@@ -181,6 +193,7 @@ def plan(
     cp: Cp = None,
     ring: RingDegree = None,
     ulysses: Ulysses = None,
+    ep: Ep = None,
     sharing: Sharing = None,
     recomputation: Recomputation = None,
     layout: LayoutName = None,
@@ -188,6 +201,7 @@ def plan(
     interleave: Interleave = 1,
     offload: Offload = "none",
     logits_chunk: LogitsChunk = None,
+    ffn_chunk: FfnChunk = None,
     tile: Tile = None,
     bound: Bound = None,
     ranks: Ranks = None,
@@ -247,6 +261,8 @@ def plan(
             generated=units.tokens(generated) if generated is not None else 0,
             chunk=units.tokens(chunk) if chunk is not None else CHUNK,
             sharing=sharing,
+            ep=ep,
+            ffn_chunk=units.tokens(ffn_chunk) if ffn_chunk is not None else None,
         )
         _answer(request, details, as_json)
 
@@ -290,6 +306,7 @@ WORDS = (
     "ring: ranks that hand K/V from one to the next; ulysses: ranks that trade tokens for heads by all-to-all; cp: both",
     "tp: ranks that share heads and feed-forward; dp: replicas with sequences of their own; pp: stages of a pipeline",
     "fsdp: ranks that share one copy of weights, gradients and optimizer; recomputed: what the backward computes again",
+    "ep: ranks that share the experts of a layer, to which tokens are sent by all-to-all",
 )
 
 SERVING_WORDS = (
@@ -377,9 +394,10 @@ def _first_lines(plan: Plan) -> list[str]:
         lines.append(
             f"Layout: {best.layout}, {plan.chunk_words}; the busiest rank computes {whole:.3f} × the mean"
         )
-    copies = best.degrees.kv_copies(request.sized.K)
+    heads = request.sized.main.dealt_heads
+    copies = best.degrees.kv_copies(heads)
     if copies > 1:
-        lines.append(f"K/V heads: each on {copies} ranks, since tp × ulysses is more than {request.sized.K}")
+        lines.append(f"K/V heads: each on {copies} ranks, since tp × ulysses is more than {heads}")
     return [*lines, f"Limit: {plan.limit.kind}: {plan.limit.sentence}"]
 
 
@@ -449,6 +467,7 @@ ROWS: tuple[tuple[str, str], ...] = (
     ("waiting: Ulysses all-to-all", "ulysses_s"),
     ("waiting: TP collectives", "tensor_s"),
     ("waiting: weights and gradients", "weights_exposed_s"),
+    ("waiting: tokens to experts and back", "dispatch_s"),
     ("waiting: host", "host_exposed_s"),
 )
 
@@ -551,6 +570,8 @@ def _travel(found: RingTable, machine_word: str) -> str:
         words += ", and none has to wait"
     else:
         words += f", and {waits}" if shortest is least else f"; {shortest.schedule} {waits}"
+    if not found.latent_below:
+        return words
     return f"{words}; a latent (MLA) would send less with fewer than {found.latent_below:,} numbers a token"
 
 
@@ -759,7 +780,9 @@ def show_tables(as_json: bool) -> None:
         return
     shown = Table("model", "", "source", title="models", title_justify="left")
     for it in models:
-        what = f"{it.title}: {it.parameters / 1e9:.3g} billion, {it.layers} layers, {it.H}/{it.K} heads of {it.D}"
+        heads = ", ".join(dict.fromkeys(f"{kind.H}/{kind.K} heads of {kind.D}" for kind in it.kinds))
+        active = f" ({it.active_parameters / 1e9:.3g} for each token)" if it.expert_parameters else ""
+        what = f"{it.title}: {it.parameters / 1e9:.3g} billion{active}, {it.layers} layers, {heads}"
         shown.add_row(it.name, what, it.source)
     people.print(shown)
     shown = Table("hardware", "", "source", title="hardware", title_justify="left")
@@ -778,7 +801,13 @@ def show_tables(as_json: bool) -> None:
 def _tables(models: list[Any], machines: list[Any]) -> dict[str, Any]:
     return {
         "models": [
-            {"name": it.name, "title": it.title, "parameters": it.parameters, "source": it.source}
+            {
+                "name": it.name,
+                "title": it.title,
+                "parameters": it.parameters,
+                "active_parameters": it.active_parameters,
+                "source": it.source,
+            }
             for it in models
         ],
         "hardware": [

@@ -286,7 +286,7 @@ def _sizes(
     given = {"H": heads, "K": kv_heads, "D": head_dim}
     own: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     if model is not None:
-        return replace(model_of(model).attention(B=batch, dtype=dtype, causal=causal), **own)
+        return replace(model_of(model).attention(B=batch, dtype=dtype, causal=causal), latent=None, **own)
     if heads is not None and kv_heads is None and heads % 8:
         own["K"] = heads  # 8 key/value heads do not divide the query heads, so each query head gets its own
     return Attention(B=batch, dtype=dtype, causal=causal, **own)

@@ -221,7 +221,7 @@ def weigh_rings(
         raise CostError("tokens, links and rates above zero, latency >= 0", f"{tokens}, {links}, {rates}")
     found = []
     # A latent has no heads that could be distributed among rings, so `latent_attention` refuses "multi-ring".
-    for schedule in (name for name in RINGS if not (latent and name == "multi-ring")):
+    for schedule in (name for name in RINGS if not ((latent or sizes.latent) and name == "multi-ring")):
         sent, exposed = 0, 0.0
         for backward in (False, True)[: 1 + training]:
             # All ranks have equally many tokens, so that the first rank sends as much as any other.

@@ -35,8 +35,11 @@ def attention_flops(sizes: Attention, score_elements: int, backward: bool = Fals
 
 
 def linear_flops(model: Model, tokens: int) -> int:
-    """Return the forward FLOPs of all layers' matrices: Q, K, V, output and feed-forward, 2 per weight and token."""
-    return 2 * model.layers * model.layer_matrix_parameters * tokens
+    """Return the forward FLOPs of all layers' matrices: Q, K, V, output and feed-forward, 2 per weight and token.
+
+    Of experts, only those count to which a token goes.
+    """
+    return 2 * tokens * sum(it.layers * it.active_parameters for it in model.kinds)
 
 
 def vocabulary_flops(model: Model, tokens: int) -> int:
@@ -53,6 +56,23 @@ def check_recomputation(recomputation: str) -> None:
     """Check a kind of recomputation. Raises: CostError if it is not in RECOMPUTATIONS."""
     if recomputation not in RECOMPUTATIONS:
         raise CostError(f"recomputation among {', '.join(RECOMPUTATIONS)}", repr(recomputation))
+
+
+def visible_pairs(S: int, causal: bool = True, window: int | None = None, prefix: int = 0) -> int:
+    """Return the score elements of `S` rows that see each other and, if causal, the `prefix` tokens before them.
+
+    A causal row sees itself and the window − 1 tokens before it; otherwise also the window − 1 tokens after it.
+
+    >>> visible_pairs(4), visible_pairs(4, window=2), visible_pairs(4, False, 2), visible_pairs(2, prefix=3)
+    (10, 7, 10, 9)
+    """
+    if not causal:
+        return S * S if window is None else 2 * visible_pairs(S, True, window) - S
+    most = min(window or prefix + S, prefix + S)
+    growing = max(
+        0, min(most - 1 - prefix, S)
+    )  # the rows that see all tokens before them, and fewer than `most`
+    return growing * prefix + growing * (growing + 1) // 2 + (S - growing) * most
 
 
 def layout_work(

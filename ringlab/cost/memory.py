@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from ringlab.cost.flops import check_recomputation
-from ringlab.cost.models import Model
+from ringlab.cost.models import Layer, Model
 from ringlab.cost.sizes import Attention, element_bytes
 from ringlab.errors import CostError
 
@@ -21,6 +21,11 @@ class Weights(Protocol):
     @property
     def parameters(self) -> int:
         """Return the number of weights."""
+        ...
+
+    @property
+    def expert_parameters(self) -> int:
+        """Return the number of those of experts."""
         ...
 
 
@@ -57,17 +62,18 @@ class AttentionWork:
     """Temporary bytes of attention, beside q, k, v, out and lse, at their peak.
 
     slots: bytes of the K/V of other ranks. gradients: bytes of dK and dV in float32. accumulators: bytes of
-    float32 sums.
+    float32 sums. made: bytes of the K and V that are made from the latent of one block, and of their gradients.
     """
 
     slots: int
     gradients: int
     accumulators: int
+    made: int = 0
 
     @property
     def total_bytes(self) -> int:
-        """Return the bytes of slots, gradients and accumulators together."""
-        return self.slots + self.gradients + self.accumulators
+        """Return the bytes of slots, gradients, accumulators and `made` together."""
+        return self.slots + self.gradients + self.accumulators + self.made
 
 
 def attention_work(sizes: Attention, tokens: int, P: int, backward: bool = False) -> AttentionWork:
@@ -81,63 +87,122 @@ def attention_work(sizes: Attention, tokens: int, P: int, backward: bool = False
     both dtypes, when nothing is left to add; at the beginning, before there are gradients, dout, out and
     their product in float32, whose rows add up to delta. `simulate` measures the same bytes on the program
     itself, and a test compares the two results.
+    If a latent travels, blocks and their gradients are those of the latent, and K and V of the block at work are
+    made from it: H·(D + Dv) numbers for each token, and backward their gradients in float32, too.
     """
     query, out = (sizes.B * sizes.H * dim * tokens for dim in (sizes.D, sizes.value_dim))
-    block = sizes.B * sizes.K * (sizes.D + sizes.value_dim) * tokens
+    block = sizes.travelling * tokens
     size, rows = element_bytes(sizes.dtype), 2 * 4 * sizes.B * sizes.H * tokens
     slots = min(2, P - 1) * block * size
+    made = (query + out) * (size + 4 * backward) if sizes.latent else 0
     if not backward:
-        return AttentionWork(slots, 0, 4 * out + rows if P > 1 else 0)
+        return AttentionWork(slots, 0, 4 * out + rows if P > 1 else 0, made)
     gradients = block * 4 * (3 if P > 1 else 1)
     delta = (12 if size < 4 else 4) * out  # for float32, only dO·out is new memory
     if P > 1:
         largest = max(4 * query, (4 + size) * query - block * 4, delta - gradients)
     else:  # dq is written in its dtype at once, and dK and dV are copied
         largest = max(size * (query + (block if size < 4 else 0)), delta - gradients)
-    return AttentionWork(slots, gradients, largest + rows)
+    return AttentionWork(slots, gradients, largest + rows, made)
 
 
 def saved_bytes(
-    model: Model, tokens: int, dtype: str = "bfloat16", recomputation: str = "none", tp: int = 1
+    model: Model | Layer,
+    tokens: int,
+    dtype: str = "bfloat16",
+    recomputation: str = "none",
+    tp: int = 1,
+    tiled: bool = False,
 ) -> int:
-    """Return the bytes that ONE layer keeps from its forward for its backward.
+    """Return the bytes that ONE layer keeps from its forward for its backward; of a model, its layer that keeps most.
 
     Derivation, elements per token: input of the attention norm and of the feed-forward norm, d each;
     their outputs, d each, which the matrices' gradients need; q and the attention's output, H·D
     each; k and v, K·D each; in the feed-forward d_ff for each of its matrices (gate, up and their
     product; or before and after the activation). Besides, lse: H float32. Softmax probabilities
     are not kept: the backward computes them from lse.
+    An output gate adds the gate and the gated output. A latent is kept in place of k and v, twice, before and
+    after its norm, as are the numbers from which q is made. A gated delta rule keeps q, k and v before and after
+    the convolution, the gate, the output and the gated output, and two float32 numbers of each head.
+    A token's experts keep what they get and return, d each, and their d_ff for each matrix; the router keeps a
+    float32 number of each expert. Balanced routing is assumed: a rank gets as many tokens as it sends.
     "selective" computes attention again and keeps neither its output nor lse; "full" keeps the layer's input only.
-    Tensor parallelism of degree `tp` divides heads and d_ff; the four tensors of width d stay whole.
+    tiled: the feed-forward keeps its input only, because its backward computes it again, some tokens at a time.
+    Tensor parallelism of degree `tp` divides heads and d_ff; the tensors of width d and latents stay whole.
     Raises: CostError for an unknown recomputation, or a degree that does not divide the heads.
     """
     check_recomputation(recomputation)
-    check_tp(model, tp)
+    if isinstance(model, Model):
+        check_tp(model, tp)
+        return max(saved_bytes(it, tokens, dtype, recomputation, tp, tiled) for it in model.kinds)
     size = element_bytes(dtype)
     if recomputation == "full":
         return tokens * model.d_model * size
-    heads = model.H * model.D + 2 * max(model.K // tp, 1) * tp * model.D
-    split = heads + model.ffn_matrices * model.d_ff
-    statistics = 0
+    whole, split, statistics = _kept_mixer(model, tp, recomputation)
+    if not tiled:
+        more, within = _kept_feed_forward(model)
+        whole, split, statistics = whole + more, split + within, statistics + 4 * (model.experts or 0)
+    return tokens * ((4 * model.d_model + whole) * size + -(-split * size // tp) + statistics)
+
+
+def _kept_feed_forward(it: Layer) -> tuple[int, int]:
+    """Return the elements of a token inside the feed-forward: whole on a tp rank, and split by tp."""
+    experts = it.active_experts or 0
+    return 2 * experts * it.d_model, it.ffn_matrices * ((experts or 1) * it.d_ff + (it.shared_d_ff or 0))
+
+
+def feed_forward_bytes(it: Layer, tokens: int, dtype: str = "bfloat16", tp: int = 1) -> int:
+    """Return the bytes inside the feed-forward of `tokens` tokens: what its backward needs, besides its input.
+
+    d_ff elements for each of its matrices, and d twice for each expert of a token, as in `saved_bytes`.
+    """
+    whole, split = _kept_feed_forward(it)
+    return tokens * ((whole - (-split // tp)) * element_bytes(dtype) + 4 * (it.experts or 0))
+
+
+def _kept_mixer(it: Layer, tp: int, recomputation: str) -> tuple[int, int, int]:
+    """Return what attention keeps for a token: elements that are whole on a tp rank, elements split by tp, other bytes."""
+    q, out = it.H * it.D, it.H * it.value_dim
+    if it.linear:
+        mixed = 2 * it.K * it.D + out
+        again = 0 if recomputation == "selective" else out
+        return 0, 2 * mixed + 2 * out + again, 2 * 4 * it.H // tp
+    whole = 2 * (it.latent + (it.q_latent or 0))
+    split = q + (0 if it.latent else max(it.K // tp, 1) * tp * (it.D + it.value_dim))
+    split += 2 * q if it.output_gate else 0
     if recomputation == "none":
-        split += model.H * model.D
-        statistics = 4 * model.H // tp
-    return tokens * (4 * model.d_model * size + -(-split * size // tp) + statistics)
+        return whole, split + out, 4 * it.H // tp
+    return whole, split, 0
 
 
-def layer_gradient_bytes(model: Model, tokens: int, dtype: str = "bfloat16", tp: int = 1) -> int:
-    """Return the most bytes of gradients of activations at once, in the backward of ONE layer.
+def layer_gradient_bytes(
+    model: Model | Layer, tokens: int, dtype: str = "bfloat16", tp: int = 1, fed: int | None = None
+) -> int:
+    """Return the most bytes of gradients of activations at once, in the backward of ONE layer; of a model, its largest.
 
     Derivation, elements per token: the residual stream's gradient, d; and either the feed-forward's,
     d_ff for each of its matrices (gate, up and their product; or before and after the activation),
     or attention's, of out and q H·D each and of k and v K·D each. Only one of the two counts, since they
     follow each other. Tensor parallelism of degree `tp` divides all parts except the residual stream's.
+    A token's experts have d_ff for each matrix, and d twice for what they get and return. Of a gated delta rule
+    the gradients of q, k, v, the gate and the output count. K and V made from a latent are counted as work
+    (`attention_work`), so that here the latent counts in their place. fed: the tokens whose feed-forward is
+    computed at once, all of them if None.
     Raises: CostError for a degree that does not divide the heads.
     """
-    check_tp(model, tp)
-    key_heads = max(model.K // tp, 1) * tp
-    split = max(model.ffn_matrices * model.d_ff, 2 * (model.H + key_heads) * model.D)
-    return tokens * (model.d_model - (-split // tp)) * element_bytes(dtype)
+    if isinstance(model, Model):
+        check_tp(model, tp)
+        return max(layer_gradient_bytes(it, tokens, dtype, tp, fed) for it in model.kinds)
+    it = model
+    rows = it.H * (it.D + it.value_dim)
+    if it.linear:
+        mixer = 2 * it.K * it.D + 3 * it.H * it.value_dim
+    else:
+        keys = it.latent * tp if it.latent else max(it.K // tp, 1) * tp * (it.D + it.value_dim)
+        mixer = rows + keys
+    whole, split = _kept_feed_forward(it)
+    within = max(-(-(split + whole * tp) // tp) * min(tokens, fed or tokens), -(-mixer // tp) * tokens)
+    return (tokens * it.d_model + within) * element_bytes(dtype)
 
 
 def logits_bytes(model: Model, tokens: int, dtype: str = "float32", tp: int = 1) -> int:
@@ -156,45 +221,74 @@ def loss_bytes(model: Model, tokens: int, dtype: str = "bfloat16", tp: int = 1) 
     return tokens * -(-model.vocabulary // tp) * (element_bytes(dtype) + 3 * wide)
 
 
-def kv_cache_bytes(model: Model, tokens: int, dtype: str = "bfloat16", B: int = 1) -> int:
-    """Return the bytes of K AND V of all layers: 2·layers·K·D·e per token. 70B, 1M tokens, bf16: 327.68 GB."""
-    return 2 * B * model.layers * model.K * model.D * element_bytes(dtype) * tokens
+def kv_cache_bytes(
+    model: Model,
+    tokens: int,
+    dtype: str = "bfloat16",
+    B: int = 1,
+    parts: int = 1,
+    tp: int = 1,
+    copies: int = 1,
+) -> int:
+    """Return the bytes of K AND V of all layers: 2·layers·K·D·e per token. 70B, 1M tokens, bf16: 327.68 GB.
+
+    parts, tp: the tokens are shared out over `parts` ranks and the heads over `tp`; then these are the bytes of
+    one rank. copies: how many of the tp ranks have the same head. A layer with a window caches the tokens of its
+    window. A latent is cached in place of K and V, whole on each of the tp ranks. A gated delta rule has a float32
+    state of H·D·Dv numbers in place of a cache, and the last tokens of its convolution, whole on each part.
+    """
+    return sum(_layer_cache_bytes(it, tokens, dtype, B, parts, tp, copies) for it in model.kinds)
 
 
-def parameter_bytes(model: Weights, dtype: str = "bfloat16", fsdp: int = 1, tp: int = 1) -> int:
+def _layer_cache_bytes(it: Layer, tokens: int, dtype: str, B: int, parts: int, tp: int, copies: int) -> int:
+    size = element_bytes(dtype)
+    if it.linear:
+        state = 4 * it.H * it.D * it.value_dim
+        mixed = (2 * it.K * it.D + it.H * it.value_dim) * ((it.convolution or 1) - 1) * size
+        return it.layers * -(-B * (state + mixed) // tp)
+    held = -(-min(tokens, it.window or tokens) // parts)
+    if it.latent:
+        return it.layers * B * it.latent * size * held
+    return -(-it.layers * B * it.K * (it.D + it.value_dim) * size * held * copies // tp)
+
+
+def parameter_bytes(model: Weights, dtype: str = "bfloat16", fsdp: int = 1, tp: int = 1, ep: int = 1) -> int:
     """Return the bytes of the weights on one rank, sharded over `fsdp` · `tp` ranks, rounded up.
 
+    With expert parallelism of degree `ep` above `fsdp`, `ep` · `tp` ranks share the experts.
     Raises: CostError for a degree below one.
     """
-    return _shared(model.parameters * element_bytes(dtype), fsdp, tp)
+    return _shared(model, element_bytes(dtype), fsdp, tp, ep)
 
 
-def gradient_bytes(model: Weights, dtype: str = "float32", fsdp: int = 1, tp: int = 1) -> int:
-    """Return the bytes of the weights' gradients on one rank, kept in `dtype`.
+def gradient_bytes(model: Weights, dtype: str = "float32", fsdp: int = 1, tp: int = 1, ep: int = 1) -> int:
+    """Return the bytes of the weights' gradients on one rank, kept in `dtype`, sharded as the weights.
 
     Raises: as `parameter_bytes`.
     """
-    return _shared(model.parameters * element_bytes(dtype), fsdp, tp)
+    return _shared(model, element_bytes(dtype), fsdp, tp, ep)
 
 
-def optimizer_bytes(model: Weights, dtype: str = "bfloat16", fsdp: int = 1, tp: int = 1) -> int:
-    """Return the bytes of Adam's state on one rank: two float32 moments per weight.
+def optimizer_bytes(model: Weights, dtype: str = "bfloat16", fsdp: int = 1, tp: int = 1, ep: int = 1) -> int:
+    """Return the bytes of Adam's state on one rank: two float32 moments per weight, sharded as the weights.
 
     Weights narrower than float32 also have a float32 master copy: 12 bytes per weight, not 8.
     Raises: as `parameter_bytes`.
     """
     master = 4 if element_bytes(dtype) < 4 else 0
-    return _shared(model.parameters * (4 + 4 + master), fsdp, tp)
+    return _shared(model, 4 + 4 + master, fsdp, tp, ep)
 
 
-def gathered_bytes(model: Model, dtype: str = "bfloat16", fsdp: int = 1, tp: int = 1) -> int:
-    """Return the bytes that FSDP gathers to compute one layer: all its weights, and their whole gradient.
+def gathered_bytes(model: Model, dtype: str = "bfloat16", fsdp: int = 1, tp: int = 1, ep: int = 1) -> int:
+    """Return the bytes that FSDP gathers to compute one layer, the largest: its weights, and their whole gradient.
 
-    The result is 0 without FSDP (degree 1).
+    The result is 0 without FSDP (degree 1). With expert parallelism a rank gathers its own experts only, and none
+    if `ep` ranks or more share a copy of the experts already.
     Raises: CostError for a degree below one.
     """
-    _check_degrees(fsdp, tp)
-    return 0 if fsdp == 1 else -(-2 * model.layer_matrix_parameters * element_bytes(dtype) // tp)
+    _check_degrees(fsdp, tp, ep)
+    largest = max(it.gathered_parameters(fsdp, ep) for it in model.kinds)
+    return 0 if fsdp == 1 else -(-2 * largest * element_bytes(dtype) // tp)
 
 
 def state_bytes(
@@ -215,20 +309,23 @@ def state_bytes(
 def check_tp(model: Model, tp: int) -> None:
     """Check a tensor-parallel degree. Raises: CostError if the heads of the model do not allow the degree."""
     _check_degrees(1, tp)
-    if model.H % tp or (model.K % tp and tp % model.K):
-        raise CostError(
-            f"a tensor-parallel degree that divides the {model.H} query heads of {model.name}, and "
-            f"divides its {model.K} key/value heads or is a multiple of them",
-            f"{tp}",
-        )
+    for it in model.kinds:
+        if it.H % tp or (it.dealt_heads % tp and tp % it.dealt_heads):
+            raise CostError(
+                f"a tensor-parallel degree that divides the {it.H} query heads of {model.name}, and "
+                f"divides its {it.dealt_heads} key/value heads or is a multiple of them",
+                f"{tp}",
+            )
 
 
-def _shared(whole: int, fsdp: int, tp: int) -> int:
-    _check_degrees(fsdp, tp)
-    return -(-whole // (fsdp * tp))
+def _shared(model: Weights, bytes_each: int, fsdp: int, tp: int, ep: int) -> int:
+    _check_degrees(fsdp, tp, ep)
+    experts = model.expert_parameters if ep > fsdp else 0
+    rest = -(-(model.parameters - experts) * bytes_each // (fsdp * tp))
+    return rest - (-experts * bytes_each // (ep * tp))
 
 
-def _check_degrees(fsdp: int, tp: int) -> None:
-    for name, degree in (("FSDP", fsdp), ("tensor-parallel", tp)):
+def _check_degrees(fsdp: int, tp: int, ep: int = 1) -> None:
+    for name, degree in (("FSDP", fsdp), ("tensor-parallel", tp), ("expert-parallel", ep)):
         if not isinstance(degree, int) or isinstance(degree, bool) or degree < 1:
             raise CostError(f"{name} degree >= 1, an integer", f"{degree!r}")

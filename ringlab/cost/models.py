@@ -1,4 +1,4 @@
-"""Transformer models as data: layers, widths and heads, each with its published source.
+"""Transformer models as data: kinds of layers with their numbers, widths and heads, each with its published source.
 
 The tables are TOML (`tables/models.toml`), and users add their own in the same form:
 
@@ -14,25 +14,185 @@ The tables are TOML (`tables/models.toml`), and users add their own in the same 
     vocabulary = 128256
     tied_embeddings = false
     source = "its config.json"
+
+If layers differ, each kind of layer is a table with its number of layers and all that is not as above. The
+numbers of layers add up to `layers`:
+
+    [[mine.kind]]
+    layers = 24
+    window = 1024
+
+    [[mine.kind]]
+    layers = 8
+    d_ff = 2048
+    experts = 64
+    active_experts = 4
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import lru_cache
+from dataclasses import dataclass, fields
+from functools import cached_property, lru_cache
 from pathlib import Path
 
 from ringlab.cost.hardware import TABLES, pick, read_entries
 from ringlab.cost.sizes import Attention
 from ringlab.cost.toml_file import BadValue, check_values
+from ringlab.errors import CostError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kind:
+    """A number of layers that are alike, and what they have; None is "as the model", or "none" where the model has none.
+
+    Dv: head dim of v, D if None. window: a token attends to the last `window` tokens, its own included.
+    kv_latent, rope, q_latent: latent attention (MLA). K and V are made from kv_latent numbers of a token, and
+    `rope` of a key's D dims are common to all heads; queries are made from q_latent numbers, or from the token.
+    linear: a gated delta rule with H heads of v and K of q and k, behind a convolution of `convolution` tokens.
+    output_gate: q is projected to twice its width, and one half gates the output.
+    experts: the number of experts of the feed-forward, of which each token goes to `active_experts`. d_ff is
+    then the width of one expert, and shared_d_ff that of the feed-forward that all tokens take beside them.
+    """
+
+    layers: int
+    H: int | None = None
+    K: int | None = None
+    D: int | None = None
+    d_ff: int | None = None
+    ffn_matrices: int | None = None
+    Dv: int | None = None
+    window: int | None = None
+    kv_latent: int | None = None
+    rope: int | None = None
+    q_latent: int | None = None
+    linear: bool = False
+    convolution: int | None = None
+    output_gate: bool = False
+    experts: int | None = None
+    active_experts: int | None = None
+    shared_d_ff: int | None = None
+
+    def __post_init__(self) -> None:
+        check_values(self)
+        if self.ffn_matrices not in (None, 2, 3):
+            raise BadValue(("ffn_matrices",), "2 (plain) or 3 (gated)", f"{self.ffn_matrices}")
+        together = (
+            ("kv_latent", "rope"),
+            ("q_latent", "kv_latent"),
+            ("convolution", "linear"),
+            ("experts", "active_experts"),
+            ("active_experts", "experts"),
+            ("shared_d_ff", "experts"),
+        )
+        for one, other in together:
+            if getattr(self, one) and not getattr(self, other):
+                raise BadValue((one,), f"a kind that has {other}, too", f"{getattr(self, one)}")
+        if self.experts and self.active_experts and self.active_experts > self.experts:
+            raise BadValue(("active_experts",), f"at most {self.experts}", f"{self.active_experts}")
+        mixers = [name for name in ("window", "kv_latent", "linear") if getattr(self, name)]
+        if len(mixers) > 1:
+            raise BadValue((mixers[0],), f"a kind without {mixers[1]}", f"{getattr(self, mixers[0])}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layer(Kind):
+    """One kind of layer of a model of width d_model, with every size filled in."""
+
+    d_model: int
+    H: int
+    K: int
+    D: int
+    d_ff: int
+    ffn_matrices: int
+
+    @property
+    def value_dim(self) -> int:
+        """Return the head dim of v."""
+        return self.D if self.Dv is None else self.Dv
+
+    @property
+    def latent(self) -> int:
+        """Return the numbers of a token that are cached and sent in place of K and V; 0 without a latent."""
+        return self.kv_latent + (self.rope or 0) if self.kv_latent else 0
+
+    @property
+    def global_attention(self) -> bool:
+        """Return whether a token attends to all tokens before it."""
+        return not self.linear and self.window is None
+
+    @property
+    def dealt_heads(self) -> int:
+        """Return the heads among which ranks divide K and V: those of q if a latent has none."""
+        return self.H if self.kv_latent else self.K
+
+    @property
+    def mixer_parameters(self) -> int:
+        """Return the weights of the matrices of attention, or of the gated delta rule with its convolution."""
+        d, keys, values = self.d_model, self.K * self.D, self.H * self.value_dim
+        if self.linear:
+            mixed = 2 * keys + values
+            return d * (mixed + values + 2 * self.H) + (self.convolution or 0) * mixed + values * d
+        queries = self.H * self.D * (2 if self.output_gate else 1)
+        if not self.kv_latent:
+            return d * (queries + self.K * (self.D + self.value_dim)) + values * d
+        made = self.H * (
+            self.D - (self.rope or 0) + self.value_dim
+        )  # keys but for their common part, and values
+        asked = (d + queries) * self.q_latent if self.q_latent else d * queries
+        return asked + d * self.latent + self.kv_latent * made + values * d
+
+    @property
+    def expert_parameters(self) -> int:
+        """Return the weights of all experts; 0 without experts."""
+        return (self.experts or 0) * self.ffn_matrices * self.d_model * self.d_ff
+
+    @property
+    def common_parameters(self) -> int:
+        """Return the weights of the matrices that every token takes: all but the experts."""
+        shared = self.ffn_matrices * self.d_model * (self.shared_d_ff or 0)
+        plain = 0 if self.experts else self.ffn_matrices * self.d_model * self.d_ff
+        router = self.d_model * (self.experts or 0)
+        return self.mixer_parameters + plain + shared + router
+
+    @property
+    def matrix_parameters(self) -> int:
+        """Return the weights of one layer's matrices."""
+        return self.common_parameters + self.expert_parameters
+
+    def gathered_parameters(self, fsdp: int, ep: int) -> int:
+        """Return the weights of a layer that FSDP gathers on a rank of `ep`-fold expert parallelism."""
+        return self.common_parameters + (self.expert_parameters // ep if fsdp > ep or ep == 1 else 0)
+
+    @property
+    def active_parameters(self) -> int:
+        """Return the weights that one token is multiplied with."""
+        of_an_expert = self.ffn_matrices * self.d_model * self.d_ff
+        return self.common_parameters + (self.active_experts or 0) * of_an_expert
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """Return the widths of the feed-forwards, which tensor parallelism divides."""
+        return (self.d_ff, *([self.shared_d_ff] if self.shared_d_ff else ()))
+
+    def attention(self, B: int = 1, dtype: str = "bfloat16", causal: bool = True) -> Attention:
+        """Return the sizes of the layer's attention."""
+        return Attention(B, self.H, self.K, self.D, dtype, causal, self.Dv, self.latent or None)
 
 
 @dataclass(frozen=True)
 class Model:
     """A decoder-only transformer: H query heads and K key/value heads of D, a feed-forward of `ffn_matrices`.
 
-    ffn_matrices: 3 for gated feed-forwards (SwiGLU), 2 for plain ones.
-    Raises: CostError for sizes below one, or if the K/V heads do not divide the query heads.
+    ffn_matrices: 3 for gated feed-forwards (SwiGLU), 2 for plain ones. kind: the kinds of layers, if layers
+    differ from each other or have more than that.
+    Raises: CostError for sizes below one, if the K/V heads do not divide the query heads, or if the kinds do not
+    add up to `layers`.
+
+    >>> it = model("deepseek-v3")
+    >>> [(layer.layers, layer.experts) for layer in it.kinds]
+    [(3, None), (58, 256)]
+    >>> round(it.parameters / 1e9), round(it.active_parameters / 1e9)
+    (671, 37)
     """
 
     name: str
@@ -47,6 +207,7 @@ class Model:
     vocabulary: int
     tied_embeddings: bool
     source: str
+    kind: tuple[Kind, ...] = ()
 
     def __post_init__(self) -> None:
         check_values(self)
@@ -54,23 +215,69 @@ class Model:
             raise BadValue(("ffn_matrices",), "2 (plain) or 3 (gated)", f"{self.ffn_matrices}")
         if self.H % self.K:
             raise BadValue(("K",), f"a divisor of H = {self.H}", f"{self.K}")
+        for it in self.kinds:
+            if it.H % it.K:
+                raise BadValue(("kind",), f"kinds with K = {it.K} that divides H = {it.H}", f"{it.K}")
+        if sum(layer.layers for layer in self.kinds) != self.layers:
+            counts = " + ".join(str(layer.layers) for layer in self.kinds)
+            raise BadValue(("layers",), f"{counts}, the layers of all kinds", f"{self.layers}")
+
+    @cached_property
+    def kinds(self) -> tuple[Layer, ...]:
+        """Return the kinds of layers, with every size filled in; a model whose layers are all alike has one."""
+        return tuple(self._filled(each) for each in self.kind or (Kind(layers=self.layers),))
+
+    def _filled(self, kind: Kind) -> Layer:
+        given = {it.name: getattr(kind, it.name) for it in fields(kind)}
+        sizes = {name: given[name] or getattr(self, name) for name in ("H", "K", "D", "d_ff", "ffn_matrices")}
+        return Layer(**given | sizes | {"d_model": self.d_model})
+
+    @property
+    def main(self) -> Layer:
+        """Return the kind of layer whose tokens attend to all tokens, or the first kind if none does."""
+        return next((it for it in self.kinds if it.global_attention), self.kinds[0])
+
+    @property
+    def only(self) -> Layer:
+        """Return the model's layer. Raises: CostError if the model has layers of several kinds, or with more than attention."""
+        if self.kind:
+            needed, remedy = (
+                "a model whose layers are all alike, with attention to all tokens",
+                "such as llama3-8b",
+            )
+            raise CostError(needed, f"{self.name}, whose layers are described one kind at a time", remedy)
+        return self.kinds[0]
+
+    @property
+    def matrix_parameters(self) -> int:
+        """Return the weights of all layers' matrices."""
+        return sum(it.layers * it.matrix_parameters for it in self.kinds)
+
+    @property
+    def expert_parameters(self) -> int:
+        """Return the weights of all layers' experts; 0 without experts."""
+        return sum(it.layers * it.expert_parameters for it in self.kinds)
 
     @property
     def layer_matrix_parameters(self) -> int:
-        """Return the weights of one layer's matrices: Q, K, V, output, and the feed-forward."""
-        attention = 2 * self.d_model * self.D * (self.H + self.K)
-        return attention + self.ffn_matrices * self.d_model * self.d_ff
+        """Return the weights of the matrices of one layer, the largest: attention, and the feed-forward with all experts."""
+        return max(it.matrix_parameters for it in self.kinds)
 
     @property
     def parameters(self) -> int:
         """Return the number of weights: matrices, embeddings and norms, without biases and positions."""
         norms = self.d_model * (2 * self.layers + 1)
         embeddings = (1 if self.tied_embeddings else 2) * self.vocabulary * self.d_model
-        return self.layers * self.layer_matrix_parameters + embeddings + norms
+        return self.matrix_parameters + embeddings + norms
+
+    @property
+    def active_parameters(self) -> int:
+        """Return the weights that a token is multiplied with, those of its experts and of the logits included."""
+        return sum(it.layers * it.active_parameters for it in self.kinds) + self.vocabulary * self.d_model
 
     def attention(self, B: int = 1, dtype: str = "bfloat16", causal: bool = True) -> Attention:
-        """Return the sizes of one attention layer of the model."""
-        return Attention(B=B, H=self.H, K=self.K, D=self.D, dtype=dtype, causal=causal)
+        """Return the sizes of one attention layer of the model, one that attends to all tokens if there is any."""
+        return self.main.attention(B, dtype, causal)
 
 
 def model(name_or_file: str | Path) -> Model:

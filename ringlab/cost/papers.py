@@ -37,7 +37,7 @@ def striped_speedup(
     FLOP of a linear layer: 2 on A100 (TF32), 1 on TPUs. If `tile` is None, only visible pairs count, which
     gives the paper's "theoretical maximum speed-up"; with a tile, all tiles that are not entirely masked
     count.
-    Raises: CostError for fewer tokens than ranks, or a weight that is not above zero.
+    Raises: CostError for fewer tokens than ranks, a weight that is not above zero, or layers that are not alike.
     Source: arXiv 2311.09431, section 4; its tables count two feed-forward matrices.
     """
     _check_striped(ranks, tokens, attention_weight)
@@ -79,11 +79,11 @@ def ring_context_bytes(model: Model, tokens: int, devices: int, architecture: st
         ring              2·b·s·h               and one layer at a time uses the ring's six blocks of 2·b·c·h
 
     One layer's weights and gradient are gathered. Logits are held once, in float32: their gradient is written over them.
-    Raises: CostError for an unknown architecture.
+    Raises: CostError for an unknown architecture, or layers that are not alike.
     """
     if architecture not in ARCHITECTURES:
         raise CostError(f"an architecture among {', '.join(ARCHITECTURES)}", repr(architecture))
-    sizes = model.attention(dtype="float32", causal=False)
+    sizes = model.only.attention(dtype="float32", causal=False)
     stream = 4 * tokens * model.d_model  # bytes of a float32 tensor as wide as the residual
     kept = stream if architecture in ("blockwise", "ring") else 4 * stream
     if architecture == "vanilla":
@@ -110,7 +110,7 @@ def ring_max_context(model: Model, devices: int, memory_bytes: float, architectu
 def _attention_flops(model: Model, layout: Layout, tile: tuple[int, int] | None) -> int:
     """Return the forward FLOPs of all layers' attention if every step waits for its slowest rank."""
     work = slowest_per_step(layout_work(layout, tile=tile)).sum()
-    return model.layers * attention_flops(model.attention(), int(work))
+    return model.layers * attention_flops(model.only.attention(), int(work))
 
 
 def _check_striped(ranks: int, tokens: int, attention_weight: float) -> None:

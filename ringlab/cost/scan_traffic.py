@@ -158,6 +158,18 @@ def attend_flops(sizes: LinearAttention, tokens: int, chunk: int = 64) -> int:
     return sizes.B * sizes.H * (read + written)
 
 
+def scan_flops(sizes: LinearAttention, tokens: int, chunk: int = 64, backward: bool = False) -> int:
+    """Return the FLOPs of a layer on a rank of `tokens` tokens: of the effect on a state, and of the outputs.
+
+    The backward takes three times as many: two products for each product of the forward, and the forward again,
+    because states inside a shard are not kept.
+    """
+    whole, rest = divmod(tokens, chunk)
+    found = whole * (passage_flops(sizes, chunk, chunk) + attend_flops(sizes, chunk, chunk))
+    found += passage_flops(sizes, rest, chunk) + attend_flops(sizes, rest, chunk)
+    return found * (3 if backward else 1)
+
+
 def halo_bytes(B: int, channels: int, kernel: int = 4, dtype: str = "bfloat16") -> int:
     """Return the bytes that a rank sends for a short convolution: kernel − 1 tokens, to the next rank.
 

@@ -65,7 +65,7 @@ class SequenceCosts:
     def of(cls, model: Model, machine: Hardware, dtype: str = "bfloat16") -> SequenceCosts:
         """Return the costs of training a model on this hardware, without recomputation or tensor parallelism.
 
-        Raises: CostError for a dtype that the hardware does not compute in.
+        Raises: CostError for a dtype that the hardware does not compute in, or layers that are not alike.
 
         >>> from ringlab.cost.hardware import hardware
         >>> from ringlab.cost.models import model
@@ -73,7 +73,7 @@ class SequenceCosts:
         >>> round(costs.rank_s(131072, 1) / costs.rank_s(131072, 8), 2)
         7.98
         """
-        peak, reached, sizes = machine.peak(dtype), machine.reached, model.attention(dtype=dtype)
+        peak, reached, sizes = machine.peak(dtype), machine.reached, model.only.attention(dtype=dtype)
         linear = linear_flops(model, 1) + vocabulary_flops(model, 1)
         pair, pair_back = (model.layers * attention_flops(sizes, 1, back) for back in (False, True))
         block, gradient = sizes.block_bytes_per_token, gradient_bytes_per_token(sizes)

@@ -24,6 +24,8 @@ def element_bytes(dtype: str) -> int:
 class Attention:
     """One attention layer: B sequences, H query heads, K key/value heads, head dim D, and head dim Dv of v (None: D).
 
+    latent: the numbers of a token that travel in place of its K and V in latent attention (MLA).
+
     Raises: CostError for sizes below one, an unknown dtype, or if K does not divide H.
     """
 
@@ -34,11 +36,12 @@ class Attention:
     dtype: str = "bfloat16"
     causal: bool = True
     Dv: int | None = None
+    latent: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("B", "H", "K", "D", "Dv"):
+        for name in ("B", "H", "K", "D", "Dv", "latent"):
             value = getattr(self, name)
-            if name == "Dv" and value is None:
+            if name in ("Dv", "latent") and value is None:
                 continue
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise CostError(f"{name} >= 1, an integer", f"{name}={value!r}")
@@ -56,6 +59,11 @@ class Attention:
         return self.D if self.Dv is None else self.Dv
 
     @property
+    def travelling(self) -> int:
+        """Return the numbers of one token that are cached and travel: B·K·(D + Dv), or B times those of its latent."""
+        return self.B * (self.latent or self.K * (self.D + self.value_dim))
+
+    @property
     def block_bytes_per_token(self) -> int:
-        """Return the bytes that K and V of one token take: B·K·(D + Dv)·e."""
-        return self.B * self.K * (self.D + self.value_dim) * element_bytes(self.dtype)
+        """Return the bytes that K and V of one token take, or its latent: `travelling` times e."""
+        return self.travelling * element_bytes(self.dtype)

@@ -97,8 +97,8 @@ def state_bytes(dtype: str) -> int:
 
 
 def gradient_bytes_per_token(sizes: Attention) -> int:
-    """Return the bytes that dK and dV of one token take on the wire: B·K·(D + Dv)·4."""
-    return sizes.B * sizes.K * (sizes.D + sizes.value_dim) * state_bytes(sizes.dtype)
+    """Return the bytes that dK and dV of one token, or the gradient of its latent, take on the wire: 4 for each number."""
+    return sizes.travelling * state_bytes(sizes.dtype)
 
 
 @dataclass(frozen=True)
@@ -152,7 +152,7 @@ class Route:
 def load(sizes: Attention, travels: str, *, backward: bool = False, latent: int = 0) -> Load:
     """Return the bytes of one token that travel, if `travels` is "kv" or "queries".
 
-    latent: if not 0, the R + Dr numbers of a token that travel in place of K and V.
+    latent: if not 0, the R + Dr numbers of a token that travel in place of K and V; by default, those of `sizes`.
     Raises: CostError for any other value of `travels`.
 
     >>> load(Attention(H=8, K=8, D=128), "kv", backward=True), load(Attention(H=8, K=8, D=128), "queries", backward=True)
@@ -161,7 +161,7 @@ def load(sizes: Attention, travels: str, *, backward: bool = False, latent: int 
     e, s = element_bytes(sizes.dtype), state_bytes(sizes.dtype)
     H, D, Dv = sizes.B * sizes.H, sizes.D, sizes.value_dim
     if travels == "kv":
-        numbers = sizes.B * (latent or sizes.K * (D + Dv))
+        numbers = sizes.B * latent or sizes.travelling
         return Load(numbers * e, numbers * s if backward else 0)
     if travels != "queries":
         raise CostError("what travels: kv or queries", repr(travels))

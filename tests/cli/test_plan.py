@@ -171,8 +171,36 @@ def test_a_pipeline_and_offloaded_activations_are_shown() -> None:
 
 def test_degrees_layout_and_tile_are_taken_as_given() -> None:
     found = told(f"{ASKED} --nodes 8 --tp 2 --ulysses 2 --dp 1 --fsdp 32 --layout striped --tile 64x128")
-    assert found["degrees"] == {"dp": 1, "tp": 2, "cp": 32, "ring": 16, "ulysses": 2, "fsdp": 32, "pp": 1}
+    assert found["degrees"] == {
+        "dp": 1,
+        "tp": 2,
+        "cp": 32,
+        "ring": 16,
+        "ulysses": 2,
+        "fsdp": 32,
+        "pp": 1,
+        "ep": 1,
+    }
     assert found["layout"] == "striped" and found["chunk_tokens"] == 1
+
+
+def test_experts_pieces_and_offloads_are_taken_as_given_and_shown() -> None:
+    words = "--model qwen3-30b-a3b --tokens 128Ki --hardware h100 --nodes 2 --ep 8 --ffn-chunk 4Ki --offload optimizer"
+    status, out, _ = call(f"{words} --details")
+    flat, found = " ".join(out.split()), told(words)
+    assert status == 0 and "experts over ep 8" in out.splitlines()[0] and found["degrees"]["ep"] == 8
+    for part in (
+        "tokens to experts and back",
+        "8 of 128 experts of 768",
+        "more on the host",
+        "once more in the backward",
+    ):
+        assert part in flat, part
+    assert found["command"].endswith("--ep 8 --ffn-chunk 4Ki") and told(
+        found["command"].removeprefix("ringlab plan ")
+    )
+    models = {it["name"]: it for it in told("--list")["models"]}
+    assert models["deepseek-v3"]["parameters"] > 18 * models["deepseek-v3"]["active_parameters"]
 
 
 @pytest.mark.parametrize("tokens", ["1M", "1000000", "1000k", "1_000_000"])

@@ -46,6 +46,7 @@ def forget() -> None:
         memory_table._state,
         memory_table._at_work,
         work.ring_work,
+        work.window_work,
     )
     for function in cached:
         function.cache_clear()

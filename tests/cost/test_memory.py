@@ -92,6 +92,56 @@ def test_saved_bytes_tensor_by_tensor() -> None:
     assert memory.saved_bytes(EIGHT, 1, tp=2) == halved
 
 
+def test_saved_bytes_of_each_kind_of_layer_tensor_by_tensor() -> None:
+    """Experts keep what they get and return, a latent is kept twice, and a delta rule keeps q, k and v twice."""
+    (sparse,) = model("qwen3-30b-a3b").kinds
+    within = 2 * 8 * 2048 + 8 * 3 * 768
+    attention = 2 * 4096 + 2 * 512
+    assert memory.saved_bytes(sparse, 1) == 2 * (4 * 2048 + attention + within) + 4 * 32 + 4 * 128
+    dense = model("deepseek-v3").kinds[0]
+    latents, heads = 2 * (512 + 64 + 1536), 128 * (192 + 128)
+    assert memory.saved_bytes(dense, 1) == 2 * (4 * 7168 + latents + heads + 3 * 18432) + 4 * 128
+    linear, gated = model("qwen3-next-80b-a3b").kinds
+    mixed, values = 2 * 16 * 128 + 32 * 128, 32 * 128
+    within, router = 2 * 10 * 2048 + 3 * 512 * (10 + 1), 4 * 512
+    assert (
+        memory.saved_bytes(linear, 1)
+        == 2 * (4 * 2048 + 2 * mixed + 3 * values + within) + 2 * 4 * 32 + router
+    )
+    heads = 16 * 256 * (2 + 2) + 2 * 2 * 256  # q and out, the gate and the gated output, k and v
+    assert memory.saved_bytes(gated, 1) == 2 * (4 * 2048 + heads + within) + 4 * 16 + router
+
+
+@given(it=some_model, tokens=st.integers(1, 1000), fed=st.integers(1, 1000))
+def test_a_tiled_feed_forward_keeps_its_input_alone(it: Model, tokens: int, fed: int) -> None:
+    for layer in it.kinds:
+        whole, tiled = (memory.saved_bytes(layer, tokens, tiled=each) for each in (False, True))
+        assert whole - tiled == memory.feed_forward_bytes(layer, tokens)
+        most = memory.layer_gradient_bytes(layer, tokens)
+        assert memory.layer_gradient_bytes(layer, tokens, fed=tokens) == most
+        assert memory.layer_gradient_bytes(layer, tokens, fed=min(fed, tokens)) <= most
+    assert memory.feed_forward_bytes(EIGHT.kinds[0], 10) == 10 * 2 * 3 * 14336
+    few = memory.layer_gradient_bytes(EIGHT, 1000, fed=10)
+    assert few == 1000 * 2 * (
+        4096 + 2 * 4096 + 2 * 1024
+    )  # those of attention are more than those of ten tokens
+
+
+def test_caches_of_models_of_several_kinds() -> None:
+    """A token of DeepSeek-V3 has 70 KB, Gemma 3 caches windows of 1,024 tokens, and Qwen3-Next 24 KB and states."""
+    assert memory.kv_cache_bytes(model("deepseek-v3"), 1000) == 1000 * 61 * 576 * 2
+    of_a_layer = 2 * 16 * 128 * 2
+    for tokens in (100, 10**6):
+        layers = 10 * tokens + 52 * min(tokens, 1024)
+        assert memory.kv_cache_bytes(model("gemma3-27b"), tokens) == layers * of_a_layer
+    states = 36 * (32 * 128 * 128 * 4 + 3 * (2 * 16 * 128 + 32 * 128) * 2)
+    assert memory.kv_cache_bytes(model("qwen3-next-80b-a3b"), 1000, B=3) == 3 * (
+        1000 * 12 * 2 * 2 * 256 * 2 + states
+    )
+    shared = memory.kv_cache_bytes(model("deepseek-v3"), 1000, parts=4, tp=8)
+    assert shared == 250 * 61 * 576 * 2  # the latent is whole on each of the tp ranks
+
+
 @given(it=some_model, tokens=st.integers(1, 10**6), dtype=st.sampled_from(["bfloat16", "float32"]))
 def test_what_is_computed_again_is_not_kept(it: Model, tokens: int, dtype: str) -> None:
     none, selective, full = (

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from ringlab.cost import models
-from ringlab.cost.models import model, model_names, read_models
+from ringlab.cost.models import Model, model, model_names, read_models
 from ringlab.errors import CostError
 
 PRINTED = 2e-3  # the allowed relative difference, because 65.286 is published as 65.2
@@ -52,6 +53,82 @@ def test_weights_to_the_last_one() -> None:
     assert 8_190_735_360 - model("qwen3-8b").parameters == 36 * 2 * 128
 
 
+KINDS = {  # billions of weights in all and for each token, and their source
+    "deepseek-v3": (671, 37, "README of deepseek-ai/DeepSeek-V3"),
+    "qwen3-30b-a3b": (30.5, 3.3, "model card of Qwen/Qwen3-30B-A3B, which counts both vocabulary matrices"),
+    "qwen3-235b-a22b": (235, 22, "model card of Qwen/Qwen3-235B-A22B, which counts both vocabulary matrices"),
+    "gpt-oss-20b": (20.91, 3.61, "arXiv 2508.10925, table 1"),
+    "gpt-oss-120b": (116.83, 5.13, "arXiv 2508.10925, table 1"),
+    "gemma3-27b": (25.600 + 1.416, 25.600 + 1.416, "arXiv 2503.19786, table 1, without the vision encoder"),
+    "glm-4.5-air": (106, 12, "arXiv 2508.06471, and huggingface.co/docs/transformers, glm4_moe"),
+    "qwen3-next-80b-a3b": (80, 3, "model card of Qwen/Qwen3-Next-80B-A3B-Instruct, round figures"),
+}
+
+
+def near(published: float) -> float:
+    """Return the allowed difference: one unit of the last printed digit, which may be cut off, or as for other models."""
+    decimals = len(f"{published:g}".partition(".")[2])
+    return max(10.0**-decimals, PRINTED * published)
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_weights_of_models_of_several_kinds_as_published(name: str) -> None:
+    """Totals are as published; those for each token may count one or both matrices of the vocabulary."""
+    it, (in_all, active, _) = model(name), KINDS[name]
+    assert abs(it.parameters / 1e9 - in_all) <= near(in_all)
+    vocabulary = it.vocabulary * it.d_model
+    found = [(it.active_parameters + more) / 1e9 for more in (0, vocabulary)]
+    assert min(abs(each - active) for each in found) <= near(active)
+
+
+def replaced(it: Model, **changes: object) -> Model:
+    return replace(it, kind=tuple(replace(each, **changes) for each in it.kind))  # type: ignore[arg-type]
+
+
+KIND_MUTANTS: dict[str, tuple[str, Callable[[Model], Model]]] = {
+    "an expert less": ("qwen3-30b-a3b", lambda it: replaced(it, experts=127)),
+    "an active expert more": ("gpt-oss-120b", lambda it: replaced(it, active_experts=5)),
+    "K and V of every head for a latent": (
+        "deepseek-v3",
+        lambda it: replaced(it, kv_latent=None, rope=None, q_latent=None),
+    ),
+    "experts in the first layers": ("deepseek-v3", lambda it: replace(it, kind=(replace(it.kind[1], layers=61),))),
+    "no shared expert, and experts of the dense width": (
+        "deepseek-v3", lambda it: replace(it, kind=(it.kind[0], replace(it.kind[1], shared_d_ff=None, d_ff=4096))),
+    ),
+    "experts of another width": ("qwen3-next-80b-a3b", lambda it: replace(it, d_ff=600)),
+    "embeddings not tied": ("gemma3-27b", lambda it: replace(it, tied_embeddings=False)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("mutant", KIND_MUTANTS)
+def test_published_totals_catch_wrong_kinds(mutant: str) -> None:
+    name, change = KIND_MUTANTS[mutant]
+    wrong = change(model(name))
+    with pytest.MonkeyPatch.context() as patched, pytest.raises(AssertionError):
+        patched.setattr(f"{__name__}.model", lambda _: wrong)
+        test_weights_of_models_of_several_kinds_as_published(name)
+
+
+def test_one_layer_of_each_kind_by_hand() -> None:
+    """Weights of layers of DeepSeek-V3, Qwen3-Next and gpt-oss, matrix by matrix."""
+    dense, sparse = model("deepseek-v3").kinds
+    latent = 7168 * 1536 + 1536 * 128 * 192 + 7168 * (512 + 64) + 512 * 128 * (128 + 128) + 128 * 128 * 7168
+    assert dense.mixer_parameters == sparse.mixer_parameters == latent
+    expert = 3 * 7168 * 2048
+    assert dense.matrix_parameters == dense.active_parameters == latent + 3 * 7168 * 18432
+    assert sparse.matrix_parameters == latent + 257 * expert + 7168 * 256
+    assert sparse.active_parameters == latent + 9 * expert + 7168 * 256
+    assert sparse.latent == 576 and sparse.attention().block_bytes_per_token == 2 * 576
+    linear, gated = model("qwen3-next-80b-a3b").kinds
+    mixed = 2 * 16 * 128 + 32 * 128
+    assert linear.mixer_parameters == 2048 * (mixed + 32 * 128 + 2 * 32) + 4 * mixed + 32 * 128 * 2048
+    assert gated.mixer_parameters == 2048 * 256 * (2 * 16 + 2 * 2) + 16 * 256 * 2048
+    local, everywhere = model("gpt-oss-20b").kinds
+    assert (local.window, everywhere.window) == (128, None)
+    assert model("gpt-oss-20b").main is model("gpt-oss-20b").kinds[1]
+
+
 MUTANTS = {
     "two feed-forward matrices for three": lambda m: replace(m, ffn_matrices=5 - m.ffn_matrices),
     "as many K/V heads as query heads": lambda m: replace(m, K=m.H if m.K < m.H else m.H // 2),
@@ -70,7 +147,9 @@ def test_published_totals_catch(mutant: str) -> None:
 def test_every_model_has_a_source_and_sizes_that_fit(name: str) -> None:
     it = model(name)
     assert it.name == name and it.title and len(it.source) > 10
-    assert it.H * it.D == it.d_model or name.startswith("qwen3")  # Qwen3's heads are wider than the model
+    # Heads of Qwen3, and of models with several kinds of layers, are not as wide as the model.
+    assert it.H * it.D == it.d_model or name.startswith("qwen3") or it.kind
+    assert sum(kind.layers for kind in it.kinds) == it.layers
     sizes = it.attention(B=2, dtype="float32", causal=False)
     assert (sizes.B, sizes.H, sizes.K, sizes.D, sizes.dtype, sizes.causal) == (
         2, it.H, it.K, it.D, "float32", False,
@@ -98,8 +177,15 @@ def test_unknown_names_are_told_the_nearest(asked: str, near: str) -> None:
 
 
 def example() -> str:
-    text = str(models.__doc__).split("same form:\n")[1]
-    return "\n".join(line[4:] for line in text.splitlines())
+    return indented(str(models.__doc__).split("same form:\n")[1].split("If layers differ")[0])
+
+
+def kinds_example() -> str:
+    return example() + indented(str(models.__doc__).split("add up to `layers`:\n")[1])
+
+
+def indented(text: str) -> str:
+    return "\n".join(line[4:] for line in text.splitlines()) + "\n"
 
 
 def test_the_form_in_the_docstring_is_read(tmp_path: Path) -> None:
@@ -108,6 +194,39 @@ def test_the_form_in_the_docstring_is_read(tmp_path: Path) -> None:
     it = model(path)
     assert it.name == "mine" and it.parameters == model("llama3-8b").parameters
     assert model(f"{path}:mine") == it == read_models(path)["mine"]
+
+
+def test_kinds_in_the_docstring_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text(kinds_example())
+    local, sparse = model(path).kinds
+    assert (local.layers, local.window, local.H, local.d_ff) == (24, 1024, 32, 14336)
+    assert (sparse.layers, sparse.experts, sparse.active_experts, sparse.d_ff) == (8, 64, 4, 2048)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "told"),
+    [
+        ("layers = 24", "layers = 25", r"line \d+, mine.layers: 25 \+ 8, the layers of all kinds"),
+        ("window = 1024", "windows = 1024", r"mine.kind.0.windows: a known key(.|\n)*did you mean 'window'"),
+        ("window = 1024", "window = 0", r"mine.kind.0.window: a whole number from 1"),
+        ("window = 1024", "K = 5", r"mine.kind: kinds with K = 5 that divides H = 32"),
+        ("window = 1024", "linear = 1", r"mine.kind.0.linear: true or false"),
+        ("window = 1024", "window = 8\nlinear = true", r"mine.kind.0.window: a kind without linear"),
+        ("window = 1024", "kv_latent = 8", r"mine.kind.0.kv_latent: a kind that has rope"),
+        ("active_experts = 4", "", r"mine.kind.1.experts: a kind that has active_experts"),
+        ("active_experts = 4", "active_experts = 65", r"mine.kind.1.active_experts: at most 64"),
+        ("experts = 64\n", "shared_d_ff = 64\n", r"a kind that has experts"),
+    ],
+)
+def test_faults_of_kinds_are_refused_with_file_line_and_key(
+    old: str, new: str, told: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text(kinds_example().replace(old, new))
+    with pytest.raises(CostError, match=told) as raised:
+        read_models(path)
+    assert str(path) in str(raised.value)
 
 
 @pytest.mark.parametrize(

@@ -136,9 +136,10 @@ def test_stages_share_out_the_model(it, pp: int) -> None:  # type: ignore[no-unt
         fullest = found["second"].layers
         assert largest_layers(stages(it, pp)) == fullest == -(-it.layers // pp)
         assert rest <= (pp - 2) * fullest
-    middle = rest * (it.layer_matrix_parameters + 2 * it.d_model)
+    middle = -(-rest * it.matrix_parameters // it.layers) + rest * 2 * it.d_model
     copy = it.vocabulary * it.d_model if it.tied_embeddings else 0
-    assert first.parameters + middle + last.parameters == it.parameters + copy
+    more = first.parameters + middle + last.parameters - it.parameters - copy
+    assert more == 0 if len(it.kinds) == 1 else 0 <= more <= 2  # each share of kinds is rounded up
 
 
 def test_405_billion_on_16_stages_as_published() -> None:

@@ -214,6 +214,32 @@ def test_pieces_of_a_layout_and_what_would_divide_evenly() -> None:
     assert plan(Request("llama3-8b", 2**20, "h100", ring=8, layout="striped")).chunk_tokens == 1
 
 
+def test_a_model_of_several_kinds_is_the_mean_of_models_of_one() -> None:
+    """Each pass of Gemma 3 takes the mean of its layers with and without a window, in every part."""
+    both = model("gemma3-27b")
+    asked = {
+        "tokens": 2**15,
+        "hardware": ideal(memory_bytes=1e13),
+        "tp": 1,
+        "ring": 8,
+        "ulysses": 1,
+        "layout": "zigzag",
+        "fsdp": 8,
+        "recomputation": "none",
+    }
+    alone = [
+        plan(Request(replace(both, kind=(replace(kind, layers=62),)), **asked)).best  # type: ignore[arg-type]
+        for kind in both.kind
+    ]
+    found = plan(Request(both, **asked)).best  # type: ignore[arg-type]
+    for mixed, window, everywhere in zip(*(it.time.passes for it in (found, *alone)), strict=True):  # type: ignore[union-attr]
+        for name in ("linear_s", "attention_s", "ring_s", "weights_s", "exposed_s", "total_s"):
+            mean = (52 * getattr(window, name) + 10 * getattr(everywhere, name)) / 62
+            assert getattr(mixed, name) == pytest.approx(mean), name
+        assert window.attention_s < everywhere.attention_s
+    assert found.utilisation > 0 and len({it.memory.of("parameters") for it in (found, *alone)}) == 1
+
+
 def test_rounds_save_memory_where_a_batch_is_large() -> None:
     found = plan(Request("llama3-8b", 2**13, "h100", nodes=1, batch=256))
     assert found.fits and found.best.rounds > 1 and found.best.recomputation == "none"
@@ -298,6 +324,17 @@ def test_measured_blocks_are_used_instead_of_the_peak() -> None:
         ({"hardware": "a100", "dtype": "float8"}, "a dtype that a100 computes in", "float8"),
         ({"sharing": "ÿ", "purpose": "serve"}, "sharing among", "ÿ"),
         ({"offload": "ÿ"}, "offload among", "ÿ"),
+        ({"offload": "optimizer,ÿ"}, "offload among", "optimizer,ÿ"),
+        ({"ffn_chunk": 0}, "ffn_chunk >= 1", "0"),
+        ({"ffn_chunk": 4096, "purpose": "prefill"}, "ffn_chunk for training only", "4096"),
+        ({"ep": 2}, "ep for a model with experts", "ep=2"),
+        ({"ep": 3, "model": "qwen3-30b-a3b"}, "ep that divides the 128 experts", "ep=3"),
+        ({"ep": 64, "model": "qwen3-30b-a3b"}, "ep that divides dp × cp", "ep=64"),
+        ({"ep": 2, "model": "qwen3-30b-a3b", "purpose": "decode"}, "decode without ep", "ep=2"),
+        ({"ep": 8, "fsdp": 12, "nodes": 3, "model": "qwen3-30b-a3b"}, "ep that divides fsdp", "fsdp=12"),
+        ({"ulysses": 2, "model": "deepseek-v3"}, "a ring: latent attention has no K/V heads", "ulysses=2"),
+        ({"layout": "striped", "model": "qwen3-next-80b-a3b"}, "consecutive tokens", "striped"),
+        ({"tp": 3, "model": "qwen3-next-80b-a3b"}, "tp that divides the H=32 heads of v", "tp = 3"),
         ({"offload": "activations", "purpose": "decode"}, "offload for training only", "decode"),
         ({"purpose": "serve", "chunk": 1}, "at most 4,096 chunks", "1"),
         ({"purpose": "serve", "chunk": 0}, "chunk >= 1", "chunk=0"),

@@ -11,16 +11,18 @@ import pytest
 
 import ringlab.cost.planner.memory_table as memory_table
 import ringlab.cost.planner.ring_time as ring_time
+import ringlab.cost.planner.search as search
 import ringlab.cost.planner.serve_request as serve_request
 import ringlab.cost.planner.stages as stages
 import ringlab.cost.planner.step_time as step_time
 import ringlab.cost.planner.suggest as suggest
 from ringlab.cost.hardware import Host
 from ringlab.cost.memory import logits_bytes
-from ringlab.cost.models import model
+from ringlab.cost.models import Layer, model
 from ringlab.cost.planner import Request, plan
 from ringlab.cost.planner.parallelism import Degrees, Group
 from ringlab.cost.planner.search import Candidate
+from ringlab.cost.scan_traffic import LinearAttention, attend_flops, passage_flops
 from tests.cost import test_planner
 from tests.cost.planner_cases import failures, ideal, small_model
 
@@ -131,7 +133,141 @@ def check_offload() -> None:
     assert best(GQA.but(hardware=fast, offload="activations")).step_s == here.step_s
 
 
+def pass_of(request: Request, name: str = "forward") -> step_time.Pass:
+    return next(it for it in best(request).time.passes if it.name == name)  # type: ignore[union-attr]
+
+
+EXPERTS = Request(
+    "qwen3-30b-a3b", 2**17, ideal(memory_bytes=1e12), 2, dp=1, tp=1, ring=16, ulysses=1, fsdp=16, ep=8,
+    recomputation="none", layout="zigzag",
+)  # fmt: skip
+
+
+def check_experts() -> None:
+    """Tokens go to 8 of 128 experts on 8 ranks and back, and two ranks share each expert between nodes."""
+    tokens, expert = 2**17 // 16, 3 * 2048 * 768
+    common = 2048 * 128 * (2 * 32 + 2 * 4) + 2048 * 128
+    forward, backward = pass_of(EXPERTS), pass_of(EXPERTS, "backward")
+    assert forward.dispatch_s == pytest.approx(2 * tokens * 8 * 2048 * 2 * 7 / 8 / 300e9)
+    assert backward.dispatch_s == forward.dispatch_s
+    assert forward.linear_s == pytest.approx(2 * tokens * (common + 8 * expert) / 312e12)
+    gathered = 2 * common * 15 / 16 / 200e9 + 2 * 128 * expert / 8 / 2 / 25e9
+    assert (forward.weights_s, backward.weights_s) == pytest.approx((gathered, 2 * gathered))
+    weights = model("qwen3-30b-a3b").parameters
+    assert best(EXPERTS).memory.of("optimizer") == 12 * weights / 16
+    few = best(EXPERTS.but(fsdp=8, ep=16)).memory
+    all_experts = 48 * 128 * expert
+    assert few.of("optimizer") == pytest.approx(
+        12 * (weights - all_experts) / 8 + 12 * all_experts / 16, abs=2
+    )
+    assert few.of("gathered weights") == max(3 * common, 2 * 151936 * 2048) * 2
+    alone = pass_of(EXPERTS.but(ep=1))
+    assert alone.dispatch_s == 0 and alone.weights_s == pytest.approx(
+        2 * (common + 128 * expert) * 15 / 16 / 200e9
+    )
+
+
+LATENT = Request(
+    "deepseek-v3", 2**17, ideal(memory_bytes=1e13), 1, dp=1, tp=1, ring=8, fsdp=8, ep=8, purpose="prefill", layout="zigzag"
+)  # fmt: skip
+
+
+def check_latent() -> None:
+    """A hop and a cached token are 576 numbers, from which each rank makes K and V of 7 blocks that arrive."""
+    it, tokens = pass_of(LATENT), 2**17 // 8
+    assert it.ring_s == pytest.approx(7 * tokens * 576 * 2 / 300e9)
+    made = 7 * 2 * tokens * 512 * 128 * (128 + 128) / 312e12
+    pairs = (2**17) ** 2 / 2 / 8
+    assert it.attention_s - made == pytest.approx(2 * (192 + 128) * 128 * pairs / 312e12, rel=2e-3)
+    assert best(LATENT).memory.of("K/V cache") == 61 * tokens * 576 * 2
+    assert best(LATENT).memory.of("K and V of a latent") == tokens * 128 * (192 + 128) * 2
+    split = best(
+        LATENT.but(tp=2, ring=4, fsdp=4, ep=4)
+    ).memory  # each rank of tp has the latent of twice the tokens
+    assert split.of("K/V cache") == 2 * 61 * tokens * 576 * 2
+
+
+WINDOW = Request(
+    "gemma3-27b", 2**15, ideal(memory_bytes=1e12), 1, dp=1, tp=1, ring=8, ulysses=1, fsdp=8, purpose="prefill", tile=(1, 1),
+    layout="zigzag",
+)  # fmt: skip
+
+
+def check_window() -> None:
+    """52 of 62 layers see 1,024 tokens, send K and V twice, and cache the window alone."""
+    it, S, tokens = pass_of(WINDOW), 2**15, 2**15 // 8
+    pairs = (52 * S * 1024 + 10 * S**2 / 2) / 62 / 8
+    assert it.attention_s == pytest.approx(4 * 128 * 32 * pairs / 312e12, rel=0.01)
+    a_hop = tokens * 2 * 16 * 128 * 2 / 300e9
+    assert it.ring_s == pytest.approx((52 * 2 + 10 * 7) / 62 * a_hop)
+    assert best(WINDOW).memory.of("K/V cache") == (10 * tokens + 52 * 1024 // 8) * 2 * 16 * 128 * 2
+
+
+STATES = Request(
+    "qwen3-next-80b-a3b", 2**17, ideal(memory_bytes=1e12), 1, dp=1, tp=1, ring=8, ulysses=1, fsdp=8, ep=1, purpose="prefill",
+    layout="contiguous",
+)  # fmt: skip
+
+
+def check_states() -> None:
+    """36 of 48 layers pass states of 2 MiB by doubling, five of them at most, and cache nothing else."""
+    it, tokens, state = pass_of(STATES), 2**17 // 8, 32 * 128 * 128 * 4
+    a_hop = tokens * 2 * 2 * 256 * 2 / 300e9
+    assert it.ring_s == pytest.approx((36 * 5 * state / 300e9 + 12 * 7 * a_hop) / 48)
+    sizes = LinearAttention(1, 32, 128, 128)
+    work = (passage_flops(sizes, tokens) + attend_flops(sizes, tokens)) / 312e12
+    full = 4 * 256 * 16 * (2**17) ** 2 / 8 / 312e12 * (2 - 1 / 8) / 2
+    assert it.attention_s == pytest.approx((36 * work + 12 * full) / 48, rel=2e-3)
+    convolution = 3 * (2 * 16 * 128 + 32 * 128) * 2
+    cached = 12 * tokens * 2 * 2 * 256 * 2 + 36 * (state + convolution)
+    assert best(STATES).memory.of("K/V cache") == cached
+    twice = pass_of(STATES.but(layout="zigzag")).ring_s  # each rank owns two stretches
+    assert twice == pytest.approx((36 * 2 * 5 * state / 300e9 + 12 * 7 * a_hop) / 48)
+
+
+def check_experts_read() -> None:
+    """Of 128 experts with 8 for a token, 16 tokens read 128·(1 − (15/16)^16), and a token computes with 8."""
+    asked = Request("qwen3-30b-a3b", 2**12, ideal(), purpose="decode", batch=16, dp=1, tp=4, cp=2)
+    time = best(asked).time
+    it, experts = model("qwen3-30b-a3b"), 48 * 128 * 3 * 2048 * 768
+    read = (it.parameters - experts * (15 / 16) ** 16) * 2 / 4
+    assert time.weights_s == pytest.approx(read / 2039e9, rel=1e-6)  # type: ignore[union-attr]
+
+
+TILED = Request(
+    "llama3-8b", 2**19, ideal(host=Host("host", 64e9, 0.0, "made up", 250e9)), dp=1, tp=1, ring=8, ulysses=1, fsdp=8,
+    recomputation="full", logits_chunk=1024, ffn_chunk=2048, offload="activations,optimizer,weights",
+)  # fmt: skip
+
+
+def check_tiled_and_offloaded() -> None:
+    """Inside the feed-forward 2,048 tokens count, and the optimizer, gradients and most weights are on the host."""
+    it, tokens, d = best(TILED), 2**19 // 8, 4096
+    weights, vocabulary = TILED.sized.parameters, 128256 * 4096
+    layer = 2 * d * 128 * (32 + 8) + 3 * d * 14336
+    assert it.memory.of("optimizer") == 0
+    assert it.memory.of("gradients") == vocabulary * 4 // 8  # more than those of two layers
+    assert it.memory.of("parameters") == vocabulary * 2 // 8
+    away = 30 * tokens * d * 2 + 12 * weights // 8 + (weights - vocabulary) * (4 + 2) // 8
+    assert it.memory.host_bytes == pytest.approx(away, abs=8)
+    kept_of_a_layer = tokens * (4 * d + d + 2 * 1024 + d) * 2 + tokens * 32 * 4
+    assert it.memory.of("layer at work") == kept_of_a_layer - tokens * d * 2 + 2048 * 3 * 14336 * 2
+    attention = 2 * (32 + 8) * 128
+    assert it.memory.of("gradients of the layer at work") == tokens * 2 * (d + attention)
+    forward, _, backward = it.time.passes  # type: ignore[union-attr]
+    assert backward.linear_s / forward.linear_s == pytest.approx(2 + 3 * d * 14336 / layer)
+    assert it.time.update_s == pytest.approx(16 * weights / 8 / 64e9, rel=1e-6)  # type: ignore[union-attr]
+    at_home = best(TILED.but(offload="activations")).time.passes[0]  # type: ignore[union-attr]
+    assert forward.weights_s - at_home.weights_s == pytest.approx(layer * 2 / 8 / 64e9)
+
+
 CHECKS = (
+    check_experts,
+    check_latent,
+    check_window,
+    check_states,
+    check_experts_read,
+    check_tiled_and_offloaded,
     check_cache,
     check_hops,
     check_attention,
@@ -203,7 +339,39 @@ MUTANTS: dict[str, tuple[object, str, object]] = {
     ),
     "ignores the mask": (step_time, "ring_work", lambda layout, S, P, causal, tile: WORK(layout, S, P, False, tile)),
     "forgets the ranks of the sequence in the matrices": (step_time, "rank_tokens", lambda r, d: r.tokens),
-    "forgets TP in the matrices": (step_time, "linear_flops", scaled(step_time.linear_flops, 2)),
+    "forgets TP in the matrices": (Layer, "active_parameters", property(lambda self: 2 * ACTIVE(self))),
+    "computes with all experts": (Layer, "active_parameters", property(lambda self: self.matrix_parameters)),
+    "dispatches one copy of a token": (
+        step_time, "_dispatch_s", lambda request, degrees, it: DISPATCH(request, degrees, it) / (it.active_experts or 1),
+    ),
+    "sends no token to experts": (step_time, "_dispatch_s", lambda *a: 0.0),
+    "gathers the experts of all ranks": (Layer, "gathered_parameters", lambda self, fsdp, ep: self.matrix_parameters),
+    "shares experts over fsdp alone": (memory_table, "optimizer_bytes", without(memory_table.optimizer_bytes, 4)),
+    "sends K and V of a latent": (Layer, "latent", property(lambda self: self.H * 320 if self.kv_latent else 0)),
+    "makes K and V of own tokens alone": (step_time, "_making_s", lambda *a: np.zeros(a[4])),
+    "sees all tokens in a window": (
+        step_time, "window_work", lambda layout, S, P, causal, tile, window: WORK(layout, S, P, causal, tile),
+    ),
+    "sends a window all around": (
+        step_time, "window_work", lambda *a: (np.pad(WINDOWED(*a)[0], ((0, 0), (0, 5))), WINDOWED(*a)[1]),
+    ),
+    "caches all tokens of a window": (
+        memory_table, "kv_cache_bytes", lambda it, *a: KV_CACHE(replace(it, kind=tuple(replace(k, window=None) for k in it.kind)), *a),
+    ),
+    "passes a state to all ranks in a row": (step_time, "SCANS", ("relay",)),
+    "takes a delta rule for attention": (step_time, "scan_flops", lambda sizes, tokens, backward=False: 4 * 128 * 32 * tokens**2),
+    "reads all experts for any token": (
+        serve_request.ServeRequest, "read_bytes", lambda self, tokens: self.weight_bytes,
+    ),
+    "tiles without computing again": (
+        step_time, "_linear_s", lambda request, *a: LINEAR(request.but(ffn_chunk=None), *a),
+    ),
+    "holds the whole feed-forward though it is tiled": (
+        memory_table, "feed_forward_bytes", lambda it, fed, dtype, tp: FEED_FORWARD(it, 32 * fed, dtype, tp),
+    ),
+    "updates on the GPU what is on the host": (search, "host_update_bytes", lambda *a: 0),
+    "leaves the offloaded state on the GPU": (memory_table, "_offloaded_state", lambda entries, *a: (entries, 0)),
+    "takes weights to come from the host in no time": (step_time, "_from_host_s", lambda *a: 0.0),
     "two products in a linear backward, not twice two": (step_time, "linear_backward_flops", lambda flops: flops),
     "keeps activations of the whole sequence": (memory_table, "rank_tokens", lambda r, d: r.tokens),
     "gathers weights over the slowest link alone": (
@@ -230,6 +398,8 @@ MUTANTS: dict[str, tuple[object, str, object]] = {
     "suggests without planning": (suggest, "fits", lambda request, shrinking=False: True),
 }  # fmt: skip
 KV_CACHE, SECONDS, WORK = memory_table.kv_cache_bytes, step_time.block_seconds, step_time.ring_work
+ACTIVE, DISPATCH, WINDOWED = Layer.active_parameters.fget, step_time._dispatch_s, step_time.window_work  # type: ignore[attr-defined]
+LINEAR, FEED_FORWARD = step_time._linear_s, memory_table.feed_forward_bytes
 
 
 def test_the_planner_passes_all_checks() -> None:

@@ -16,12 +16,67 @@ from ringlab.cost.planner.ring_time import (
     counted,
     ring_backward_s,
     ring_forward_s,
+    window_work,
 )
 from ringlab.cost.planner.search import search
 from ringlab.cost.simulate import simulate
 from ringlab.layout import LAYOUTS, get_layout
+from ringlab.mask import Mask
 from tests.cost.planner_cases import forget, ideal, small_model
 from tests.cost.test_closed_form import backward_uniform_s, ring_s
+
+
+def seen_by_step(layout: str, S: int, P: int, causal: bool, tile: tuple[int, int], window: int) -> np.ndarray:
+    """Return the elements by (rank, step) of all tiles with a visible pair, laid over each pair of pieces."""
+    visible = Mask(causal=causal, window=window).visible(np.arange(S), np.arange(S))
+    dealt, found = get_layout(layout, S, P), np.zeros((P, P), dtype=np.int64)
+    length = S // (2 * P) if layout == "zigzag" and P > 1 else S // P
+    owner = {at: rank for rank in range(P) for at in dealt.positions(rank)[::length].tolist()}
+    for row, rank in owner.items():
+        for key, origin in owner.items():
+            block = visible[row : row + length, key : key + length]
+            found[rank, (rank - origin) % P] += tiles_seen(block, tile)
+    return found
+
+
+def tiles_seen(visible: np.ndarray, tile: tuple[int, int]) -> int:
+    at = [np.arange(0, size, side) for size, side in zip(visible.shape, tile, strict=True)]
+    seen = np.logical_or.reduceat(np.logical_or.reduceat(visible, at[0], axis=0), at[1], axis=1)
+    heights, widths = (np.diff(np.append(edge, size)) for edge, size in zip(at, visible.shape, strict=True))
+    return int((heights[:, None] * widths * seen).sum())
+
+
+@pytest.mark.parametrize("layout", ["contiguous", "zigzag"])
+@pytest.mark.parametrize(("S", "P"), [(48, 1), (48, 2), (64, 4), (96, 3)])
+@pytest.mark.parametrize("window", [1, 2, 7, 13, 30, 500])
+def test_work_in_a_window_is_that_of_the_tiles_with_a_visible_pair(
+    layout: str, S: int, P: int, window: int
+) -> None:
+    """Work in a window equals a count tile by tile, and the steps without any work are left out."""
+    for causal in (True, False):
+        for tile in ((1, 1), (4, 4), (2, 3), (5, 1)):
+            expected = seen_by_step(layout, S, P, causal, tile, window)
+            work, tokens = window_work(layout, S, P, causal, tile, window)
+            assert tokens == S // P
+            assert work.tolist() == expected[:, expected.any(axis=0)].tolist(), (causal, tile)
+
+
+def test_work_in_a_window_where_tokens_are_dealt_one_by_one() -> None:
+    """Under striped, each rank has every P-th token of a window, up to one token a row."""
+    S, P, window = 4096, 4, 256
+    dealt, mask = get_layout("striped", S, P), Mask(window=window)
+    exact = [mask.visible(dealt.positions(1), dealt.positions(origin)).sum() for origin in (1, 0, 3, 2)]
+    work, tokens = window_work("striped", S, P, True, (1, 1), window)
+    assert tokens == S // P and work.shape == (1, P)
+    assert abs(work[0] - exact).max() <= tokens
+
+
+def test_hops_of_a_window_are_those_of_the_ring() -> None:
+    """A window of w tokens takes ceil((w − 1)/n) hops over contiguous shards of n tokens."""
+    for window, hops in ((1, 0), (2, 1), (1024, 1), (1025, 1), (1026, 2), (8192, 7), (10**6, 7)):
+        work, _ = window_work("contiguous", 8192, 8, True, (128, 128), window)
+        assert work.shape[1] - 1 == hops
+
 
 NAMED = [name for name, make in LAYOUTS.items() if make in FORMULAS]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ringlab.cost.models import Layer, Model
 from ringlab.cost.planner.request import Request
 from ringlab.cost.planner.search import Candidate
 from ringlab.cost.planner.step_time import measured_time
@@ -15,13 +16,10 @@ def assumptions(best: Candidate) -> tuple[str, ...]:
     found = [
         f"{machine.title}: {short(machine.peak(request.dtype), 'FLOP/s')} in {request.dtype}; {_link(request)}",
         _reached(request),
-        f"{sizes.title}: {sizes.layers} layers, d {sizes.d_model}, {sizes.H} query and {sizes.K} K/V heads of "
-        f"{sizes.D}, feed-forward {sizes.d_ff}, {sizes.parameters / 1e9:.3g} billion parameters",
+        *_model(sizes),
         f"{in_percent(request.reserve)} of each {request.machine_word}'s memory is left for the driver, communication buffers and "
         "fragmentation (--reserve)",
-        "all tokens attend to all before them: no sliding window, in whatever model has one"
-        if request.causal
-        else "all tokens attend to all",
+        *_seen(request),
         "all items of the memory are added as if their peaks fell together",
     ]
     if request.dtype not in ("bfloat16", "float16"):
@@ -42,6 +40,64 @@ def assumptions(best: Candidate) -> tuple[str, ...]:
     if request.training:
         found += _training(best)
     return tuple(found)
+
+
+def _model(it: Model) -> list[str]:
+    if not it.kind:
+        return [
+            f"{it.title}: {it.layers} layers, d {it.d_model}, {it.H} query and {it.K} K/V heads of "
+            f"{it.D}, feed-forward {it.d_ff}, {it.parameters / 1e9:.3g} billion parameters"
+        ]
+    active = f", {it.active_parameters / 1e9:.3g} billion for each token" if it.expert_parameters else ""
+    counts = f"{it.parameters / 1e9:.3g} billion parameters{active}"
+    return [f"{it.title}: {it.layers} layers, d {it.d_model}, {counts}", *map(_kind, it.kinds)]
+
+
+def _kind(it: Layer) -> str:
+    if it.linear:
+        mixer = f"a gated delta rule, {it.H} heads of v of {it.value_dim} and {it.K} of q and k of {it.D}"
+    elif it.kv_latent:
+        mixer = f"latent attention, {it.H} heads of {it.D}, {it.latent} numbers of a token cached"
+    else:
+        mixer = f"attention, {it.H} query and {it.K} K/V heads of {it.D}"
+    mixer += f", the last {it.window:,} tokens" if it.window else ""
+    fed = f"feed-forward {it.d_ff}"
+    if it.experts:
+        fed = f"{it.active_experts} of {it.experts} experts of {it.d_ff}"
+        fed += f" and a shared one of {it.shared_d_ff}" if it.shared_d_ff else ""
+    return f"{it.layers} layers: {mixer}; {fed}"
+
+
+def _seen(request: Request) -> list[str]:
+    it, found = request.sized, []
+    if not it.kind:
+        found.append(
+            "all tokens attend to all before them: no sliding window, in whatever model has one"
+            if request.causal
+            else "all tokens attend to all"
+        )
+    elif not request.causal:
+        found.append("tokens attend to tokens after them, too")
+    if any(layer.kv_latent for layer in it.kinds):
+        found.append(
+            "the latent travels and is cached, and K and V are made from it wherever a block of it arrives"
+        )
+    if any(layer.linear for layer in it.kinds):
+        found.append(
+            "chunks of the gated delta rule reach the fraction of the peak that attention reaches; its states "
+            "pass by the fastest scan, which nothing hides"
+        )
+    if it.expert_parameters:
+        found.append(
+            "every expert gets equally many tokens; "
+            + (
+                "each expert is shared by its width, like any feed-forward, so that no token is sent to experts"
+                if request.decoding
+                else "a token is sent to each of its experts and back if ranks share the experts (--ep), which nothing "
+                "hides; otherwise experts are gathered like all weights"
+            )
+        )
+    return found
 
 
 def _link(request: Request) -> str:
@@ -77,6 +133,10 @@ def _training(best: Candidate) -> list[str]:
         found += _pipeline(best)
     if best.request.offload != "none":
         found.append(_offload(best))
+    if best.request.ffn_chunk is not None:
+        found.append(
+            "the feed-forward is computed some tokens at a time, and once more in the backward (--ffn-chunk)"
+        )
     if best.recomputation != "none":
         found.append("what is computed again sends its messages again, too")
     if best.request.logits_chunk is None:
@@ -100,8 +160,12 @@ def _pipeline(best: Candidate) -> list[str]:
 def _offload(best: Candidate) -> str:
     host = best.request.machine.host
     assert host is not None, "a request to offload was checked"
+    what = " and ".join(best.request.offload.split(","))
+    optimizer = ""
+    if "optimizer" in best.request.offloads:
+        optimizer = "; gradients leave beside the backward, and in the update they and the moments pass the GPU in pieces"
     return (
-        f"activations leave over {host.name}, {short(host.bytes_per_s, 'bytes/s')} one way, and come back beside computation; "
+        f"{what} leave over {host.name}, {short(host.bytes_per_s, 'bytes/s')} one way, and come back beside computation{optimizer}; "
         f"the host has {short(host.memory_bytes, 'bytes')} for each {best.request.machine_word}, fast enough for all of them"
     )
 

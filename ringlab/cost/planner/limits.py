@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ringlab.cost.planner.parallelism import group
 from ringlab.cost.planner.ring_time import is_balanced
@@ -113,7 +113,7 @@ def hidden(best: Candidate) -> list[Hidden]:
 
 
 def _unmasked(sizes: Attention) -> Attention:
-    return Attention(sizes.B, sizes.H, sizes.K, sizes.D, sizes.dtype, causal=False)
+    return replace(sizes, causal=False)
 
 
 def _memory(best: Candidate) -> Limit:
@@ -141,6 +141,7 @@ def _communication(best: Candidate) -> Limit:
         "Ulysses' all-to-alls": sum(it.ulysses_s for it in best.time.passes),
         "TP's collectives": sum(it.tensor_s for it in best.time.passes),
         "gathering weights and reducing gradients": sum(it.weights_exposed_s for it in best.time.passes),
+        "tokens on their way to their experts and back": sum(it.dispatch_s for it in best.time.passes),
         "activations on their way to the host and back": sum(it.host_exposed_s for it in best.time.passes),
     }
     worst = max(parts, key=lambda name: parts[name])
@@ -152,13 +153,13 @@ def _communication(best: Candidate) -> Limit:
 
 def _heads_short(best: Candidate) -> str:
     """Return why the heads prevent a larger Ulysses degree, which would shorten the rings; "" if they do not."""
-    degrees, sizes, inside = best.degrees, best.request.sized, best.request.machine.ranks_per_node
-    used = degrees.tp * degrees.ulysses
+    degrees, inside = best.degrees, best.request.machine.ranks_per_node
+    heads, used = best.request.sized.main.dealt_heads, degrees.tp * degrees.ulysses
     room = degrees.ring % 2 == 0 and inside % (2 * used) == 0
-    if used < sizes.K or not room:
+    if used < heads or not room:
         return ""
     return (
-        f"tp × ulysses = {used} ranks already share the {sizes.K} K/V heads, and twice as many would hold "
+        f"tp × ulysses = {used} ranks already share the {heads} K/V heads, and twice as many would hold "
         "copies: a hop would carry as much for half the computation"
     )
 
@@ -212,7 +213,8 @@ def split_words(candidate: Candidate) -> str:
     """Return the degrees in words: "dp 2 × tp 8 × ring 4 × ulysses 2", without degrees of 1."""
     it, ring = candidate.degrees, "cp" if candidate.request.decoding else "ring"
     named = (("pp", it.pp), ("dp", it.dp), ("tp", it.tp), (ring, it.ring), ("ulysses", it.ulysses))
-    return " × ".join(f"{name} {degree}" for name, degree in named if degree > 1) or "one GPU"
+    words = " × ".join(f"{name} {degree}" for name, degree in named if degree > 1) or "one GPU"
+    return f"{words}, experts over ep {it.ep}" if it.ep > 1 else words
 
 
 def recomputation_words(recomputation: str) -> str:

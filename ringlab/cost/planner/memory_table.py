@@ -12,6 +12,7 @@ from functools import lru_cache
 
 from ringlab.cost.memory import (
     attention_work,
+    feed_forward_bytes,
     gathered_bytes,
     gradient_bytes,
     kv_cache_bytes,
@@ -22,11 +23,12 @@ from ringlab.cost.memory import (
     parameter_bytes,
     saved_bytes,
 )
+from ringlab.cost.models import Layer, Model
 from ringlab.cost.planner.parallelism import Degrees
 from ringlab.cost.planner.request import Request
 from ringlab.cost.planner.serve_request import ServeRequest
 from ringlab.cost.planner.stages import Stage, stages
-from ringlab.cost.planner.step_time import WeightTraffic, rank_tokens, ring_sizes
+from ringlab.cost.planner.step_time import rank_tokens, ring_sizes
 from ringlab.cost.serving import travelling_kv_bytes
 from ringlab.cost.sizes import element_bytes
 from ringlab.cost.units import counted, short
@@ -70,32 +72,70 @@ def step_memory(request: Request, degrees: Degrees, recomputation: str, rounds: 
 
 
 def _of_stage(request: Request, degrees: Degrees, recomputation: str, stage: Stage) -> MemoryTable:
-    state = _state(stage, request.dtype, request.training, degrees.fsdp, degrees.tp)
-    entries = state + _at_work(request, replace(degrees, fsdp=1), recomputation, stage)
-    if request.offload == "none":
-        return MemoryTable(entries)
+    state = _state(stage, request.dtype, request.training, degrees.fsdp, degrees.tp, degrees.ep)
+    state, away = _offloaded_state(state, request, degrees, stage)
+    entries = state + _at_work(request, replace(degrees, fsdp=1, ep=1), recomputation, stage)
+    if "activations" not in request.offloads:
+        return MemoryTable(entries, away)
     kept = kept_bytes(request, degrees, recomputation)
-    return MemoryTable(entries, max(0, stage.layers_held - ON_THE_GPU) * kept)
+    return MemoryTable(entries, away + max(0, stage.layers_held - ON_THE_GPU) * kept)
 
 
-def weight_traffic(request: Request, degrees: Degrees) -> WeightTraffic:
-    """Return the bytes of weights and gradients sent per layer, and the bytes that an update reads and writes."""
-    dtype, share = request.dtype, (degrees.fsdp, degrees.tp)
-    layer = request.sized.layer_matrix_parameters * element_bytes(dtype) / degrees.tp
+def _offloaded_state(
+    entries: tuple[Entry, ...], request: Request, degrees: Degrees, stage: Stage
+) -> tuple[tuple[Entry, ...], int]:
+    """Return the entries of a stage's state without what waits on the host, and the bytes that wait there.
+
+    Of offloaded weights and gradients two layers are on the GPU, or one matrix of the vocabulary if it is larger:
+    one at work, and one on its way. Of the optimizer, pieces pass the GPU in the update, when nothing else is there.
+    """
+    if not request.offloads & {"weights", "optimizer"}:
+        return entries, 0
+    sizes, ranks = stage.model, degrees.fsdp * degrees.tp
+    largest = max(
+        ON_THE_GPU * max(it.gathered_parameters(degrees.fsdp, degrees.ep) for it in sizes.kinds),
+        sizes.vocabulary * sizes.d_model,
+    )
+    left = {"optimizer": 0} if "optimizer" in request.offloads else {}
+    if "optimizer" in request.offloads:
+        left["gradients"] = -(-largest * 4 // ranks)
+    if "weights" in request.offloads:
+        left["parameters"] = -(-largest * element_bytes(request.dtype) // ranks)
+    found, away = [], 0
+    for it in entries:
+        here = min(it.bytes, left.get(it.name, it.bytes))
+        away += it.bytes - here if it.name in left else 0
+        words = f"; {(it.bytes - here) / 1e9:.1f} GB more on the host" if here < it.bytes else ""
+        found.append(Entry(it.name, here, it.note + words))
+    return tuple(it for it in found if it.bytes), away
+
+
+def update_bytes(request: Request, degrees: Degrees) -> int:
+    """Return the bytes that an update of the weights reads and writes."""
+    dtype, share = request.dtype, (degrees.fsdp, degrees.tp, degrees.ep)
     stage = max(stages(request.sized, degrees.pp), key=lambda it: it.parameters)
     held = parameter_bytes(stage, dtype, *share) + optimizer_bytes(stage, dtype, *share)
-    return WeightTraffic(layer, layer, 2 * held + gradient_bytes(stage, fsdp=degrees.fsdp, tp=degrees.tp))
+    return 2 * held + gradient_bytes(stage, "float32", *share)
+
+
+def host_update_bytes(request: Request, degrees: Degrees) -> int:
+    """Return the bytes of an offloaded optimizer and its gradients that come to the GPU for an update; 0 if none are away."""
+    if "optimizer" not in request.offloads:
+        return 0
+    share = (degrees.fsdp, degrees.tp, degrees.ep)
+    stage = max(stages(request.sized, degrees.pp), key=lambda it: it.parameters)
+    return optimizer_bytes(stage, request.dtype, *share) + gradient_bytes(stage, "float32", *share)
 
 
 @lru_cache(maxsize=1024)
-def _state(stage: Stage, dtype: str, training: bool, fsdp: int, tp: int) -> tuple[Entry, ...]:
+def _state(stage: Stage, dtype: str, training: bool, fsdp: int, tp: int, ep: int) -> tuple[Entry, ...]:
     """Return the entries of a stage's weights, and in training of gradients and Adam's state, on one of fsdp × tp ranks."""
-    over, sizes = _over(fsdp=fsdp, tp=tp), stage.model
+    over, sizes = _over(fsdp=fsdp, tp=tp) + (f", experts over ep {ep}" if ep > fsdp else ""), stage.model
     whose = f" of the {stage.name} stage" if stage.name else ""
     found = [
         Entry(
             "parameters",
-            parameter_bytes(stage, dtype, fsdp, tp),
+            parameter_bytes(stage, dtype, fsdp, tp, ep),
             f"{stage.parameters / 1e9:.3g} billion{whose} × {element_bytes(dtype)} B{over}",
         )
     ]
@@ -104,11 +144,11 @@ def _state(stage: Stage, dtype: str, training: bool, fsdp: int, tp: int) -> tupl
             "two float32 moments and a float32 copy" if element_bytes(dtype) < 4 else "two float32 moments"
         )
         found += [
-            Entry("gradients", gradient_bytes(stage, "float32", fsdp, tp), f"float32{over}"),
-            Entry("optimizer", optimizer_bytes(stage, dtype, fsdp, tp), f"Adam: {master}{over}"),
+            Entry("gradients", gradient_bytes(stage, "float32", fsdp, tp, ep), f"float32{over}"),
+            Entry("optimizer", optimizer_bytes(stage, dtype, fsdp, tp, ep), f"Adam: {master}{over}"),
         ]
     if fsdp > 1:
-        layers = gathered_bytes(sizes, dtype, fsdp, tp)  # two of a layer's size
+        layers = gathered_bytes(sizes, dtype, fsdp, tp, ep)  # two of a layer's size
         matrix = sizes.vocabulary * sizes.d_model * element_bytes(dtype) // tp
         copies = 3 if training else 2
         what = "one layer at work, the next arriving" + (", a gradient leaving" if training else "")
@@ -137,14 +177,20 @@ ON_THE_GPU = 2  # layers whose offloaded activations are on the GPU: one compute
 def _training(request: Request, degrees: Degrees, recomputation: str, stage: Stage) -> list[Entry]:
     sizes, dtype, tp = request.sized, request.dtype, degrees.tp
     tokens = rank_tokens(request, degrees)
-    whole = saved_bytes(sizes, tokens, dtype, "none", tp)
     kept = kept_bytes(request, degrees, recomputation)
+    fed = request.ffn_chunk and min(tokens, request.ffn_chunk)
+    besides = (
+        saved_bytes(it, tokens, dtype, "none", tp, bool(fed))
+        + (feed_forward_bytes(it, fed, dtype, tp) if fed else 0)
+        - _kept(request, degrees, recomputation, it)
+        for it in sizes.kinds
+    )
     return [
         _activations(request, stage, kept, f"{KEPT[recomputation]}: {{}} layers × {tokens:,} tokens"),
-        Entry("layer at work", max(0, whole - kept), "what one layer holds besides"),
+        Entry("layer at work", max(0, *besides), "what one layer holds besides"),
         Entry(
             "gradients of the layer at work",
-            layer_gradient_bytes(sizes, tokens, dtype, tp),
+            layer_gradient_bytes(sizes, tokens, dtype, tp, fed),
             "of its feed-forward's activations, and of the residual stream",
         ),
         *_attention(request, degrees, backward=True),
@@ -154,7 +200,7 @@ def _training(request: Request, degrees: Degrees, recomputation: str, stage: Sta
 
 def _activations(request: Request, stage: Stage, kept: int, note: str) -> Entry:
     layers = stage.layers_held
-    if request.offload != "none" and layers > ON_THE_GPU:
+    if "activations" in request.offloads and layers > ON_THE_GPU:
         rest = (
             f"; those of {layers - ON_THE_GPU} more on the host, {kept * (layers - ON_THE_GPU) / 1e9:.1f} GB"
         )
@@ -178,12 +224,17 @@ def _over(**degrees: int) -> str:
 
 
 def kept_bytes(request: Request, degrees: Degrees, recomputation: str) -> int:
-    """Return the bytes that one layer keeps for its backward in one round.
+    """Return the bytes that one layer keeps for its backward in one round; the mean, if layers differ.
 
     Sequence parallelism divides, among TP ranks, the parts that are not split by heads.
     """
-    sizes, tokens, tp = request.sized, rank_tokens(request, degrees), degrees.tp
-    kept = saved_bytes(sizes, tokens, request.dtype, recomputation, tp)
+    kinds, layers = request.sized.kinds, request.sized.layers
+    return -(-sum(it.layers * _kept(request, degrees, recomputation, it) for it in kinds) // layers)
+
+
+def _kept(request: Request, degrees: Degrees, recomputation: str, layer: Layer) -> int:
+    sizes, tokens, tp = layer, rank_tokens(request, degrees), degrees.tp
+    kept = saved_bytes(sizes, tokens, request.dtype, recomputation, tp, request.ffn_chunk is not None)
     of_width_d = (1 if recomputation == "full" else 4) * sizes.d_model * tokens * element_bytes(request.dtype)
     return kept - of_width_d + -(-of_width_d // tp)
 
@@ -191,9 +242,9 @@ def kept_bytes(request: Request, degrees: Degrees, recomputation: str) -> int:
 def _inference(request: Request, degrees: Degrees) -> list[Entry]:
     sizes, dtype, tp = request.sized, request.dtype, degrees.tp
     sequences = request.batch // degrees.dp
-    shard, copies = -(-request.tokens // degrees.cp), degrees.kv_copies(sizes.K)
-    cache = -(-kv_cache_bytes(sizes, shard, dtype, sequences) * copies // tp)
-    note = f"{sizes.layers} layers × {shard:,} tokens × {sequences} sequences"
+    shard, copies = -(-request.tokens // degrees.cp), degrees.kv_copies(sizes.main.dealt_heads)
+    cache = kv_cache_bytes(sizes, request.tokens, dtype, sequences, degrees.cp, tp, copies)
+    note = f"{_cached_words(sizes, shard)} × {sequences} sequences"
     note += f", each head on {copies} ranks" if copies > 1 else ""
     decoding = request.decoding
     tokens = sequences if decoding else rank_tokens(request, degrees)
@@ -207,15 +258,29 @@ def _inference(request: Request, degrees: Degrees) -> list[Entry]:
     return found if decoding else found + _attention(request, degrees, backward=False)
 
 
+def _cached_words(it: Model, held: int) -> str:
+    """Return the layers and the tokens that a rank caches, in words."""
+    parts, full = [], sum(kind.layers for kind in it.kinds if kind.global_attention)
+    if full:
+        parts.append(f"{full} layers × {held:,} tokens")
+    parts += [f"{kind.layers} layers × {kind.window:,} tokens at most" for kind in it.kinds if kind.window]
+    parts += [f"{kind.layers} layers with a state" for kind in it.kinds if kind.linear]
+    return " and ".join(parts)
+
+
 def _attention(request: Request, degrees: Degrees, backward: bool) -> list[Entry]:
     """Return the entries for attention's temporary memory and for the results of all-to-alls."""
-    attention, P = ring_sizes(request, degrees), degrees.ring
-    work = attention_work(attention, -(-request.tokens // P), P, backward)
+    kinds, P = [it for it in request.sized.kinds if not it.linear] or [request.sized.main], degrees.ring
+    found = [
+        (attention_work(sizes, -(-request.tokens // P), P, backward), sizes)
+        for sizes in (ring_sizes(request, degrees, it) for it in kinds)
+    ]
+    work, attention = max(found, key=lambda it: it[0].total_bytes)
     home = "the sum so far, the sum arriving, the block's own" if P > 1 else "before they are rounded"
     summed = (
         "dq; or dout, out and their product for delta" if backward else "of out, and its rows' statistics"
     )
-    found = [
+    entries = [
         Entry(
             "K/V in flight",
             work.slots,
@@ -223,14 +288,15 @@ def _attention(request: Request, degrees: Degrees, backward: bool) -> list[Entry
         ),
         Entry("dK and dV in float32", work.gradients, home),
         Entry("float32 accumulators", work.accumulators, summed),
+        Entry("K and V of a latent", work.made, "made of the block at work"),
     ]
     if degrees.ulysses > 1:
-        rows = rank_tokens(request, degrees) * attention.D * element_bytes(request.dtype)
-        heads = 2 * attention.H + 2 * attention.K
-        found.append(
-            Entry("all-to-all", rows * degrees.ulysses * heads, "q, k, v and out once more, by heads")
+        rows = rank_tokens(request, degrees) * element_bytes(request.dtype)
+        numbers = (attention.H + attention.K) * (attention.D + attention.value_dim)
+        entries.append(
+            Entry("all-to-all", rows * degrees.ulysses * numbers, "q, k, v and out once more, by heads")
         )
-    return found
+    return entries
 
 
 SHARED = {
@@ -251,7 +317,7 @@ def decode_memory(request: ServeRequest) -> MemoryTable:
             Entry(
                 "K/V cache",
                 request.cache_bytes(request.context, B),
-                f"{it.layers} layers × {held:,} tokens × {counted(B, 'sequence')}",
+                f"{_cached_words(it, held)} × {counted(B, 'sequence')}",
             ),
             Entry(
                 "layer at work", saved_bytes(it, B, dtype, "none", tp), f"one layer, {counted(B, 'token')}"
@@ -271,7 +337,7 @@ def prefill_memory(request: ServeRequest) -> MemoryTable:
         Entry(
             "K/V cache",
             request.cache_bytes(request.prompt, 1),
-            f"{it.layers} layers × {held:,} tokens of one prompt",
+            f"{_cached_words(it, held)} of one prompt",
         ),
         Entry("K/V in flight", travelling_kv_bytes(request.row_sizes, held, P), "where K and V travel"),
         Entry(

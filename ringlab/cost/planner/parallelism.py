@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from math import gcd
 
 from ringlab.cost.hardware import Hardware, Link
+from ringlab.cost.models import Layer
 from ringlab.cost.planner.request import Request
 from ringlab.errors import CostError
 
@@ -23,7 +24,11 @@ MOST_IN_A_RING = 1024
 
 @dataclass(frozen=True)
 class Degrees:
-    """One way to divide the GPUs; `fsdp` of a stage's dp × cp ranks share one copy of its weights."""
+    """One way to divide the GPUs; `fsdp` of a stage's dp × cp ranks share one copy of its weights.
+
+    `ep` of the dp × cp ranks share the experts of a layer, and tokens go to them and back. If `fsdp` is larger,
+    the ranks that hold the same experts share them out further.
+    """
 
     dp: int
     tp: int
@@ -31,6 +36,7 @@ class Degrees:
     ulysses: int
     fsdp: int
     pp: int = 1
+    ep: int = 1
 
     @property
     def cp(self) -> int:
@@ -55,6 +61,7 @@ class Degrees:
             "ulysses": self.tp * self.ulysses,
             "ring": self.tp * self.cp,
             "fsdp": self.tp * self.fsdp,
+            "ep": self.tp * self.ep,
             "replicas": self.gpus // self.pp,
             "pp": self.gpus,
         }
@@ -96,6 +103,7 @@ def candidates(request: Request) -> list[Degrees]:
     _check_heads(request)
     _check_pipeline(request)
     _check_products(request)
+    _check_experts(request)
     found = list(_enumerate(request))
     if not found:
         opened = _opened(request)
@@ -126,9 +134,9 @@ def candidates(request: Request) -> list[Degrees]:
 def _opened(request: Request) -> Request:
     """Return the request with as few degrees left open as are needed to divide the GPUs."""
     tried = (
-        ("cp", "ring", "ulysses", "fsdp"),
-        ("cp", "ring", "ulysses", "fsdp", "tp"),
-        ("cp", "ring", "ulysses", "fsdp", "tp", "dp"),
+        ("cp", "ring", "ulysses", "fsdp", "ep"),
+        ("cp", "ring", "ulysses", "fsdp", "ep", "tp"),
+        ("cp", "ring", "ulysses", "fsdp", "ep", "tp", "dp"),
     )
     opened = (request.but(**dict.fromkeys(names)) for names in tried)
     return next(each for each in opened if any(_enumerate(each)))
@@ -148,17 +156,19 @@ def _enumerate(request: Request) -> Iterator[Degrees]:
                 ring = cp // ulysses
                 if request.ring in (None, ring) and _heads_fit(request, tp * ulysses):
                     for fsdp in _sharding_degrees(request, tp, dp * cp):
-                        yield Degrees(dp, tp, ring, ulysses, fsdp, request.pp)
+                        for ep in _expert_degrees(request, tp, dp * cp, fsdp):
+                            yield Degrees(dp, tp, ring, ulysses, fsdp, request.pp, ep)
 
 
 def _tensor_degrees(request: Request) -> list[int]:
     if request.tp:
         return [request.tp]
-    sizes = request.sized
+    kinds = request.sized.kinds
     return [
         tp
         for tp in divisors(request.machine.ranks_per_node)
-        if sizes.K % tp == 0 and sizes.d_ff % tp == 0 and request.stage_gpus % tp == 0
+        if request.stage_gpus % tp == 0
+        and not any(shared % tp for it in kinds for shared in (it.H, it.dealt_heads, *it.widths))
     ]
 
 
@@ -169,11 +179,13 @@ def _ulysses_degrees(request: Request, tp: int, cp: int) -> list[int]:
         return [1]
     if request.ring:
         return [cp // request.ring] if cp % request.ring == 0 else []
-    inside = request.machine.ranks_per_node
+    if _latent(request):
+        return [1]
+    inside, heads = request.machine.ranks_per_node, [it.K for it in request.sized.kinds if not it.linear]
     return [
         each
         for each in divisors(cp)
-        if each == 1 or (inside % (tp * each) == 0 and request.sized.K % (tp * each) == 0)
+        if each == 1 or (inside % (tp * each) == 0 and not any(K % (tp * each) for K in heads))
     ]
 
 
@@ -186,9 +198,27 @@ def _sharding_degrees(request: Request, tp: int, ranks: int) -> list[int]:
     return sorted({1, inside, ranks})
 
 
+def _expert_degrees(request: Request, tp: int, ranks: int, fsdp: int) -> list[int]:
+    """Return the degrees of expert parallelism to try: none, inside a node, and all ranks that the experts allow."""
+    counts = [it.experts for it in request.sized.kinds if it.experts]
+    if request.ep is None:
+        if not counts or request.decoding:
+            return [1]
+        most = gcd(ranks, *counts)
+        tried = {1, gcd(most, max(1, request.machine.ranks_per_node // tp)), most}
+    else:
+        tried = {request.ep} if ranks % request.ep == 0 else set()
+    return sorted(ep for ep in tried if ep % fsdp == 0 or fsdp % ep == 0)
+
+
 def _heads_fit(request: Request, ranks: int) -> bool:
     """Return whether `ranks` = tp × ulysses ranks can share the heads."""
-    return request.sized.H % ranks == 0 and _shared(request.sized.K, ranks)
+    dealt = [it for it in request.sized.kinds if not it.linear]
+    return not any(it.H % ranks or not _shared(it.dealt_heads, ranks) for it in dealt)
+
+
+def _latent(request: Request) -> bool:
+    return any(it.latent for it in request.sized.kinds)
 
 
 def _shared(kv_heads: int, ranks: int) -> bool:
@@ -203,24 +233,62 @@ def _check_heads(request: Request) -> None:
             f"ulysses={ulysses}",
             "split the cache by tokens (--cp) and by heads (--tp)",
         )
+    if ulysses > 1 and _latent(request):
+        got = f"ulysses={ulysses} for {sizes.name}"
+        raise CostError("a ring: latent attention has no K/V heads to deal out", got, "leave --ulysses out")
     for name, ranks in (("tp", tp), ("tp × ulysses", tp * ulysses)):
-        if sizes.H % ranks:
+        for it in sizes.kinds:
+            if not (it.linear and name == "tp × ulysses"):
+                _check_kind(it, name, ranks)
+    for width in (width for it in sizes.kinds for width in it.widths):
+        if width % tp:
             raise CostError(
-                f"{name} that divides the H={sizes.H} query heads",
-                f"{name} = {ranks}",
-                f"the nearest: {nearest_divisors(sizes.H, ranks)}",
+                f"tp that divides the feed-forward width {width}",
+                f"tp = {tp}",
+                f"the nearest: {nearest_divisors(width, tp)}",
             )
-        if not _shared(sizes.K, ranks):
-            raise CostError(
-                f"{name} that divides the K={sizes.K} K/V heads, or is a multiple of them (then they are replicated)",
-                f"{name} = {ranks}",
-                f"the nearest that divides: {nearest_divisors(sizes.K, ranks)}",
-            )
-    if sizes.d_ff % tp:
+
+
+def _check_kind(it: Layer, name: str, ranks: int) -> None:
+    """Check that `ranks` ranks, whose degree has this name, can share the heads of a kind of layer."""
+    heads = "query heads" if not it.linear else "heads of v"
+    if it.H % ranks:
         raise CostError(
-            f"tp that divides the feed-forward width {sizes.d_ff}",
-            f"tp = {tp}",
-            f"the nearest: {nearest_divisors(sizes.d_ff, tp)}",
+            f"{name} that divides the H={it.H} {heads}",
+            f"{name} = {ranks}",
+            f"the nearest: {nearest_divisors(it.H, ranks)}",
+        )
+    if not _shared(it.dealt_heads, ranks):
+        raise CostError(
+            f"{name} that divides the K={it.dealt_heads} K/V heads, or is a multiple of them (then they are replicated)",
+            f"{name} = {ranks}",
+            f"the nearest that divides: {nearest_divisors(it.dealt_heads, ranks)}",
+        )
+
+
+def _check_experts(request: Request) -> None:
+    ep, counts = request.ep or 1, [it.experts for it in request.sized.kinds if it.experts]
+    if ep == 1:
+        return
+    if not counts:
+        needed = f"ep for a model with experts, which {request.sized.name} has none of"
+        raise CostError(needed, f"ep={ep}", "leave --ep out")
+    if request.decoding:
+        needed = (
+            f"{request.purpose} without ep: the ranks that share the weights share each expert by its width"
+        )
+        raise CostError(needed, f"ep={ep}", "leave --ep out")
+    most, ranks = gcd(*counts), request.stage_gpus // (request.tp or 1)
+    if most % ep:
+        remedy = f"the nearest: --ep {nearest_divisors(most, ep)}"
+        raise CostError(f"ep that divides the {most} experts of a layer", f"ep={ep}", remedy)
+    if ranks % ep:
+        remedy = f"the nearest: --ep {nearest_divisors(gcd(most, ranks), ep)}"
+        raise CostError(f"ep that divides dp × cp, here at most {ranks} ranks", f"ep={ep}", remedy)
+    if request.fsdp and request.fsdp % ep and ep % request.fsdp:
+        remedy = f"--ep {gcd(ep, request.fsdp)}, or leave --fsdp out"
+        raise CostError(
+            "ep that divides fsdp, or is a multiple of it", f"ep={ep}, fsdp={request.fsdp}", remedy
         )
 
 
@@ -295,7 +363,7 @@ def _product(request: Request) -> str:
 
 
 def _asked(request: Request) -> str:
-    names = ("dp", "fsdp", "tp", "cp", "ring", "ulysses")
+    names = ("dp", "fsdp", "tp", "cp", "ring", "ulysses", "ep")
     given = [f"{name}={getattr(request, name)}" for name in names if getattr(request, name)]
     given += [f"pp={request.pp}"] if request.pp > 1 else []
     return ", ".join(given) or "none asked for"
@@ -349,7 +417,7 @@ class Group:
 
 
 def group(name: str, degrees: Degrees, machine: Hardware) -> Group:
-    """Return the group of this kind ("tp", "ulysses", "ring", "fsdp" or "replicas"), placed in the nodes."""
+    """Return the group of this kind ("tp", "ulysses", "ring", "fsdp", "ep" or "replicas"), placed in the nodes."""
     size: int = getattr(degrees, name)
     return placed(size, max(1, degrees.spans[name] // size), machine)
 

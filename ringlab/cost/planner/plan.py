@@ -75,7 +75,7 @@ class Plan:
         if request.training:
             how.append(recomputation_words(it.recomputation))
         if request.offload != "none":
-            how.append("activations on the host")
+            how.append(f"{' and '.join(request.offload.split(','))} on the host")
         if it.rounds > 1:
             how.append(f"{it.rounds} rounds of {counted(request.batch // it.rounds, 'sequence')}")
         need, usable = short(it.memory.total_bytes, "bytes"), short(request.usable_bytes, "bytes")
@@ -194,7 +194,7 @@ def plan(request: Request) -> Plan:
     Raises: CostError that names the constraint if the GPUs cannot be divided as requested.
 
     >>> plan(Request("llama3-70b", 1_000_000, "h100", nodes=8, logits_chunk=4096)).best.degrees
-    Degrees(dp=1, tp=1, ring=64, ulysses=1, fsdp=64, pp=1)
+    Degrees(dp=1, tp=1, ring=64, ulysses=1, fsdp=64, pp=1, ep=1)
     """
     found = search(request)
     best, seen, others = found[0], {found[0].split}, []
@@ -214,11 +214,12 @@ def _pieces(layout: str) -> int:
 
 def _how(candidate: Candidate) -> dict[str, object]:
     degrees = {
-        name: getattr(candidate.degrees, name) for name in ("dp", "tp", "cp", "ring", "ulysses", "fsdp", "pp")
+        name: getattr(candidate.degrees, name)
+        for name in ("dp", "tp", "cp", "ring", "ulysses", "fsdp", "pp", "ep")
     }
     return {
         "degrees": degrees,
-        "kv_copies": candidate.degrees.kv_copies(candidate.request.sized.K),
+        "kv_copies": candidate.degrees.kv_copies(candidate.request.sized.main.dealt_heads),
         "layout": candidate.layout,
         "recomputation": candidate.recomputation,
         "rounds": candidate.rounds,

@@ -14,11 +14,12 @@ from ringlab.cost.planner.ring_time import is_balanced
 from ringlab.cost.sizes import Attention, element_bytes
 from ringlab.cost.units import nearest, short_count, shown
 from ringlab.errors import CostError
-from ringlab.layout import layout_names
+from ringlab.layout import get_layout, layout_names
 
 PURPOSES = ("training", "prefill", "decode", "serve")
 RECOMPUTATIONS = ("none", "selective", "full")
-OFFLOADS = ("none", "activations")
+OFFLOADS = ("activations", "optimizer", "weights")
+"""What may wait in the host's memory. The field `offload` is "none", or some of these joined by commas."""
 SHARINGS = ("copies", "dcp", "helix")
 CHUNK = 8192  # default number of a prompt's tokens that are fed at once
 LAYOUTS = (*filter(is_balanced, layout_names()[::-1]), *filterfalse(is_balanced, layout_names()))
@@ -27,7 +28,6 @@ CHOICES = (
     ("purpose", PURPOSES, False),
     ("recomputation", RECOMPUTATIONS, True),
     ("layout", LAYOUTS, True),
-    ("offload", OFFLOADS, False),
     ("sharing", SHARINGS, True),
 )
 """Fields with few values: (name, values, may be left open)."""
@@ -36,7 +36,7 @@ MOST_CHUNKS = 4096
 """The most chunks of a prompt: the time of each is computed."""
 MOST_OF_A_COUNT = 2**20
 """The most nodes, GPUs, sequences, degrees, rows and keys of a tile: more is a typing error and would take for ever."""
-DEGREES = ("dp", "fsdp", "tp", "cp", "ring", "ulysses")
+DEGREES = ("dp", "fsdp", "tp", "cp", "ring", "ulysses", "ep")
 """The degrees that the planner chooses where they are left open; `pp` is 1 unless asked for."""
 
 
@@ -46,10 +46,12 @@ class Request:
 
     `tokens` is the length of one sequence, `batch` the number of sequences of one step over all GPUs.
     dp × tp × cp × pp is the number of GPUs and cp = ring × ulysses; `fsdp` of the dp × cp ranks share one
-    copy of parameters, gradients and optimizer state. `reserve` is the fraction of the memory that the
+    copy of parameters, gradients and optimizer state, and `ep` of them the experts of a layer. `reserve` is the fraction of the memory that the
     plan may not use. `logits_chunk` is the number of tokens whose logits are held at once (all of a rank's
-    tokens if None). `pp` is the number of stages of a pipeline, each with `interleave` chunks of layers. With
-    `offload` "activations", the activations kept for the backward wait in the host's memory. To serve, there
+    tokens if None), `ffn_chunk` the number whose feed-forward is computed at once, once more in the backward.
+    `pp` is the number of stages of a pipeline, each with `interleave` chunks of layers. With
+    `offload` "activations", the activations kept for the backward wait in the host's memory; with "optimizer",
+    the moments, the float32 copy and the gradients; with "weights", the weights. "activations,optimizer" is both. To serve, there
     are `batch` sequences of `tokens` tokens each. The model writes `generated` of these tokens; the others
     are a prompt that is fed in chunks of `chunk` tokens. `sharing`: as in `serve_request`.
     Raises: CostError for sizes that are not positive integers, unknown names, a dtype that the
@@ -86,6 +88,8 @@ class Request:
     generated: int = 0
     chunk: int = CHUNK
     sharing: str | None = None
+    ep: int | None = None
+    ffn_chunk: int | None = None
 
     def __post_init__(self) -> None:
         check_count("tokens", self.tokens, MOST_TOKENS)
@@ -94,8 +98,9 @@ class Request:
         for name in ("gpus_per_node", *DEGREES):
             if getattr(self, name) is not None:
                 check_count(name, getattr(self, name))
-        if self.logits_chunk is not None:
-            check_count("logits_chunk", self.logits_chunk, MOST_TOKENS)
+        for name in ("logits_chunk", "ffn_chunk"):
+            if getattr(self, name) is not None:
+                check_count(name, getattr(self, name), MOST_TOKENS)
         for each in self.tile:
             check_count("tile", each)
         for name, known, open_ in CHOICES:
@@ -111,6 +116,7 @@ class Request:
         self.attention  # noqa: B018  raises for heads that cannot be grouped
         check_offload(self)
         check_serving(self)
+        check_scans(self)
 
     def __hash__(self) -> int:  # computed once, since many caches use the hash
         return self._hash
@@ -151,6 +157,11 @@ class Request:
         """Return the bytes of one GPU that a plan may use."""
         return self.machine.memory_bytes * (1 - self.reserve)
 
+    @cached_property
+    def offloads(self) -> frozenset[str]:
+        """Return what waits in the host's memory."""
+        return frozenset(self.offload.split(",")) - {"none"}
+
     @property
     def training(self) -> bool:
         """Return whether the purpose is training."""
@@ -179,14 +190,14 @@ class Request:
         if not self.causal:
             words.append("--no-causal")
         skipped = {"model", "tokens", "hardware", "nodes", "purpose", "causal", "tile"}
-        skipped |= {"logits_chunk", "generated", "chunk"}
+        skipped |= {"logits_chunk", "ffn_chunk", "generated", "chunk"}
         for field in fields(self):
             value = getattr(self, field.name)
             if field.name not in skipped and value != field.default:
                 words.append(f"--{field.name.replace('_', '-')} {value}")
         if self.tile != (128, 128):
             words.append(f"--tile {self.tile[0]}x{self.tile[1]}")
-        counts = {"logits-chunk": self.logits_chunk, "generated": self.generated}
+        counts = {"logits-chunk": self.logits_chunk, "ffn-chunk": self.ffn_chunk, "generated": self.generated}
         counts["chunk"] = self.chunk if self.chunk != CHUNK else None
         words += [f"--{name} {short_count(count)}" for name, count in counts.items() if count]
         return " ".join(words)
@@ -203,7 +214,17 @@ def check_count(name: str, value: object, most: int = MOST_OF_A_COUNT) -> None:
 
 
 def check_offload(request: Request) -> None:
-    """Check the field `offload`. Raises: CostError for inference, or hardware without a link to its host."""
+    """Check the fields `offload` and `ffn_chunk`.
+
+    Raises: CostError for inference, anything else than OFFLOADS, or hardware without a link to its host.
+    """
+    for name in () if request.offload == "none" else request.offload.split(","):
+        if name not in OFFLOADS:
+            needed = f"offload among {', '.join(OFFLOADS)}, joined by commas, or none"
+            raise CostError(needed, shown(request.offload), nearest(name, OFFLOADS))
+    if request.ffn_chunk is not None and not request.training:
+        got, remedy = f"ffn_chunk={request.ffn_chunk} for {request.purpose}", "leave --ffn-chunk out"
+        raise CostError("ffn_chunk for training only", got, remedy)
     if request.offload == "none":
         return
     if not request.training:
@@ -213,6 +234,20 @@ def check_offload(request: Request) -> None:
     if request.machine.host is None:
         machine = request.machine.name
         raise CostError("hardware with a host link", f"{machine} has none", 'a table "host" in its TOML file')
+
+
+def check_scans(request: Request) -> None:
+    """Check the field `layout`. Raises: CostError if states of linear layers would change ranks at every token."""
+    if request.layout is not None and not passes_states(request, request.layout):
+        needed = (
+            f"a layout in which a rank owns consecutive tokens, for the linear layers of {request.sized.name}"
+        )
+        raise CostError(needed, f"layout={request.layout}", "--layout zigzag, or --layout contiguous")
+
+
+def passes_states(request: Request, layout: str) -> bool:
+    """Return whether a model's linear layers, if it has any, can pass their states under a layout."""
+    return get_layout(layout, 16, 2).step == 1 or not any(it.linear for it in request.sized.kinds)
 
 
 def check_serving(request: Request) -> None:

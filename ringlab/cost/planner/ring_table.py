@@ -18,8 +18,7 @@ class RingTable:
     """The schedules of `ringlab.cost.traffic.RINGS` in one layer of a plan, by exposed seconds, then by bytes.
 
     link: the slowest link of the ring. links: the number of links over which a rank can send at once.
-    latent_below: a latent (MLA) with fewer numbers per token would be fewer bytes than K and V; the models of
-    plans have none.
+    latent_below: a latent (MLA) with fewer numbers per token would be fewer bytes than K and V; 0 if one travels.
     """
 
     options: tuple[Option, ...]
@@ -59,7 +58,7 @@ class RingTable:
 
 
 def ring_table(best: Candidate) -> RingTable | None:
-    """Return the schedules for one layer of a plan: one forward, and in training one backward; None without a ring.
+    """Return the schedules for one layer of a plan that attends to all tokens: one forward, and in training one backward; None without a ring.
 
     A TPU sends to both neighbours at once, and a GPU behind a switch sends on one port. Blocks are assumed
     balanced.
@@ -73,4 +72,5 @@ def ring_table(best: Candidate) -> RingTable | None:
     rates = (rate, link.bytes_per_s, link.latency_s)
     tokens = -(-request.tokens // degrees.ring)
     found = weigh_rings(sizes, tokens, degrees.ring, rates, links=links, training=request.training)
-    return RingTable(tuple(found), link.name, links, 2 * sizes.K * sizes.D)
+    below = 0 if sizes.latent else sizes.K * (sizes.D + sizes.value_dim)
+    return RingTable(tuple(found), link.name, links, below)

@@ -30,11 +30,12 @@ LARGEST_FOLLOWED = 64  # the most ranks that are followed step by step; more wou
 
 
 def ring_forward_s(
-    compute_s: Num[np.ndarray, "ranks P"], hop_s: Num[np.ndarray, " P"], latency_s: Num[np.ndarray, " P"]
+    compute_s: Num[np.ndarray, "rows steps"], hop_s: Num[np.ndarray, " P"], latency_s: Num[np.ndarray, " P"]
 ) -> float:
     """Return the makespan in seconds of P − 1 hops of K/V, each posted before the current block is computed.
 
-    compute_s: seconds by [rank, step], with one row if all ranks are alike. hop_s: seconds that the link from
+    compute_s: seconds by [rank, step], with one row if all ranks are alike. A window may leave fewer steps than
+    ranks: hops pass by ranks that see nothing of a block. hop_s: seconds that the link from
     rank r to r + 1 is busy with one block. latency_s: seconds until the block arrives. If ranks have to wait
     and there are more than LARGEST_FOLLOWED, the result is an upper bound: every step waits for the slowest
     link.
@@ -45,7 +46,7 @@ def ring_forward_s(
         return float(slowest.sum())
     if P > LARGEST_FOLLOWED:
         return float(np.maximum(slowest[:-1], hop).sum() + slowest[-1])
-    now = np.zeros(P)
+    now = np.zeros(len(hop_s))
     wire = _Wire(hop_s, latency_s)
     for step in range(P):
         arrived = wire.post(now) if step < P - 1 else None
@@ -56,7 +57,7 @@ def ring_forward_s(
 
 
 def ring_backward_s(
-    compute_s: Num[np.ndarray, "ranks P"],
+    compute_s: Num[np.ndarray, "rows steps"],
     hop_s: Num[np.ndarray, " P"],
     home_s: Num[np.ndarray, " P"],
     latency_s: Num[np.ndarray, " P"],
@@ -64,14 +65,14 @@ def ring_backward_s(
     """Return the makespan in seconds of the backward ring, where dK/dV follow their block in P hops of `home_s` each."""
     P = compute_s.shape[1]
     if P == 1:
-        return float(compute_s[0, 0])
+        return float(compute_s.max())
     last, hops = float((home_s + latency_s).max()), float((hop_s + home_s + latency_s).max())
     slowest = compute_s.max(axis=0)
     if _alike(compute_s) and hops <= slowest.min():
         return float(slowest.sum()) + last
     if P > LARGEST_FOLLOWED:
         return float(np.maximum(slowest, hops).sum()) + last
-    now = np.zeros(P)
+    now = np.zeros(len(hop_s))
     wire = _Wire(hop_s, latency_s)
     home = None
     for step in range(P):
@@ -174,6 +175,59 @@ def by_formula(layout: str, S: int, P: int, causal: bool, tile: tuple[int, int])
     steps = np.arange(P)[None, :]
     work = np.where(steps == 0, own, np.where(steps <= ranks, earlier, later))
     return work.astype(np.int64), pieces * piece
+
+
+@lru_cache(maxsize=512)
+def window_work(
+    layout: str, S: int, P: int, causal: bool, tile: tuple[int, int], window: int
+) -> tuple[np.ndarray, int]:
+    """Return the table of `ring_work` for a sliding window, without the steps in which no rank sees anything.
+
+    Pieces of consecutive tokens are compared pair by pair. If single tokens are dealt, every P-th token of the
+    window is on each rank, and the tiles of a rank's own block stand for those of all others.
+    """
+    dealt = get_layout(layout, 2 * P, P)
+    if dealt.step > 1:
+        length = -(-S // P)
+        of_a_rank = band(length, 0, tile, -(-window // P), causal, length)
+        return np.full((1, P), of_a_rank, dtype=np.int64), length
+    pieces = len(dealt.runs(0)) * P
+    x = -(-S // pieces)
+    dealt = get_layout(layout, pieces, P)
+    owner = np.empty(pieces, dtype=np.int64)
+    for rank in range(P):
+        owner[dealt.positions(rank)] = rank
+    work = np.zeros((P, P), dtype=np.int64)
+    reach = min(pieces - 1, -(-(window - 1) // x))
+    for apart in range(0 if causal else -reach, reach + 1):
+        seen = band(x, apart * x, tile, window, causal, x)
+        rows = np.arange(max(0, apart), min(pieces, pieces + apart))
+        ranks, origins = owner[rows], owner[rows - apart]
+        np.add.at(work, (ranks, (ranks - origins) % P), seen)
+    return work[:, work.any(axis=0)], x * pieces // P
+
+
+def band(rows: int, ahead: int, tile: tuple[int, int], window: int, causal: bool, keys: int) -> int:
+    """Return the elements of tiles that are not entirely masked, of `rows` rows `ahead` tokens after `keys` keys.
+
+    >>> band(4, 0, (1, 1), 2, True, 4), band(4, 4, (1, 1), 2, True, 4), band(4, 0, (2, 2), 2, True, 4)
+    (7, 1, 12)
+    """
+    height, width = tile
+    period = math.lcm(height, width)
+    steady = -(-2 * window // period) * period + period
+    if ahead == 0 and rows == keys > steady + 2 * period:  # the rows between the first and the last are alike
+        times, rest = divmod(rows - steady, period)
+        short, longer = (band(n, 0, tile, window, causal, n) for n in (steady + rest, steady + rest + period))
+        return short + times * (longer - short)
+    if ahead > 0:  # rows beyond the window see none of these keys
+        rows = min(rows, -(-window // height) * height)
+    first = np.arange(0, rows, height)
+    last = np.minimum(first + height, rows) - 1
+    lowest = np.maximum(0, first + ahead - window + 1)
+    highest = np.minimum(keys - 1, last + ahead + (0 if causal else window - 1))
+    covered = np.minimum(keys, (highest // width + 1) * width) - lowest // width * width
+    return int(((last - first + 1) * np.where(lowest <= highest, covered, 0)).sum())
 
 
 def is_balanced(layout: str) -> bool:

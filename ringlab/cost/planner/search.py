@@ -6,20 +6,21 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 
-from ringlab.cost.flops import attention_flops, linear_flops, vocabulary_flops
+from ringlab.cost.flops import linear_flops, vocabulary_flops
 from ringlab.cost.planner.memory_table import (
     MemoryTable,
     fuller_memory,
+    host_update_bytes,
     kept_bytes,
     step_memory,
-    weight_traffic,
+    update_bytes,
 )
 from ringlab.cost.planner.parallelism import Degrees, candidates
-from ringlab.cost.planner.request import LAYOUTS, RECOMPUTATIONS, SHARINGS, Request
+from ringlab.cost.planner.request import LAYOUTS, RECOMPUTATIONS, SHARINGS, Request, passes_states
 from ringlab.cost.planner.ring_time import ring_work
 from ringlab.cost.planner.serve_request import ServeRequest
 from ringlab.cost.planner.serve_time import DecodeTime, decode_time
-from ringlab.cost.planner.step_time import StepTime, step_time
+from ringlab.cost.planner.step_time import StepTime, mixing_flops, step_time
 from ringlab.errors import CostError
 
 LEAST_GAIN = 1e-3  # fraction of a step's time that an unusual layout must gain
@@ -76,10 +77,10 @@ class Candidate:
         """
         if self.request.decoding:
             return decode_time(self.serving)
-        weights = weight_traffic(self.request, self.degrees)
-        offload = self.request.offload != "none"
+        updated = (update_bytes(self.request, self.degrees), host_update_bytes(self.request, self.degrees))
+        offload = "activations" in self.request.offloads
         moved = kept_bytes(self.at_once, self.degrees, self.recomputation) if offload else 0
-        how = (self.degrees, self.layout, self.recomputation, weights, self.rounds, moved)
+        how = (self.degrees, self.layout, self.recomputation, updated, self.rounds, moved)
         return step_time(self.at_once, *how)
 
     @property
@@ -104,10 +105,8 @@ class Candidate:
     def utilisation(self) -> float:
         """Return the model's own FLOPs, without recomputed or masked ones, as a fraction of the GPUs' peak."""
         request, tokens = self.request, self.request.tokens
-        pairs = tokens * (tokens + 1) // 2 if request.causal else tokens**2
-        forward = linear_flops(request.sized, tokens) + request.sized.layers * attention_flops(
-            request.attention, pairs
-        )
+        forward = linear_flops(request.sized, tokens)
+        forward += sum(it.layers * mixing_flops(it, tokens, request.causal) for it in request.sized.kinds)
         flops = forward * request.batch
         if request.training:  # a backward takes two products for each product of the forward
             flops = 3 * (flops + vocabulary_flops(request.sized, tokens) * request.batch)
@@ -115,9 +114,9 @@ class Candidate:
 
     @property
     def split(self) -> tuple[int | str, ...]:
-        """Return the values that distinguish splits of the work: dp, tp, ring, ulysses, and the sharing of weights."""
+        """Return the values that distinguish splits of the work: dp, tp, ring, ulysses, ep, and the sharing of weights."""
         it = self.degrees
-        return it.dp, it.tp, it.ring, it.ulysses, self.sharing
+        return it.dp, it.tp, it.ring, it.ulysses, it.ep, self.sharing
 
     def work(self) -> tuple[float, float]:
         """Return the ratio of the greatest to the mean attention work of ranks, in tiles: in total, and step by step."""
@@ -187,7 +186,7 @@ def layouts(candidate: Candidate) -> list[Candidate]:
     it = candidate
     if it.degrees.ring == 1 or it.request.decoding or not it.request.causal:
         return [it]
-    others = [name for name in LAYOUTS if name != it.layout]
+    others = [name for name in LAYOUTS if name != it.layout and passes_states(it.request, name)]
     return [it, *(replace(it, layout=name) for name in others)]
 
 
@@ -202,8 +201,8 @@ def _families(request: Request) -> Iterator[list[list[Candidate]]]:
             found = True
             yield _variants(request, degrees, sharing)
     if not found:
-        sizes = request.sized
-        needed = f"tp that divides the K={sizes.K} K/V heads, and tp × cp the H={sizes.H} query heads and the feed-forward"
+        it = request.sized.main
+        needed = f"tp that divides the K={it.dealt_heads} K/V heads, and tp × cp the H={it.H} query heads and the feed-forward"
         got = f"{request.gpus} GPUs, sharing={request.sharing}"
         raise CostError(needed, got, "--sharing copies, fewer nodes, or more replicas with --dp")
 
@@ -212,8 +211,10 @@ def _sharings(request: Request, degrees: Degrees) -> tuple[str, ...]:
     """Return the ways to share the weights that the heads allow; only one if all ways are the same."""
     if request.purpose != "serve" or degrees.ring == 1:
         return (request.sharing or "copies",)
-    sizes, ranks = request.sized, degrees.tp * degrees.ring
-    shared = not (sizes.K % degrees.tp or sizes.H % ranks or sizes.d_ff % ranks)
+    kinds, ranks = request.sized.kinds, degrees.tp * degrees.ring
+    shared = not any(
+        it.dealt_heads % degrees.tp or any(n % ranks for n in (it.H, *it.widths)) for it in kinds
+    )
     asked = SHARINGS if request.sharing is None else (request.sharing,)
     return tuple(name for name in asked if shared or name == "copies")
 

@@ -16,7 +16,7 @@ from functools import cached_property
 
 from ringlab.cost.hardware import Hardware, hardware
 from ringlab.cost.memory import kv_cache_bytes, parameter_bytes
-from ringlab.cost.models import Model, model
+from ringlab.cost.models import Layer, Model, model
 from ringlab.cost.planner.parallelism import Group, placed
 from ringlab.cost.planner.request import MOST_TOKENS, SHARINGS, check_chunks, check_count
 from ringlab.cost.serving import decode_heads_traffic, helix_traffic
@@ -69,13 +69,16 @@ class ServeRequest:
 
     def _check_shares(self) -> None:
         """Raises: CostError for heads, or a feed-forward, that the ranks cannot share."""
-        it, ranks = self.sized, self.head_ranks if self.sharing == "copies" else self.gpus
-        if self.sharing != "copies":
-            helix_traffic(self.sizes, self.token_ranks, self.head_ranks)
-        elif it.H % ranks or (it.K % ranks and ranks % it.K):
-            raise CostError(f"ranks that can share {it.H} query and {it.K} K/V heads", f"head_ranks={ranks}")
-        if it.d_ff % ranks:
-            raise CostError(f"ranks that can share a feed-forward of width {it.d_ff}", f"{ranks}")
+        ranks = self.head_ranks if self.sharing == "copies" else self.gpus
+        for it in self.sized.kinds:
+            if self.sharing != "copies":
+                helix_traffic(it.attention(), self.token_ranks, self.head_ranks)
+            elif it.H % ranks or (it.dealt_heads % ranks and ranks % it.dealt_heads):
+                needed = f"ranks that can share {it.H} query and {it.dealt_heads} K/V heads"
+                raise CostError(needed, f"head_ranks={ranks}")
+            for width in it.widths:
+                if width % ranks:
+                    raise CostError(f"ranks that can share a feed-forward of width {width}", f"{ranks}")
 
     @cached_property
     def sized(self) -> Model:
@@ -105,8 +108,12 @@ class ServeRequest:
     @property
     def row_sizes(self) -> Attention:
         """Return the sizes of the attention of one sequence for the heads of one rank."""
-        it, ranks = self.sized, self.head_ranks
-        return Attention(B=1, H=it.H // ranks, K=max(1, it.K // ranks), D=it.D, dtype=self.dtype)
+        return self.of_rank(self.sized.main)
+
+    def of_rank(self, it: Layer) -> Attention:
+        """Return the sizes of one layer's attention of one sequence for the heads of one rank."""
+        H, K = it.H // self.head_ranks, max(1, it.dealt_heads // self.head_ranks)
+        return Attention(1, H, K, it.D, self.dtype, True, it.Dv, it.latent or None)
 
     @property
     def prefill(self) -> ServeRequest:
@@ -115,24 +122,61 @@ class ServeRequest:
 
     @property
     def weight_bytes(self) -> int:
-        """Return the bytes of weights that one rank holds, and reads for a token.
+        """Return the bytes of weights that one rank holds.
 
         If all N ranks share the weights, every rank of a row still has the matrices for K and V of the row's
-        heads, and with helix also for their queries.
+        heads, and with helix also for their queries. Each expert is shared by its width, like any feed-forward.
         """
         it, N, size = self.sized, self.gpus, element_bytes(self.dtype)
         if self.sharing == "copies":
             return parameter_bytes(it, self.dtype, 1, self.head_ranks)
+        layers = sum(kind.layers * self._layer_weights(kind) for kind in it.kinds)
+        return size * (layers + -(-(it.parameters - it.matrix_parameters) // N))
+
+    def _layer_weights(self, it: Layer) -> int:
+        """Return the weights of one layer on a rank, if all N ranks share the weights."""
+        N, d = self.gpus, it.d_model
+        fed = (it.matrix_parameters - it.mixer_parameters) // N
+        if it.linear:  # one rank of each row computes with its states
+            return fed + it.mixer_parameters // self.head_ranks
         query_ranks = N if self.sharing == "dcp" else self.head_ranks
-        heads = it.H // query_ranks + 2 * it.K // self.head_ranks + it.H // N
-        layer = it.d_model * it.D * heads + it.ffn_matrices * it.d_model * it.d_ff // N
-        rest = it.parameters - it.layers * it.layer_matrix_parameters
-        return size * (it.layers * layer + -(-rest // N))
+        queries, out = it.H // query_ranks * it.D * (2 if it.output_gate else 1), it.H // N * it.value_dim
+        if not it.kv_latent:
+            keys = it.K * (it.D + it.value_dim) // self.head_ranks
+            return d * (queries + keys + out) + fed
+        asked = (it.q_latent or 0) * d + queries * (it.q_latent or d)
+        made = it.kv_latent * it.H * (it.D - (it.rope or 0) + it.value_dim) // self.head_ranks
+        return asked + d * it.latent + made + d * out + fed
+
+    def read_bytes(self, tokens: int) -> int:
+        """Return the bytes of weights that one rank reads for `tokens` tokens: all of them, but for unused experts.
+
+        Each token goes to active_experts of the experts, evenly: of E experts with k for a token, n tokens leave
+        E·(1 − k/E)^n unused.
+        """
+        unused = sum(
+            it.layers * it.expert_parameters * (1 - (it.active_experts or 0) / it.experts) ** tokens
+            for it in self.sized.kinds
+            if it.experts
+        )
+        return self.weight_bytes - int(unused * element_bytes(self.dtype) / self.weight_ranks)
+
+    @property
+    def weight_ranks(self) -> int:
+        """Return the number of ranks that share each expert, and every feed-forward."""
+        return self.head_ranks if self.sharing == "copies" else self.gpus
+
+    @property
+    def active_bytes(self) -> int:
+        """Return the bytes of the weights of one rank with which one token is multiplied."""
+        idle = sum(it.layers * (it.matrix_parameters - it.active_parameters) for it in self.sized.kinds)
+        return self.weight_bytes - idle * element_bytes(self.dtype) // self.weight_ranks
 
     def cache_bytes(self, tokens: int, sequences: int) -> int:
-        """Return the bytes of K and V of `tokens` tokens of each sequence on one rank."""
-        held, copies = -(-tokens // self.token_ranks), max(1, self.head_ranks // self.sized.K)
-        return -(-kv_cache_bytes(self.sized, held, self.dtype, sequences) * copies // self.head_ranks)
+        """Return the bytes of K and V, or of what is cached in their place, of `tokens` tokens of each sequence on one rank."""
+        copies = max(1, self.head_ranks // self.sized.main.dealt_heads)
+        how = (self.token_ranks, self.head_ranks, copies)
+        return kv_cache_bytes(self.sized, tokens, self.dtype, sequences, *how)
 
     def among(self, ranks: int, stride: int = 1) -> Group:
         """Return a group of `ranks` GPUs, `stride` apart."""

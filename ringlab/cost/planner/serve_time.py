@@ -15,9 +15,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 
-from ringlab.cost.flops import attention_flops
+from ringlab.cost.flops import attention_flops, visible_pairs
+from ringlab.cost.models import Layer
 from ringlab.cost.planner.memory_table import check_fits
 from ringlab.cost.planner.serve_request import ServeRequest
+from ringlab.cost.planner.step_time import states_s
+from ringlab.cost.scan_traffic import SCANS, LinearAttention, scan_flops
 from ringlab.cost.serving import decode_heads_traffic, prefill_traffic
 from ringlab.cost.sizes import Attention, element_bytes
 from ringlab.layout import contiguous
@@ -101,24 +104,38 @@ def _chunks_s(request: ServeRequest) -> tuple[float, ...]:
 def chunk_s(request: ServeRequest, prefix: int, new: int) -> float:
     """Return the seconds of `new` tokens of one prompt after `prefix` cached ones, in all layers."""
     it, P = request.sized, request.token_ranks
-    rows = -(-new // P)
-    weights = element_bytes(request.dtype) * it.layers * it.layer_matrix_parameters // request.head_ranks
+    rows, size = -(-new // P), element_bytes(request.dtype)
+    weights = size * it.matrix_parameters // request.head_ranks
+    active = size * sum(kind.layers * kind.active_parameters for kind in it.kinds) // request.head_ranks
     whole = rows * it.d_model * element_bytes(request.dtype)
     tensor_s = 2 * request.among(request.head_ranks).reduce_s(whole)
-    attention_s = _chunk_attention_s(request, prefix, new)
-    return linear_s(request, weights, rows) + it.layers * (tensor_s + attention_s)
+    layers_s = sum(
+        kind.layers * (tensor_s + _chunk_attention_s(request, prefix, new, kind)) for kind in it.kinds
+    )
+    return linear_s(request, weights, active, rows) + layers_s
 
 
-def _chunk_attention_s(request: ServeRequest, prefix: int, new: int) -> float:
-    """Return the seconds of one layer's attention of a chunk, equal on all ranks: P blocks, of which P − 1 hide a hop."""
-    P, sizes, machine = request.token_ranks, request.row_sizes, request.machine
-    scores = new * prefix + new * (new + 1) // 2
+def _chunk_attention_s(request: ServeRequest, prefix: int, new: int, layer: Layer | None = None) -> float:
+    """Return the seconds of one layer's attention of a chunk, equal on all ranks: P blocks, of which P − 1 hide a hop.
+
+    layer: by default one that attends to all tokens. A window leaves the tokens before it out. A gated delta rule
+    passes a state from rank to rank after the chunk.
+    """
+    it = layer or request.sized.main
+    P, sizes, machine = request.token_ranks, request.of_rank(it), request.machine
     rate = machine.peak(request.dtype) * machine.reached.attention_forward
+    if it.linear:
+        of_rank = LinearAttention(1, sizes.H, it.D, it.value_dim, request.dtype)
+        link = request.among(P, request.head_ranks).link
+        passing_s = min(states_s(of_rank, P, scan, link) for scan in SCANS) if P > 1 else 0.0
+        return scan_flops(of_rank, -(-new // P)) / rate + passing_s
+    prefix = prefix if it.window is None else min(prefix, it.window - 1)
+    scores = visible_pairs(new, True, it.window, prefix)
     block = attention_flops(sizes, scores) / rate / P**2
     if P == 1:
         return block
     ways = ("kv", "q") if request.travels == "auto" else (request.travels,)
-    sent = min(_most_sent_bytes(request, prefix, new, way) for way in ways)
+    sent = min(_most_sent_bytes(request, prefix, new, way, sizes) for way in ways)
     # Ranks of one row are head_ranks apart, because ranks that share heads exchange more often and are
     # neighbours.
     link = request.among(P, request.head_ranks).link
@@ -126,12 +143,14 @@ def _chunk_attention_s(request: ServeRequest, prefix: int, new: int) -> float:
     return block + (P - 1) * max(block, hop)
 
 
-def _most_sent_bytes(request: ServeRequest, prefix: int, new: int, travels: str) -> int:
+def _most_sent_bytes(
+    request: ServeRequest, prefix: int, new: int, travels: str, sizes: Attention | None = None
+) -> int:
     """Return the bytes of the rank that sends most: one of the last two, since no shard is longer than the one before."""
     P = request.token_ranks
     layout, cached = contiguous(new, P), contiguous(prefix, P).lengths
     last = (
-        prefill_traffic(request.row_sizes, layout, cached, travels=travels, rank=rank)
+        prefill_traffic(sizes or request.row_sizes, layout, cached, travels=travels, rank=rank)
         for rank in (P - 2, P - 1)
     )
     return max(traffic.total_bytes for traffic in last)
@@ -182,38 +201,60 @@ def decode_time(request: ServeRequest) -> DecodeTime:
     row = request.sequences * request.sized.d_model * element_bytes(request.dtype)
     tensor = request.among(request.head_ranks if request.sharing == "copies" else request.gpus)
     cache = request.cache_bytes(request.context, request.sequences)
+    merged = [it for it in request.sized.kinds if not it.linear]  # a state is on every rank of its heads
     return DecodeTime(
-        weights_s=linear_s(request, request.weight_bytes, request.sequences),
-        cache_s=cache / request.machine.memory_bytes_per_s,
+        weights_s=_weights_s(request),
+        cache_s=max(cache / request.machine.memory_bytes_per_s, _scores_s(request)),
         tensor_s=2 * layers * tensor.reduce_s(row),
-        merge_s=layers * _merge_s(request),
+        merge_s=sum(it.layers * _merge_s(request, it) for it in merged),
     )
+
+
+def _weights_s(request: ServeRequest) -> float:
+    read = request.read_bytes(request.sequences)
+    return linear_s(request, read, request.active_bytes, request.sequences)
+
+
+def _scores_s(request: ServeRequest) -> float:
+    """Return the seconds of the arithmetic of one token's attention in latent layers, 0 without a latent.
+
+    A latent is read once for all heads of a rank, which may take less time than to compute with it: per head and
+    cached token, a product with all of the latent for the score, and one with the latent without its common part
+    for the value. With K/V heads, reading takes longer.
+    """
+    numbers = sum(
+        it.layers * it.H // request.head_ranks * (it.latent + (it.kv_latent or 0))
+        for it in request.sized.kinds
+    )
+    tokens = -(-request.context // request.token_ranks) * request.sequences
+    machine = request.machine
+    return 2 * numbers * tokens / (machine.peak(request.dtype) * machine.reached.attention_forward)
 
 
 def is_computing(request: ServeRequest) -> bool:
     """Return whether computing with the matrices of a token takes longer than reading their weights."""
-    read = request.weight_bytes / request.machine.memory_bytes_per_s
-    return linear_s(request, request.weight_bytes, request.sequences) > read
+    read = request.read_bytes(request.sequences) / request.machine.memory_bytes_per_s
+    return _weights_s(request) > read
 
 
-def linear_s(request: ServeRequest, weight_bytes: int, tokens: int) -> float:
-    """Return the longer of the seconds of reading these weights, and of computing with them for `tokens` tokens."""
+def linear_s(request: ServeRequest, weight_bytes: int, active_bytes: int, tokens: int) -> float:
+    """Return the longer of the seconds of reading these weights, and of computing for `tokens` tokens with the active ones."""
     machine = request.machine
-    flops = 2 * weight_bytes / element_bytes(request.dtype) * tokens
+    flops = 2 * active_bytes / element_bytes(request.dtype) * tokens
     read = weight_bytes / machine.memory_bytes_per_s
     return max(read, flops / (machine.peak(request.dtype) * machine.reached.linear))
 
 
-def _merge_s(request: ServeRequest) -> float:
+def _merge_s(request: ServeRequest, layer: Layer) -> float:
     """Return the seconds of one layer's queries and partials, collective by collective, among the ranks of a row."""
-    P, it = request.token_ranks, request.sizes
+    P, it = request.token_ranks, layer.attention(request.sequences, request.dtype)
     if P == 1:
         return 0.0
     heads = it.H // request.head_ranks
     if request.sharing == "copies":
-        partial = it.B * heads * (it.D + 1) * 4
+        partial = it.B * heads * (it.value_dim + 1) * 4
         return request.among(P, request.head_ranks).gather_s(partial * P)
-    of_row = Attention(it.B, heads, it.K // request.head_ranks, it.D, it.dtype)
+    of_row = Attention(it.B, heads, max(1, layer.dealt_heads // request.head_ranks), it.D, it.dtype, Dv=it.Dv)
     queries = "own" if request.sharing == "dcp" else "all"
     traffic = decode_heads_traffic(of_row, P, queries=queries, merge=request.merge)
     among = request.among(P)

@@ -8,6 +8,8 @@ Micro-batches alternate one forward and one backward. The first of pp stages the
 to pp micro-batches. With `interleave` chunks of layers on every stage, a micro-batch passes each stage
 `interleave` times. This divides the bubble by `interleave`, but more activations are held (arXiv 2104.04473,
 section 2.2).
+
+If a model's layers differ, a stage is taken to have its share of each kind.
 """
 
 from __future__ import annotations
@@ -39,7 +41,15 @@ class Stage:
         it = self.model
         vocabulary = self.matrices * it.vocabulary * it.d_model
         norms = (2 * self.layers + int(self.computes_loss)) * it.d_model
-        return self.layers * it.layer_matrix_parameters + vocabulary + norms
+        return self._share(it.matrix_parameters) + vocabulary + norms
+
+    @property
+    def expert_parameters(self) -> int:
+        """Return the weights of this stage's experts."""
+        return self._share(self.model.expert_parameters)
+
+    def _share(self, of_all_layers: int) -> int:
+        return -(-of_all_layers * self.layers // self.model.layers)
 
     @property
     def layers_held(self) -> int:

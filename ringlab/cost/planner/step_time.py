@@ -12,16 +12,20 @@ from functools import lru_cache
 import numpy as np
 
 from ringlab.cost.block_time import MeasuredTime, block_time
-from ringlab.cost.flops import (
-    attention_flops,
-    linear_backward_flops,
-    linear_flops,
-    vocabulary_flops,
-)
-from ringlab.cost.planner.parallelism import Degrees, group
+from ringlab.cost.flops import attention_flops, linear_backward_flops, visible_pairs, vocabulary_flops
+from ringlab.cost.hardware import Link
+from ringlab.cost.models import Layer
+from ringlab.cost.planner.parallelism import Degrees, Group, group, placed
 from ringlab.cost.planner.request import Request
-from ringlab.cost.planner.ring_time import ring_backward_s, ring_forward_s, ring_links, ring_work
+from ringlab.cost.planner.ring_time import (
+    ring_backward_s,
+    ring_forward_s,
+    ring_links,
+    ring_work,
+    window_work,
+)
 from ringlab.cost.planner.stages import largest_layers, stages
+from ringlab.cost.scan_traffic import SCANS, LinearAttention, rounds, scan_flops, scan_traffic
 from ringlab.cost.sizes import Attention, element_bytes
 from ringlab.cost.traffic import gradient_bytes_per_token
 from ringlab.layout import get_layout
@@ -41,7 +45,8 @@ class Pass:
     gathering parameters and reducing gradients; weights_exposed_s: the part of weights_s that computation
     does not hide.
     host_s: activations that leave for the host or come back; host_exposed_s: the part of host_s that is not
-    hidden.
+    hidden. dispatch_s: tokens that go to their experts and back, which nothing hides.
+    Of a model with several kinds of layers, a pass is the mean over its layers.
     """
 
     name: str
@@ -56,6 +61,7 @@ class Pass:
     weights_exposed_s: float
     host_s: float = 0.0
     host_exposed_s: float = 0.0
+    dispatch_s: float = 0.0
 
     @property
     def compute_s(self) -> float:
@@ -66,7 +72,7 @@ class Pass:
     def exposed_s(self) -> float:
         """Return the seconds of waiting for communication."""
         waits = self.ring_exposed_s + self.ulysses_s + self.tensor_s + self.weights_exposed_s
-        return waits + self.host_exposed_s
+        return waits + self.host_exposed_s + self.dispatch_s
 
     @property
     def total_s(self) -> float:
@@ -152,31 +158,40 @@ def step_time(
     degrees: Degrees,
     layout: str,
     recomputation: str,
-    weights: WeightTraffic,
+    update_bytes: tuple[int, int],
     rounds: int = 1,
     offloaded_bytes: int = 0,
 ) -> StepTime:
     """Return the time of one training step, or of prefilling the context; `request` has one round's batch.
 
-    offloaded_bytes: the bytes of one layer's activations that go to the host in the forward and come back
-    later.
+    update_bytes: the bytes that an update of the weights reads and writes, and those of them that come from the
+    host and go back at the same time. offloaded_bytes: the bytes of one
+    layer's activations that go to the host in the forward and come back later.
     """
     sizes = request.sized
     names = ["forward"]
     if request.training:
         names += [] if recomputation == "none" else [f"{recomputation} recomputation"]
         names.append("backward")
-    passes = tuple(_pass(request, degrees, layout, name, weights) for name in names)
+    passes = tuple(_mean_pass(request, degrees, layout, name) for name in names)
     if offloaded_bytes:
         passes = _with_offload(passes, request, offloaded_bytes)
     tokens = rank_tokens(request, degrees)
     logits = vocabulary_flops(sizes, tokens) if request.training else vocabulary_flops(sizes, 1)
     logits += linear_backward_flops(logits) if request.training else 0
     rate = request.machine.peak(request.dtype) * request.machine.reached.linear
-    update = weights.update_bytes / request.machine.memory_bytes_per_s if request.training else 0.0
+    update = _update_s(request, *update_bytes) if request.training else 0.0
     layers = largest_layers(stages(sizes, degrees.pp))
     pipeline = _pipeline(request, degrees)
     return StepTime(layers, passes, logits / degrees.tp / rate, update, rounds, pipeline)
+
+
+def _update_s(request: Request, moved: int, from_host: int) -> float:
+    """Return the seconds of an update: reading and writing its bytes, or if that is longer, fetching those on the host."""
+    seconds, host = moved / request.machine.memory_bytes_per_s, request.machine.host
+    if from_host and host is not None:
+        seconds = max(seconds, host.latency_s + from_host / host.bytes_per_s)
+    return seconds
 
 
 def _pipeline(request: Request, degrees: Degrees) -> Pipeline | None:
@@ -201,44 +216,49 @@ def _with_offload(passes: tuple[Pass, ...], request: Request, moved_bytes: int) 
     return (out, *later[:-1], back)
 
 
-@dataclass(frozen=True)
-class WeightTraffic:
-    """Bytes of one layer's weights and gradients on a tensor-parallel rank, and bytes of one update of all weights."""
-
-    layer_bytes: float
-    layer_gradient_bytes: float
-    update_bytes: float
-
-
 def rank_tokens(request: Request, degrees: Degrees) -> int:
     """Return the tokens of all sequences on the rank that owns most tokens."""
     return -(-request.tokens // degrees.cp) * (request.batch // degrees.dp)
 
 
 @lru_cache(maxsize=1024)
-def ring_sizes(request: Request, degrees: Degrees) -> Attention:
-    """Return the sizes of the attention that one ring computes.
+def ring_sizes(request: Request, degrees: Degrees, layer: Layer | None = None) -> Attention:
+    """Return the sizes of the attention that one ring computes, by default in a layer that attends to all tokens.
 
     The heads of these sizes are those that each rank holds after tp and Ulysses have split the heads.
     """
-    sizes = request.sized
+    it = layer or request.sized.main
     return Attention(
         request.batch // degrees.dp,
-        sizes.H // (degrees.tp * degrees.ulysses),
-        degrees.kv_heads(sizes.K),
-        sizes.D,
+        it.H // (degrees.tp * degrees.ulysses),
+        degrees.kv_heads(it.dealt_heads),
+        it.D,
         request.dtype,
         request.causal,
+        it.Dv,
+        it.latent or None,
     )
 
 
+def mixing_flops(layer: Layer, tokens: int, causal: bool) -> int:
+    """Return the forward FLOPs of one layer's attention, or gated delta rule, of one sequence, without masked pairs."""
+    if layer.linear:
+        return scan_flops(LinearAttention(1, layer.H, layer.D, layer.value_dim), tokens)
+    return attention_flops(layer.attention(), visible_pairs(tokens, causal, layer.window))
+
+
 def block_seconds(
-    request: Request, sizes: Attention, layout: str, P: int, backward: bool
+    request: Request, sizes: Attention, layout: str, P: int, backward: bool, window: int | None = None
 ) -> tuple[np.ndarray, int]:
     """Return the seconds of blocks by (rank, step), measured if the hardware file has measurements, and a shard's tokens.
 
+    With a window, the tiles in it take the time of as many tiles of a large block, and steps without any are left out.
     Raises: CostError if the file has measurements, but none of this pass.
     """
+    if window is not None and window < request.tokens:
+        rate = attention_flops_per_s(request, sizes.D, backward)
+        work, tokens = window_work(layout, request.tokens, P, request.causal, request.tile, window)
+        return work * (attention_flops(sizes, 1, backward) / rate), tokens
     work, tokens = ring_work(layout, request.tokens, P, request.causal, request.tile)
     measured = measured_time(request, sizes.D)
     if measured is not None:
@@ -247,13 +267,28 @@ def block_seconds(
     return work * (attention_flops(sizes, 1, backward) / rate), tokens
 
 
-def _pass(request: Request, degrees: Degrees, layout: str, name: str, weights: WeightTraffic) -> Pass:
+def _mean_pass(request: Request, degrees: Degrees, layout: str, name: str) -> Pass:
+    """Return the mean of a pass over all layers of the model."""
+    kinds = request.sized.kinds
+    found = [_pass(request, degrees, layout, name, it) for it in kinds]
+    if len(found) == 1:
+        return found[0]
+    seconds = (it.name for it in fields(Pass) if it.name != "name")
+    share = [it.layers / request.sized.layers for it in kinds]
+    return Pass(
+        name, **{s: sum(w * getattr(f, s) for w, f in zip(share, found, strict=True)) for s in seconds}
+    )
+
+
+def _pass(request: Request, degrees: Degrees, layout: str, name: str, layer: Layer) -> Pass:
     backward, again = name == "backward", name.endswith("recomputation")
-    linear_s = 0.0 if name.startswith("selective") else _linear_s(request, degrees, backward)
-    attention_s, balanced_s, ring_s, exposed_s = _ring_s(request, degrees, layout, backward)
-    ulysses_s = _ulysses_s(request, degrees)
+    linear_s = 0.0 if name.startswith("selective") else _linear_s(request, degrees, layer, backward)
+    attention_s, balanced_s, ring_s, exposed_s = _mixer_s(request, degrees, layer, layout, backward)
+    ulysses_s = _ulysses_s(request, degrees, layer)
     tensor_s = 0.0 if name.startswith("selective") else _tensor_s(request, degrees)
-    weights_s = 0.0 if again else _weights_s(request, degrees, weights, backward)
+    weights_s = 0.0 if again else _weights_s(request, degrees, layer, backward)
+    weights_s += _from_host_s(request, degrees, layer)
+    dispatch_s = 0.0 if name.startswith("selective") else _dispatch_s(request, degrees, layer)
     # Messages of the ring and of the weights share the links, so weights hide only in time that the ring
     # leaves free.
     free_s = max(0.0, linear_s + attention_s - (ring_s - exposed_s))
@@ -268,29 +303,73 @@ def _pass(request: Request, degrees: Degrees, layout: str, name: str, weights: W
         tensor_s,
         weights_s,
         max(0.0, weights_s - free_s),
+        dispatch_s=dispatch_s,
     )
 
 
-def _linear_s(request: Request, degrees: Degrees, backward: bool) -> float:
+def _linear_s(request: Request, degrees: Degrees, layer: Layer, backward: bool) -> float:
     machine = request.machine
-    flops = linear_flops(request.sized, rank_tokens(request, degrees)) / request.sized.layers
+    flops = 2 * layer.active_parameters * rank_tokens(request, degrees)
     flops = linear_backward_flops(1) * flops if backward else flops
+    if backward and request.ffn_chunk is not None:  # the feed-forward once more, some tokens at a time
+        fed = layer.active_parameters - layer.mixer_parameters
+        flops += 2 * fed * rank_tokens(request, degrees)
     return flops / degrees.tp / (machine.peak(request.dtype) * machine.reached.linear)
 
 
-def _ring_s(
-    request: Request, degrees: Degrees, layout: str, backward: bool
+def _mixer_s(
+    request: Request, degrees: Degrees, layer: Layer, layout: str, backward: bool
 ) -> tuple[float, float, float, float]:
     """Return seconds of one layer's attention: on free links, if balanced, of its hops on the slowest link, and exposed."""
-    return _ring_of(request, replace(degrees, fsdp=1), layout, backward)  # sharding does not change rings
+    if layer.linear:
+        return _scan_s(request, degrees, layer, layout, backward)
+    # Sharding does not change rings, and neither does the feed-forward.
+    return _ring_of(request, replace(degrees, fsdp=1, ep=1), _attention_of(layer), layout, backward)
+
+
+@lru_cache(maxsize=256)
+def _attention_of(layer: Layer) -> Layer:
+    """Return a layer that differs from others by its attention alone."""
+    return replace(layer, layers=1, d_ff=1, experts=None, active_experts=None, shared_d_ff=None)
+
+
+def _scan_s(
+    request: Request, degrees: Degrees, layer: Layer, layout: str, backward: bool
+) -> tuple[float, float, float, float]:
+    """Return the seconds of one layer's gated delta rule, in the order of `_mixer_s`, by its fastest scan.
+
+    All ranks that share a sequence pass states, once for each stretch of consecutive tokens that a rank owns. The
+    chunks reach the fraction of the peak that attention reaches. Nothing hides the states.
+    """
+    sequences, own, cp = request.batch // degrees.dp, -(-request.tokens // degrees.cp), degrees.cp
+    sizes = LinearAttention(sequences, layer.H // degrees.tp, layer.D, layer.value_dim, request.dtype)
+    compute = scan_flops(sizes, own, backward=backward) / attention_flops_per_s(request, layer.D, backward)
+    if cp == 1:
+        return compute, compute, 0.0, 0.0
+    across = placed(cp, degrees.tp, request.machine)
+    stretches = len(get_layout(layout, 2 * cp, cp).runs(0)) if degrees.ring > 1 else 1
+    sent = stretches * min(states_s(sizes, cp, scan, across.link) for scan in SCANS)
+    return compute, compute, sent, sent
+
+
+def states_s(sizes: LinearAttention, P: int, scan: str, link: Link) -> float:
+    """Return the seconds in which the states of one scan pass through P ranks; a backward takes as long as a forward."""
+    busiest = (
+        (1 << n) - 1 for n in range((P - 1).bit_length())
+    )  # one of these ranks sends most in every scan
+    sent = max(scan_traffic(sizes, P, scan, rank=rank).total_bytes for rank in busiest)
+    in_turn = rounds(P, scan)
+    return in_turn * link.latency_s + sent * (in_turn if scan == "relay" else 1) / link.bytes_per_s
 
 
 @lru_cache(maxsize=1024)
 def _ring_of(
-    request: Request, degrees: Degrees, layout: str, backward: bool
+    request: Request, degrees: Degrees, layer: Layer, layout: str, backward: bool
 ) -> tuple[float, float, float, float]:
-    sizes, P = ring_sizes(request, degrees), degrees.ring
-    compute, tokens = block_seconds(request, sizes, layout, P, backward)
+    sizes, P = ring_sizes(request, degrees, layer), degrees.ring
+    compute, tokens = block_seconds(request, sizes, layout, P, backward, layer.window)
+    compute = compute + _making_s(request, layer, sizes, tokens, compute.shape[1], backward)
+    hops = compute.shape[1]
     rate, latency = ring_links(np.arange(P) * degrees.tp * degrees.ulysses, request.machine)
     block = sizes.block_bytes_per_token * tokens
     home = gradient_bytes_per_token(sizes) * tokens
@@ -298,23 +377,39 @@ def _ring_of(
     if backward:
         makespan = ring_backward_s(compute, block / rate, home / rate, latency)
         free = ring_backward_s(compute, nothing, nothing, nothing)
-        travel = ((P - 1) * block + P * home) / rate + (2 * P - 1) * latency if P > 1 else nothing
+        travel = ((hops - 1) * block + hops * home) / rate + (2 * hops - 1) * latency if hops > 1 else nothing
     else:
         makespan = ring_forward_s(compute, block / rate, latency)
         free = ring_forward_s(compute, nothing, nothing)
-        travel = (P - 1) * (block / rate + latency)
+        travel = (hops - 1) * (block / rate + latency)
     return free, float(compute.sum(axis=1).mean()), float(np.max(travel)), max(0.0, makespan - free)
 
 
-def _ulysses_s(request: Request, degrees: Degrees) -> float:
+def _making_s(
+    request: Request, layer: Layer, sizes: Attention, tokens: int, steps: int, backward: bool
+) -> np.ndarray:
+    """Return the seconds of making K and V from the latents that arrive, by step, beside those of the rank's own tokens.
+
+    K and V of each block are made in the forward and again in the backward, where the gradients of the latent and of
+    the matrices take two more products, as for all matrices. The products of own tokens count as the layer's matrices.
+    """
+    if not layer.kv_latent:
+        return np.zeros(steps)
+    made = sizes.H * (layer.D - (layer.rope or 0) + layer.value_dim)
+    rate = request.machine.peak(request.dtype) * request.machine.reached.linear
+    once = 2 * layer.kv_latent * made * sizes.B * tokens / rate
+    own, arrived = (1, 1 + linear_backward_flops(1)) if backward else (0, 1)
+    return once * np.array([own] + [arrived] * (steps - 1))
+
+
+def _ulysses_s(request: Request, degrees: Degrees, sizes: Layer) -> float:
     """Return the seconds of the all-to-alls: q, k, v before and out after; backward, dout before and dq, dk, dv after."""
-    if degrees.ulysses == 1:
+    if degrees.ulysses == 1 or sizes.linear:
         return 0.0
-    sizes = request.sized
-    rows = rank_tokens(request, degrees) * sizes.D * element_bytes(request.dtype)
+    rows = rank_tokens(request, degrees) * element_bytes(request.dtype)
     heads, kv = sizes.H // degrees.tp, degrees.ulysses * degrees.kv_heads(sizes.K)
-    who = group("ulysses", degrees, request.machine)
-    return 2 * who.exchange_s(rows * heads) + 2 * who.exchange_s(rows * kv)
+    who, dims = group("ulysses", degrees, request.machine), (sizes.D, sizes.value_dim)
+    return sum(who.exchange_s(rows * dim * heads) + who.exchange_s(rows * dim * kv) for dim in dims)
 
 
 def _tensor_s(request: Request, degrees: Degrees) -> float:
@@ -325,15 +420,49 @@ def _tensor_s(request: Request, degrees: Degrees) -> float:
     return 4 * group("tp", degrees, request.machine).gather_s(whole)
 
 
-def _weights_s(request: Request, degrees: Degrees, weights: WeightTraffic, backward: bool) -> float:
-    """Return the seconds to gather one layer's weights, and after a backward to reduce its gradients over all copies."""
-    shards = group("fsdp", degrees, request.machine)
-    seconds = shards.gather_s(weights.layer_bytes)
+def _weights_s(request: Request, degrees: Degrees, layer: Layer, backward: bool) -> float:
+    """Return the seconds to gather one layer's weights, and after a backward to reduce its gradients over all copies.
+
+    Experts of expert-parallel ranks are shared out and gathered among the ranks that hold the same ones.
+    """
+    size, tp, ep, fsdp = element_bytes(request.dtype), degrees.tp, degrees.ep, degrees.fsdp
+    shards, copies = (group(name, degrees, request.machine) for name in ("fsdp", "replicas"))
+    if ep == 1:
+        return _shared_s(shards, copies, layer.matrix_parameters * size / tp, backward)
+    seconds = _shared_s(shards, copies, layer.common_parameters * size / tp, backward)
+    sharing, whole = max(1, fsdp // ep), max(ep, fsdp)
+    among = placed(sharing, tp * ep, request.machine)
+    others = placed(degrees.dp * degrees.cp // whole, tp * whole, request.machine)
+    return seconds + _shared_s(among, others, layer.expert_parameters * size / (tp * ep), backward)
+
+
+def _shared_s(shards: Group, copies: Group, layer_bytes: float, backward: bool) -> float:
+    """Return the seconds to gather these bytes over `shards`; backward also to reduce their gradients over `copies`."""
+    seconds = shards.gather_s(layer_bytes)
     if backward:
-        seconds += shards.gather_s(weights.layer_gradient_bytes)
-        copies = group("replicas", degrees, request.machine)
-        seconds += copies.reduce_s(weights.layer_gradient_bytes / degrees.fsdp)
+        seconds += shards.gather_s(layer_bytes)
+        seconds += copies.reduce_s(layer_bytes / shards.size)
     return seconds
+
+
+def _from_host_s(request: Request, degrees: Degrees, layer: Layer) -> float:
+    """Return the seconds in which this rank's share of a layer's weights comes from the host, 0 if it is on the GPU."""
+    host = request.machine.host
+    if "weights" not in request.offloads or host is None:
+        return 0.0
+    share = layer.matrix_parameters * element_bytes(request.dtype) / (degrees.fsdp * degrees.tp)
+    return host.latency_s + share / host.bytes_per_s
+
+
+def _dispatch_s(request: Request, degrees: Degrees, layer: Layer) -> float:
+    """Return the seconds of the all-to-alls of experts: a token goes to each of its experts, and their outputs return.
+
+    Backward, their gradients do. Each rank sends and gets equally many tokens.
+    """
+    if degrees.ep == 1 or not layer.active_experts:
+        return 0.0
+    row = layer.active_experts * layer.d_model * element_bytes(request.dtype)
+    return 2 * group("ep", degrees, request.machine).exchange_s(rank_tokens(request, degrees) * row)
 
 
 def measured_time(request: Request, D: int) -> MeasuredTime | None:

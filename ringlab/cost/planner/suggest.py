@@ -292,13 +292,21 @@ def _least(low: int, high: int, holds: Callable[[int], bool]) -> int | None:
 
 
 def _on_nodes(request: Request, nodes: int) -> Request:
-    """Return the request on another number of nodes, with cp, ring and fsdp left open as they depend on it."""
-    return request.but(nodes=nodes, cp=None, ring=None, fsdp=None)
+    """Return the request on another number of nodes, with cp, ring, fsdp and ep left open as they depend on it."""
+    return request.but(nodes=nodes, cp=None, ring=None, fsdp=None, ep=None)
 
 
 def _unpinned(request: Request) -> Request:
     return request.but(
-        dp=None, fsdp=None, tp=None, cp=None, ring=None, ulysses=None, recomputation=None, sharing=None
+        dp=None,
+        fsdp=None,
+        tp=None,
+        cp=None,
+        ring=None,
+        ulysses=None,
+        ep=None,
+        recomputation=None,
+        sharing=None,
     )
 
 
