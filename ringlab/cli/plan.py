@@ -317,6 +317,7 @@ SERVING_WORDS = (
 
 
 CHANGES_SHOWN = 3  # without --details
+MOST_ALIKE = 5  # rows of the table of other ways that take about as long as the plan
 LARGEST_SHOWN = 4  # the number of entries of the memory table that are shown without --details
 
 
@@ -336,6 +337,8 @@ def show(plan: Plan, details: bool) -> None:
         people.print(Text(_largest(plan)))
         if plan.hidden:
             people.print(Text(_hidden_passes(plan)))
+    if plan.alike:
+        people.print(Text(_alike(plan)))
     _changes(plan, len(plan.suggestions) if details else CHANGES_SHOWN)
     if not details:
         people.print(Text(f"\nMore, with --details: {_left_out(plan)}", style="dim"))
@@ -365,6 +368,24 @@ def _hidden_passes(plan: Plan) -> str:
     words = {True: "hidden behind computation in", False: "NOT hidden in"}
     said = [f"{words[hides]} {' and '.join(which)}" for hides, which in names.items() if which]
     return f"Hops of the ring: {'; '.join(said)}"
+
+
+def _alike(plan: Plan) -> str:
+    """Return a sentence on splits that take about as long as the plan's, and on what decides between them."""
+    from ringlab.cost.planner.limits import ALIKE, split_words
+
+    most = LARGEST_SHOWN - 1
+    words = []
+    for it in plan.alike[:most]:
+        sharing = f" ({it.sharing})" if plan.serving and it.degrees.ring > 1 else ""
+        words.append(f"{split_words(it)}{sharing} {short(it.memory.total_bytes, 'bytes')}")
+    more = f", and {len(plan.alike) - most} more" if len(plan.alike) > most else ""
+    heads = counted(plan.request.sized.main.dealt_heads, "K/V head")
+    sharers = "tp shares" if plan.request.decoding else "tp and ulysses share"
+    return (
+        f"Other splits take at most {ALIKE:.1f} times as long, too little to rank them: {'; '.join(words)}{more}. "
+        f"Memory decides, and the {heads} that {sharers}"
+    )
 
 
 def _left_out(plan: Plan) -> str:
@@ -593,7 +614,8 @@ def _item(mark: str, text: Text) -> None:
 
 
 def _alternatives(plan: Plan) -> None:
-    others = (*plan.alternatives, *plan.layouts)
+    slower = [it for it in plan.alternatives if it not in plan.alike]
+    others = (*plan.alike[:MOST_ALIKE], *slower, *plan.layouts)
     if not others:
         return
     people.print()
@@ -607,17 +629,21 @@ def _alternatives(plan: Plan) -> None:
         ("token" if plan.request.decoding else "step", "right"),
     ):
         table.add_column(heading, justify=justify)  # type: ignore[arg-type]
-    from ringlab.cost.planner.limits import split_words
+    from ringlab.cost.planner.limits import ALIKE, split_words
 
     for each in (plan.best, *others):
         chosen = each is plan.best
-        time = f"{duration(each.step_s)}" + ("" if each.fits else " (does not fit)")
+        time = "≈ " if each in plan.alike else ""
+        time += f"{duration(each.step_s)}" + ("" if each.fits else " (does not fit)")
         cells = (split_words(each), *_how(each), _gb(each.memory.total_bytes), time)
         table.add_row(*cells, style="bold" if chosen else "")
     people.print(table)
-    people.print(
-        "Splits within a few percent of each other are equal as far as this model can tell.", style="dim"
-    )
+    if plan.alike:
+        people.print(
+            f"≈: at most {ALIKE:.1f} times as long as the plan, too little to rank the splits, which stand in the order of "
+            "their memory.",
+            style="dim",
+        )
 
 
 def _how(candidate: Candidate) -> tuple[str, str]:

@@ -13,27 +13,39 @@ import ringlab.cost.planner.memory_table as memory_table
 import ringlab.cost.planner.step_time as step_time
 from ringlab.cli import app
 from ringlab.cost.planner import plan
+from ringlab.cost.planner.limits import ALIKE
 from ringlab.cost.planner.plan import PublishedRuns
 from ringlab.cost.planner.search import search
 from tests.cost.planner_cases import failures
 from tools.docs.published_runs import (
     BOTH,
+    EASY_SOURCE,
     FORWARD,
+    LONGEST,
     MEMORY,
     NOT_ASKED,
+    PAIRS,
+    PREFILL_SOURCE,
     PUBLISHED,
     STEP,
+    TITAN_SOURCE,
     UTILISATION,
     Published,
+    compared,
     runs_beside_plans,
 )
 
 LEAST, MOST = 0.8, 1.4
 """Times as long, or times as much memory, as planned: the range that the sentences of `left_out` explain."""
+SLOWER = 2.0
+"""The same limit for the sources in `UNEXPLAINED`: their sentences do not explain all of the difference."""
+UNEXPLAINED = {TITAN_SOURCE, EASY_SOURCE, PREFILL_SOURCE}
 
 
 def outside() -> list[Published]:
-    return [row for row in PUBLISHED if not LEAST <= row.ratio <= MOST]
+    return [
+        row for row in PUBLISHED if not LEAST <= row.ratio <= (SLOWER if row.source in UNEXPLAINED else MOST)
+    ]
 
 
 def check_factor() -> None:
@@ -77,15 +89,42 @@ def test_a_simulation_gives_the_share_of_one_gpus_speed(layout: str) -> None:
     assert 8 * one["makespan_s"] / many["makespan_s"] == pytest.approx(row.planned, rel=1e-6)  # type: ignore[operator]
 
 
-def test_the_span_is_of_steps_alone_and_stands_in_every_plan() -> None:
-    steps = [row.ratio for row in PUBLISHED if row.measure not in (MEMORY, FORWARD, BOTH)]
-    assert runs_beside_plans("training") == PublishedRuns(len(steps), min(steps), max(steps))
-    found = plan(PUBLISHED[0].request).published
+@pytest.mark.parametrize("purpose", ["training", "prefill"])
+def test_the_span_is_of_steps_alone_and_stands_in_every_plan(purpose: str) -> None:
+    rows = [row for row in PUBLISHED if row.request.purpose == purpose]
+    steps = [row.ratio for row in rows if row.measure not in (MEMORY, LONGEST, FORWARD, BOTH)]
+    assert runs_beside_plans(purpose) == PublishedRuns(len(steps), min(steps), max(steps))
+    found = plan(rows[0].request).published
     assert found is not None and astuple(found) == pytest.approx(
         (len(steps), min(steps), max(steps)), rel=1e-12
     )
+    if purpose == "prefill":
+        return
     shown = CliRunner().invoke(app, shlex.split(PUBLISHED[0].command)[1:]).stdout
     assert f"{found.runs} published runs took {found.least:.1f} to {found.most:.1f} times as long" in shown
+
+
+def test_no_split_is_ranked_inside_the_error_of_published_pairs() -> None:
+    """ALIKE is the largest factor by which plans were off from the ratio of two published splits, rounded up."""
+    assert compared() <= ALIKE <= compared() + 0.001
+    for pair in PAIRS:
+        assert pair.first.machine == pair.second.machine and pair.first.tokens == pair.second.tokens
+        assert search(pair.first)[0].fits and search(pair.second)[0].fits and pair.source
+
+
+def test_a_pair_inside_the_error_is_not_ranked() -> None:
+    """A plan for the node of prime-rl 2418 does not say whether a ring or Ulysses is faster, and says what decides."""
+    asked = PAIRS[3].first
+    found = plan(asked.but(ring=None, ulysses=None, cp=4))
+    others = {(it.degrees.ring, it.degrees.ulysses) for it in (found.best, *found.alike)}
+    assert {(4, 1), (1, 4)} <= others
+    memory = [it.memory.total_bytes for it in found.alike]
+    assert memory == sorted(memory) and all(it.fits for it in found.alike)
+    assert all(it.step_s <= ALIKE * found.best.step_s for it in found.alike)
+    shown = CliRunner().invoke(app, shlex.split(found.request.command())[1:]).stdout
+    assert "Other splits take at most 1.5 times as long, too little to rank them" in " ".join(shown.split())
+    assert "8 K/V heads that tp and ulysses share" in " ".join(shown.split())
+    assert found.as_dict()["alike"]["factor"] == ALIKE  # type: ignore[index]
 
 
 def test_where_no_run_was_found_the_plan_says_so() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 from ringlab.cost.planner.plan import PUBLISHED as BESIDE_PLANS
 
 from ..website.links import table
-from .published_runs import NOT_ASKED, PUBLISHED, Published
+from .published_runs import NOT_ASKED, PAIRS, PUBLISHED, Published, compared
 
 HEAD = """\
 # Measured
@@ -185,13 +185,15 @@ def _commands(results: Path) -> Iterator[str]:
 
 
 def _published(results: Path) -> Iterator[str]:
-    found = BESIDE_PLANS["training"]
+    spans = " and ".join(
+        f"the {found.runs} runs of {purpose} took {found.least:.2f} to {found.most:.2f} times as long as planned"
+        for purpose, found in BESIDE_PLANS.items()
+    )
     yield "## Plans beside published runs"
     yield (
         "Plans count what their assumptions name, and nothing else. No figure is fitted to a row of this table. The ratio is "
-        "the published time over the plan's, or memory over memory: above 1, the run took longer than its plan. The "
-        f"{found.runs} whole training steps took {found.least:.2f} to {found.most:.2f} times as long as planned, and `ringlab "
-        "plan` says so under every plan."
+        "the published time over the plan's, or memory over memory: above 1, the run took longer than its plan, or needed more "
+        f"memory. Of whole steps, {spans}; `ringlab plan` says so under every plan."
     )
     yield table(
         ("run", "figure", "published", "plan", "ratio", "what the plan leaves out"),
@@ -209,6 +211,16 @@ def _published(results: Path) -> Iterator[str]:
         "The speed of a ring over that of one GPU is 8 times the makespan of `ringlab simulate --tokens 8Ki --ranks 1 "
         "--hardware h800 --layout contiguous` over that of the ring, each with `--backward` where the row has it."
     )
+    yield (
+        "Two splits of one run on the same GPUs share much of what plans leave out, so their ratio is what a choice between "
+        f"splits depends on. It was off by a factor of {min(it.factor for it in PAIRS):.2f} to {compared():.2f}, and in all pairs "
+        "with Ulysses on one node of GPUs the ring was slower than planned. `ringlab plan` does not rank splits that differ by less."
+    )
+    yield table(
+        ("pair", "published", "plans", "off by a factor of"),
+        [(it.what, f"{it.times:.2f}", f"{it.planned:.2f}", f"{it.factor:.2f}") for it in PAIRS],
+    )
+    yield "Sources: " + "; ".join(dict.fromkeys(it.source for it in PAIRS)) + "."
     yield "Published figures that no plan can be asked for:"
     yield "\n".join(f"- {what}: {why}." for what, why in NOT_ASKED)
 

@@ -12,6 +12,7 @@ from ringlab.cost.planner.plan import PublishedRuns
 from ringlab.cost.planner.request import Request
 from ringlab.cost.planner.search import Candidate, search
 from ringlab.cost.planner.step_time import StepTime
+from ringlab.cost.planner.suggest import most_tokens
 from ringlab.cost.units import short_count
 
 
@@ -38,6 +39,10 @@ def _memory_gb(request: Request) -> float:
 
 def _utilisation(request: Request) -> float:
     return search(request)[0].utilisation
+
+
+def _longest(request: Request) -> float:
+    return most_tokens(request) or 0
 
 
 def _share_forward(request: Request) -> float:
@@ -71,6 +76,7 @@ STEP = Measure("a step", "{:.4g} s", _step_s, True)
 MEMORY = Measure("memory of a GPU", "{:.3g} GB", _memory_gb, True)
 UTILISATION = Measure("of the peak (MFU)", "{:.0%}", _utilisation, False)
 FORWARD = Measure("of one GPU's speed, forward", "{:.3f}", _share_forward, False)
+LONGEST = Measure("longest context that fits", "{:,.0f} tokens", _longest, False)
 BOTH = Measure("of one GPU's speed, forward and backward", "{:.3f}", _share_both, False)
 
 
@@ -120,6 +126,28 @@ LLAMA_GATHERED = (
 MAXTEXT = Request("llama2-7b", 2**15, "tpu-v5p", gpus_per_node=64, batch=64, dp=4, tp=1, recomputation="full")
 MAXTEXT_SOURCE = "AI-Hypercomputer/maxtext pull request 4687"
 MAXTEXT_REMAT = "the run kept attention's output, the plan computes all of a layer again"
+TITAN_SOURCE = "docs/performance.md of pytorch/torchtitan at commit 0413364; tokens per second of a GPU"
+TITAN = Request("llama3-70b", 8192, "a100", 8, batch=64, dp=64, tp=1, cp=1, recomputation="full")
+TITAN_KERNELS = (
+    "norms, rotary embedding and activation functions, and the loss of all tokens of a GPU at once"
+)
+EASY_SOURCE = "the README of jzhang38/EasyContext, tokens per second of 8 GPUs"
+EASY = Request(
+    "llama2-7b", 2**16, "a100", tp=1, ring=8, recomputation="full", logits_chunk=4096, offload="optimizer,weights"
+)  # fmt: skip
+EASY_LEFT_OUT = (
+    "an optimizer that computes on the host, merges and launches; a mean of the first five steps, in which the source "
+    "expects variance"
+)
+PREFILL = Request("llama3-405b", 10**6, "h100", 16, purpose="prefill", tp=8, ring=16, ulysses=1)
+PREFILL_SOURCE = "the abstract of arXiv 2411.01783, which names no dtype and no kind of H100"
+PREFILL_LEFT_OUT = "merges, launches, and whatever its GPUs and dtype differ in; the plan shares weights over the ring to fit"
+ALST = Request(
+    "llama3-8b", 12_000_000, "h100", nodes=4, tp=1, ring=4, ulysses=8, recomputation="full", logits_chunk=1024, ffn_chunk=4096,
+    offload="activations,optimizer",
+)  # fmt: skip
+ALST_SOURCE = "the abstract of arXiv 2506.13996"
+ALST_LEFT_OUT = "peaks of different entries that do not fall together; sizes of its pieces and its split, which the abstract does not give"
 LAYER = Request("llama3-8b", 2**16, "h800", dp=1, tp=1, ring=8, ulysses=1, recomputation="none", fsdp=8)
 LAYER_SOURCE = "the README of zhuzilin/ring-flash-attention, batch api"
 MERGES = (
@@ -185,6 +213,85 @@ PUBLISHED = (
         MAXTEXT.but(ulysses=16),
         f"{MAXTEXT_REMAT}; kernels below their whole peak, which the table of hardware has for TPUs",
     ),
+    Published("Llama 3 70B, 8,192 tokens, 64 × A100", STEP, 8192 / 331, TITAN_SOURCE, TITAN, TITAN_KERNELS),
+    Published(
+        "Llama 3 8B, 8,192 tokens, 64 × A100",
+        STEP,
+        8192 / 2973,
+        TITAN_SOURCE,
+        replace(TITAN, model="llama3-8b", recomputation="selective"),
+        f"{TITAN_KERNELS}; the run computes other operations again than attention (selective op)",
+    ),
+    Published(
+        "Llama 2 13B, 4,096 tokens, 64 × A100",
+        STEP,
+        2 * 4096 / 2162,
+        TITAN_SOURCE,
+        replace(TITAN, model="llama2-13b", tokens=4096, batch=128, recomputation="none"),
+        TITAN_KERNELS,
+    ),
+    Published(
+        "Llama 2 70B, 4,096 tokens, 64 × A100",
+        STEP,
+        2 * 4096 / 353,
+        TITAN_SOURCE,
+        replace(TITAN, model="llama2-70b", tokens=4096, batch=128),
+        TITAN_KERNELS,
+    ),
+    *(
+        Published(
+            f"Llama 2 7B, {tokens:,} tokens, 8 × A100",
+            STEP,
+            tokens / rate,
+            EASY_SOURCE,
+            EASY.but(tokens=tokens),
+            EASY_LEFT_OUT,
+        )
+        for tokens, rate in ((2**16, 7816), (2**17, 4266), (2**19, 2133), (700_000, 1603))
+    ),
+    Published(
+        "Llama 2 7B, 8 sequences of 65,536 tokens, 8 × A100, no ring",
+        STEP,
+        8 * 2**16 / 10240,
+        EASY_SOURCE,
+        EASY.but(ring=1, batch=8, dp=8),
+        EASY_LEFT_OUT,
+    ),
+    Published(
+        "Llama 3 405B, prefill of 1,000,000 tokens, 128 × H100",
+        STEP,
+        77,
+        PREFILL_SOURCE,
+        PREFILL,
+        PREFILL_LEFT_OUT,
+    ),
+    Published(
+        "Llama 3 405B, prefill of 128,000 tokens, 128 × H100",
+        STEP,
+        3.8,
+        PREFILL_SOURCE,
+        PREFILL.but(tokens=128_000),
+        PREFILL_LEFT_OUT,
+    ),
+    *(
+        Published(f"Llama 3 8B, {where}", LONGEST, tokens, ALST_SOURCE, ALST.but(**split), ALST_LEFT_OUT)
+        for where, tokens, split in (
+            (
+                "one H100",
+                500_000,
+                {
+                    "tokens": 400_000,
+                    "nodes": 1,
+                    "gpus_per_node": 1,
+                    "ring": 1,
+                    "ulysses": 1,
+                    "offload": "activations,optimizer,weights",
+                },
+            ),
+            ("8 × H100", 3_700_000, {"tokens": 3_000_000, "nodes": 1, "ring": 1}),
+            ("32 × H100", 15_000_000, {}),
+        )
+    ),
     _layer("zigzag", FORWARD, 0.852),
     _layer("zigzag", BOTH, 0.902),
     _layer("striped", FORWARD, 0.744, f"{MERGES}; whole masked tiles that a kernel visits on each diagonal"),
@@ -200,7 +307,7 @@ NOT_ASKED = (
     (
         "MaxText, latent attention (MLA) in a ring on TPU v5p-128: 31.8 % of the peak at 256k tokens, 32.3 % at 1M "
         "(AI-Hypercomputer/maxtext pull request 4719)",
-        "the model has experts and a latent in place of K/V heads, and plans know neither",
+        "its model is deepseek2-16b, and what could be read of it names neither split nor batch",
     ),
     (
         "Zig-zag ring over packed documents, 8 × H800: 0.702 forward, 0.759 with backward (the README of zhuzilin/ring-flash-attention)",
@@ -210,8 +317,80 @@ NOT_ASKED = (
         "ParallelKittens: up to 4.08 times as fast as other kernels under sequence parallelism (arXiv 2511.13940)",
         "a ratio of two implementations of one method, for which a plan has one figure",
     ),
+    (
+        "GLM-4.5-Air, 65,536 tokens, 8 × H200: 57 to 85 thousand tokens a second (PrimeIntellect-ai/prime-rl pull request 2418)",
+        "more FLOPs than the peak if tokens attend to all before them, so that the run's sequences must be packed documents, of "
+        "lengths that it does not give",
+    ),
 )
 """Published figures that a plan cannot predict, with the reason."""
+
+
+PRIME = Request(
+    "glm-4.5-air", 2**16, "h200", tp=1, dp=4, batch=4, ring=2, ulysses=1, fsdp=8, recomputation="full", logits_chunk=4096,
+    offload="optimizer",
+)  # fmt: skip
+PRIME_SOURCE = "PrimeIntellect-ai/prime-rl pull request 2418"
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two published splits of one run on the same GPUs: how many times as long the first took as the second."""
+
+    what: str
+    times: float
+    source: str
+    first: Request
+    second: Request
+
+    @property
+    def planned(self) -> float:
+        """How many times as long the first takes as the second, for each sequence, according to their plans."""
+        first, second = (_step_s(each) / each.batch for each in (self.first, self.second))
+        return first / second
+
+    @property
+    def factor(self) -> float:
+        """By which factor the plans' ratio is off, at least 1."""
+        return max(self.times / self.planned, self.planned / self.times)
+
+
+PAIRS = (
+    Pair(
+        "ring of 16 beside Ulysses of 16, Llama 2 7B on 64 TPU v5p",
+        16.38 / 8.90,
+        MAXTEXT_SOURCE,
+        MAXTEXT.but(ring=16),
+        MAXTEXT.but(ulysses=16),
+    ),
+    Pair(
+        "ring of 8 beside a sequence on each GPU, Llama 2 7B on 8 A100",
+        10240 / 7816,
+        EASY_SOURCE,
+        EASY,
+        EASY.but(ring=1, batch=8, dp=8),
+    ),
+    Pair(
+        "ring of 2 beside Ulysses of 2, GLM-4.5-Air on 8 H200",
+        77 / 60,
+        PRIME_SOURCE,
+        PRIME,
+        PRIME.but(ring=1, ulysses=2),
+    ),
+    Pair(
+        "ring of 4 beside Ulysses of 4, GLM-4.5-Air on 8 H200",
+        85 / 57,
+        PRIME_SOURCE,
+        PRIME.but(dp=2, batch=2, ring=4),
+        PRIME.but(dp=2, batch=2, ring=1, ulysses=4),
+    ),
+)
+"""Pairs whose ratios tell how far plans can be trusted in a comparison of two splits."""
+
+
+def compared() -> float:
+    """Return the largest factor by which the plans' ratio of two splits is off from a published one."""
+    return max(pair.factor for pair in PAIRS)
 
 
 def runs_beside_plans(purpose: str) -> PublishedRuns | None:

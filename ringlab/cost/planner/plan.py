@@ -7,6 +7,7 @@ from functools import cached_property
 
 from ringlab.cost.planner.assumptions import assumptions
 from ringlab.cost.planner.limits import (
+    ALIKE,
     SHARING_WORDS,
     Hidden,
     Limit,
@@ -35,7 +36,10 @@ class PublishedRuns:
     most: float
 
 
-PUBLISHED = {"training": PublishedRuns(6, 0.8545477835310525, 1.3268307107264468)}
+PUBLISHED = {
+    "training": PublishedRuns(15, 0.8545477835310525, 1.9147832084330942),
+    "prefill": PublishedRuns(2, 1.2893362179360326, 1.6287303984477528),
+}
 """By purpose. docs/benchmarks.md has the runs, and a test computes these figures from them."""
 
 
@@ -43,7 +47,8 @@ PUBLISHED = {"training": PublishedRuns(6, 0.8545477835310525, 1.3268307107264468
 class Plan:
     """The best of `weighed` ways to run a request, or if none fits, the way that needs least memory.
 
-    alternatives: the best way of each other split. layouts: the best split with other layouts.
+    alternatives: the best way of each other split. layouts: the best split with other layouts. alike: other splits
+    that fit and take at most ALIKE times as long, which is too little to rank them, in the order of their memory.
 
     >>> found = plan(Request("llama3-8b", 131_072, "h100"))
     >>> found.fits, found.limit.kind
@@ -55,6 +60,7 @@ class Plan:
     weighed: int
     alternatives: tuple[Candidate, ...]
     layouts: tuple[Candidate, ...]
+    alike: tuple[Candidate, ...] = ()
 
     @property
     def fits(self) -> bool:
@@ -183,6 +189,7 @@ class Plan:
             "limit": asdict(self.limit),
             "suggestions": [each.as_dict() for each in self.suggestions],
             "weighed": self.weighed,
+            "alike": {"factor": ALIKE, "splits": [_summary(each) for each in self.alike]},
             "alternatives": [_summary(each) for each in (*self.alternatives, *self.layouts)],
             "assumptions": list(self.assumptions),
         }
@@ -203,7 +210,9 @@ def plan(request: Request) -> Plan:
             seen.add(each.split)
             others.append(each)
     same = tuple(each for each in layouts(best)[1:]) if request.layout is None else ()
-    return Plan(request, best, len(found), tuple(others[:ALTERNATIVES]), same)
+    alike = [it for it in others if best.fits and it.fits and it.step_s <= ALIKE * best.step_s]
+    alike.sort(key=lambda it: (it.memory.total_bytes, it.step_s))
+    return Plan(request, best, len(found), tuple(others[:ALTERNATIVES]), same, tuple(alike))
 
 
 def _pieces(layout: str) -> int:

@@ -8,7 +8,7 @@ from functools import cached_property
 from math import gcd
 
 from ringlab.cost.hardware import hardware_names
-from ringlab.cost.planner.limits import hidden, recomputation_words, split_words
+from ringlab.cost.planner.limits import ALIKE, hidden, recomputation_words, split_words
 from ringlab.cost.planner.memory_table import most_sequences
 from ringlab.cost.planner.request import MOST_CHUNKS, MOST_OF_A_COUNT, MOST_TOKENS, Request
 from ringlab.cost.planner.search import Candidate, leanest, search
@@ -133,7 +133,7 @@ def _gains(best: Candidate) -> Iterator[Suggestion]:
         if free.step_s < 0.99 * best.step_s:
             yield Suggestion("layout", f"the layout left open, {free.layout}", free.request)
     free = search(_unpinned(request))[0]
-    if free.step_s < 0.99 * best.step_s:
+    if free.step_s * (1.01 if free.split == best.split else ALIKE) < best.step_s:
         yield Suggestion("degrees", "degrees and recomputation left open", free.request)
     yield from _hide(best)
     yield from _less_memory(best)
