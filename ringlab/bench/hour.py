@@ -38,9 +38,10 @@ _GRACE = 10.0  # seconds between asking a step to end and killing it
 class Step:
     """One command of the hour.
 
-    words: what follows `python`; {out} becomes the file of its results, {gpus} the number of GPUs. minutes: its
-    limit. gpus: the fewest GPUs that it needs. Steps of one `wave` that need one GPU run side by side where
-    there are enough GPUs. optional: whether all its tests may be skipped, as for a library that is not installed.
+    words: what follows `python`; {out} becomes the file of its results, {logs} the folder of that file, {gpus} the
+    number of GPUs that it takes. minutes: its limit. gpus: the fewest GPUs that it needs. most: how many it takes
+    where the machine has them; None for all. Steps of one `wave` run side by side where there are enough GPUs.
+    optional: whether all its tests may be skipped, as for a library that is not installed.
     """
 
     name: str
@@ -48,7 +49,12 @@ class Step:
     minutes: float
     wave: int
     gpus: int = 1
+    most: int | None = 1
     optional: bool = False
+
+    def takes(self, gpus: int) -> int:
+        """Return how many of a machine's `gpus` GPUs the step takes."""
+        return gpus if self.most is None else min(self.most, gpus)
 
     @property
     def is_test(self) -> bool:
@@ -56,9 +62,11 @@ class Step:
         return "pytest" in self.words
 
 
-def _tests(name: str, minutes: float, wave: int, *words: str, gpus: int = 1, optional: bool = False) -> Step:
+def _tests(
+    name: str, minutes: float, wave: int, *words: str, gpus: int = 1, most: int = 1, optional: bool = False
+) -> Step:
     words = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "--confcutdir=tests/gpu", *words)
-    return Step(name, words, minutes, wave, gpus, optional)
+    return Step(name, words, minutes, wave, gpus, most, optional)
 
 
 def _ringlab(name: str, minutes: float, wave: int, command: str) -> Step:
@@ -70,7 +78,7 @@ def _lab(name: str, minutes: float, command: str) -> Step:
     common = "--transport nccl --dtype bfloat16 --heads 16 --head-dim 128 --rounds 7 --output {out}"
     # As a module, because a checkout that is not installed has no command `ringlab lab`.
     words = (*torchrun, "-m", "ringlab_course.cli.lab", *command.split(), *common.split())
-    return Step(name, words, minutes, wave=4, gpus=2)
+    return Step(name, words, minutes, wave=4, gpus=2, most=None)
 
 
 _TABLE, _TRANSPORTS = "tests/gpu/test_case_table.py", "tests/gpu/test_transports.py"
@@ -79,26 +87,33 @@ _MESSAGES = ",".join(str(2**power) for power in (12, 16, 20, 24, 28, 30))
 
 STEPS = (
     _tests("shapes", 2, 1, _TABLE, "-k", "cudnns_lse or same_bits"),
-    _tests("triton bfloat16", 8, 1, _TABLE, "-k", "triton and bfloat16"),
-    _tests("native", 5, 1, _TABLE, "-k", "native"),
-    _tests("cudnn", 6, 1, _TABLE, "-k", "cudnn-", optional=True),
-    _tests("flash", 6, 1, _TABLE, "-k", "flash-", optional=True),
+    _tests("triton bfloat16", 7, 1, _TABLE, "-k", "triton and bfloat16"),
+    _tests("native", 4, 1, _TABLE, "-k", "native"),
+    _tests("cudnn", 4, 1, _TABLE, "-k", "cudnn-", optional=True),
+    _tests("flash", 4, 1, _TABLE, "-k", "flash-", optional=True),
     _tests("flex", 3, 1, _TABLE, "-k", "flex-"),
-    _tests("triton float16", 5, 1, _TABLE, "-k", "triton and float16 and not bfloat16"),
+    _tests("triton float16", 4, 1, _TABLE, "-k", "triton and float16 and not bfloat16"),
     _tests("triton float32", 5, 1, _TABLE, "-k", "triton and float32"),
     _tests("conformance suite", 3, 1, "tests/gpu/test_conformance_gpu.py"),
     _tests("one GPU", 3, 1, _TRANSPORTS, "-m", "not needs_two_gpus"),
-    _tests("torch.compile", 4, 1, _COMPILE, "-m", "not needs_two_gpus"),
+    _tests("torch.compile", 3, 1, _COMPILE, "-m", "not needs_two_gpus"),
     _ringlab("kernels", 5, 2, "bench kernels --blocks triton,native,cudnn,flash,flex --rounds 15"),
-    _ringlab("ring on one GPU", 5, 2, "bench ring --emulated 8 --blocks triton,native --rounds 9"),
-    _tests("two GPUs", 5, 3, _TRANSPORTS, "-m", "needs_two_gpus", gpus=2),
-    _tests("torch.compile on two", 5, 3, _COMPILE, "-m", "needs_two_gpus", gpus=2),
-    _lab("lab L1", 4, f"l1 --lengths 1024,2048,4096,8192 --messages {_MESSAGES}"),
-    _lab("lab L2", 5, "l2 --tokens 131072 --per-rank 16384"),
-    _lab("lab L2 triton", 5, "l2 --tokens 131072 --per-rank 16384 --layouts zigzag --block triton"),
-    _ringlab("tune", 10, 5, "tune --short --json"),
+    _ringlab("ring on one GPU", 4, 2, "bench ring --emulated 8 --blocks triton,native --rounds 9"),
+    # Four ranks have every way of every schedule, and leave GPUs for the other steps of the wave.
+    _tests("several GPUs", 6, 3, _TRANSPORTS, "-m", "needs_two_gpus", gpus=2, most=4),
+    _tests("torch.compile on two", 6, 3, _COMPILE, "-m", "needs_two_gpus", gpus=2, most=2),
+    # Beside tests and not beside a benchmark, because it compiles on many cores.
+    _ringlab("tune", 8, 3, "tune --short --table {logs}/tune.toml"),
+    _lab("lab L1", 3, f"l1 --lengths 1024,2048,4096,8192 --messages {_MESSAGES}"),
+    _lab("lab L2", 4, "l2 --tokens 131072 --per-rank 16384"),
+    _lab("lab L2 triton", 3, "l2 --tokens 131072 --per-rank 16384 --layouts zigzag --block triton"),
 )
-"""Right results first, then speed; what needs the most GPUs and what takes longest come last."""
+"""Right results first, then speed. Steps that need the most GPUs come last."""
+
+
+def minutes_for(gpus: int) -> float:
+    """Return the limit of all steps together on a machine with `gpus` GPUs."""
+    return 30.0 if gpus >= 8 else 60.0
 
 
 @dataclass(frozen=True)
@@ -271,11 +286,16 @@ class Hour:
     def _wave(self, waiting: list[Step], free: list[str]) -> None:
         """Run steps, each on GPUs that no other one uses, until all have ended."""
         running: list[_Running] = []
+        gpus = len(free)
         try:
             while waiting or running:
+                for each in [each for each in running if each.ended()]:
+                    running.remove(each)
+                    free = sorted(free + each.taken)
+                    self._end(each.step, each.entry())
                 for step in list(waiting):
-                    needed = len(free) if step.gpus > 1 else 1
-                    if step.gpus > len(free) or (step.gpus > 1 and running):
+                    needed = step.takes(gpus)
+                    if needed > len(free):
                         break
                     waiting.remove(step)
                     left = self._deadline - time.monotonic()
@@ -284,11 +304,8 @@ class Hour:
                         continue
                     taken, free = free[:needed], free[needed:]
                     running.append(_Running(step, taken, self.logs, min(60 * step.minutes, left)))
-                for each in [each for each in running if each.ended()]:
-                    running.remove(each)
-                    free = sorted(free + each.taken)
-                    self._end(each.step, each.entry())
-                time.sleep(0.05)
+                if running:
+                    time.sleep(0.05)
         finally:
             for each in running:
                 each.stop()
@@ -320,7 +337,8 @@ class _Running:
         logs.mkdir(parents=True, exist_ok=True)
         self.out.unlink(missing_ok=True)
         self.log = logs / f"{_slug(step.name)}.log"
-        words = [w.replace("{out}", str(self.out)).replace("{gpus}", str(len(taken))) for w in step.words]
+        known = {"{out}": str(self.out), "{logs}": str(logs), "{gpus}": str(len(taken))}
+        words = [re.sub(r"\{(out|logs|gpus)\}", lambda found: known[found[0]], word) for word in step.words]
         # Side by side, because most of the time is compiling; but tests of several GPUs would share them.
         if step.is_test and step.gpus == 1 and importlib.util.find_spec("xdist"):
             words += ["-n", str(max(1, min(8, (os.cpu_count() or 1) // max(1, torch.cuda.device_count()))))]

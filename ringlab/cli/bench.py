@@ -11,7 +11,16 @@ from typing import Annotated, Any
 import typer
 
 from ringlab.cli.contributed import ExtensibleBench
-from ringlab.cli.output import Json, finish, people, print_json, progress_bar, reporting_errors, stderr
+from ringlab.cli.output import (
+    Json,
+    finish,
+    for_people,
+    people,
+    print_json,
+    progress_bar,
+    reporting_errors,
+    stderr,
+)
 
 app = typer.Typer(
     cls=ExtensibleBench,
@@ -246,7 +255,14 @@ def hour(
     steps: Annotated[
         str, typer.Option("--steps", help="Only steps whose names contain one of these, with commas.")
     ] = "",
-    output: Output = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output",
+            help="The result file; by default benchmarks/results/hour/GPU.json.",
+            show_default=False,
+        ),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Run all tests, benchmarks and labs that need a GPU, in the order of their value. Needs a checkout.
@@ -254,7 +270,7 @@ def hour(
     Run it again to continue: steps that passed are kept until ringlab or the machine changes.
     Exits 1 unless all steps have passed.
     """
-    from ringlab.bench.hour import FAILED, LATE, STEPS, Hour
+    from ringlab.bench.hour import FAILED, LATE, STEPS, Hour, minutes_for
 
     with reporting_errors(as_json):
         import torch
@@ -279,7 +295,7 @@ def hour(
             for row in entry.get("figures", ()):
                 stderr.print(f"    {row['line']}", highlight=False, markup=False)
 
-        run = Hour(file, Path("build/hour"), minutes or (30 if gpus >= 8 else 60), tell, chosen)
+        run = Hour(file, Path("build/hour"), minutes or minutes_for(gpus), tell, chosen)
         kept = [step.name for step in chosen if step.name in run.entries]
         if kept and not as_json:
             stderr.print(f"passed before: {', '.join(kept)}", highlight=False)
@@ -328,21 +344,6 @@ def _print_peers(measured: dict[str, Any]) -> None:
     people.print(
         f"{machine['processor']}, {machine['cores']} cores, torch {machine['torch']}, {machine['date']}"
     )
-
-
-def for_people(measured: dict[str, Any], output: Path | None, as_json: bool) -> bool:
-    """Write a result as JSON to `output`, if given.
-
-    With --json print the result, and otherwise return true.
-    """
-    if output is not None:
-        import json
-
-        output.parent.mkdir(parents=True, exist_ok=True)
-        output.write_text(json.dumps(measured, indent=2) + "\n", encoding="utf-8")
-    if as_json:
-        print_json(measured)
-    return not as_json
 
 
 def _report_cases(measured: dict[str, Any], output: Path | None, as_json: bool) -> None:

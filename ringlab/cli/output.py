@@ -38,6 +38,19 @@ def print_json(data: dict[str, Any] | list[dict[str, Any]]) -> None:
     typer.echo(json.dumps(_plain(data), indent=2, ensure_ascii=False, allow_nan=False))
 
 
+def for_people(measured: dict[str, Any], output: Path | None, as_json: bool) -> bool:
+    """Write a result as JSON to `output`, if given.
+
+    With --json print the result, and otherwise return true.
+    """
+    if output is not None:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        output.write_text(json.dumps(measured, indent=2) + "\n", encoding="utf-8")
+    if as_json:
+        print_json(measured)
+    return not as_json
+
+
 def typed(context: typer.Context, name: str) -> bool:
     """Return whether a parameter was passed on the command line."""
     return getattr(context.get_parameter_source(name), "name", "") == "COMMANDLINE"

@@ -17,8 +17,8 @@ from ringlab.cli.output import (
     Json,
     check_writable,
     finish,
+    for_people,
     people,
-    print_json,
     progress_bar,
     reporting_errors,
     stderr,
@@ -62,9 +62,11 @@ Short = Annotated[
         help="Only the rows of head dim 128 and 16 bits, unless --head-dim or --dtype says otherwise, and fewer runs.",
     ),
 ]
-Output = Annotated[
-    Path | None, typer.Option("--output", help="Write here instead of replacing ringlab's own table.")
+Rewritten = Annotated[
+    Path | None,
+    typer.Option("--table", help="Write the table here instead of replacing ringlab's own."),
 ]
+Output = Annotated[Path | None, typer.Option("--output", help="Write the JSON to this file too.")]
 
 
 def tune(
@@ -77,6 +79,7 @@ def tune(
     most: Most = None,
     processes: Processes = None,
     short: Short = False,
+    table: Rewritten = None,
     output: Output = None,
     as_json: Json = False,
 ) -> None:
@@ -91,11 +94,15 @@ def tune(
     most, processes = most or 32, processes or 2
     wanted = _wanted(kernel, head_dim, dtype)
     with reporting_errors(as_json):
+        if table is not None:
+            check_writable("--table", table)
+        if output is not None:
+            check_writable("--output", output, make_folder=True)
         tuned, arch = _measure(wanted, tokens, heads, rounds, processes, most)
-        path = _write(tuned, arch, processes, output)
+        path = _write(tuned, arch, processes, table)
     ok = all(each.row for each in tuned)
-    if as_json:
-        print_json({"ok": ok, "arch": arch, "file": str(path), "rows": [each.as_json() for each in tuned]})
+    result = {"ok": ok, "arch": arch, "file": str(path), "rows": [each.as_json() for each in tuned]}
+    if not for_people(result, output, as_json):
         finish(ok)
     for each in tuned:
         where = f"{each.slot.kernel}, D up to {each.slot.head_dim}, {each.slot.dtype}"
@@ -150,12 +157,12 @@ def _measure(
     return tuned, arch
 
 
-def _write(tuned: list[Tuned], arch: str, processes: int, output: Path | None) -> Path:
+def _write(tuned: list[Tuned], arch: str, processes: int, table: Path | None) -> Path:
     from ringlab.bench.tune import merged
     from ringlab.blocks.triton import configs
     from ringlab.blocks.triton.offline import compile_all, jobs_of, recorded
 
-    path = output or configs.TABLES / f"{arch}.toml"
+    path = table or configs.TABLES / f"{arch}.toml"
     rows = merged(configs.table(arch), tuned)
     found = compile_all(jobs_of(arch, rows), processes)
     path.write_text(recorded(arch, rows, found), encoding="utf-8")
@@ -200,16 +207,8 @@ def calibrate(
         sizes = Attention(1, heads, kv_heads or heads, head_dim, dtype)
         found, report = run(sizes, ranks, lengths, rounds, name)
         write_hardware(hardware, found)
-    if output is not None:
-        import json
-
-        output.parent.mkdir(parents=True, exist_ok=True)
-        output.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
-    report = {**report, "hardware_file": str(hardware)}
-    if as_json:
-        print_json(report)
-        return
-    _print(report)
+    if for_people({**report, "hardware_file": str(hardware)}, output, as_json):
+        _print(report, hardware)
 
 
 def check_new(hardware: Path) -> None:
@@ -222,7 +221,7 @@ def check_new(hardware: Path) -> None:
         )
 
 
-def _print(report: dict[str, Any]) -> None:
+def _print(report: dict[str, Any], hardware: Path) -> None:
     people.print(report["title"], highlight=False)
     for of, block in report["block_times"].items():
         people.print(f"{of:9} {block}", highlight=False)
@@ -238,4 +237,4 @@ def _print(report: dict[str, Any]) -> None:
         )
     people.print(table)
     people.print(f"worst error {report['worst_relative_error']:.1%}")
-    people.print(f"written: {report['hardware_file']}; use it as --hardware {report['hardware_file']}")
+    people.print(f"written: {hardware}; use it as --hardware {hardware}")

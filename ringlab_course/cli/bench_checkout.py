@@ -7,11 +7,12 @@ from typing import Annotated
 
 import typer
 
-from ringlab.cli.bench import Output, for_people
+from ringlab.cli.bench import Output
 from ringlab.cli.output import (
     Json,
     check_writable,
     finish,
+    for_people,
     people,
     print_json,
     progress_bar,

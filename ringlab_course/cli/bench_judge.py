@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from ringlab.cli.bench import Output, for_people
-from ringlab.cli.output import Json, people, progress_bar, reporting_errors
+from ringlab.cli.bench import Output
+from ringlab.cli.output import Json, for_people, people, progress_bar, reporting_errors
 
 
 def judge(

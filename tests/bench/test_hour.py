@@ -1,4 +1,4 @@
-"""`ringlab bench hour`: order, limits, continuation, GPUs, and the figures shown beside the results."""
+"""`ringlab bench hour`: order, limits, continuation, GPUs and the figures beside which results are printed."""
 
 from __future__ import annotations
 
@@ -7,14 +7,29 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import typer
 
 from ringlab.bench import hour
-from ringlab.bench.hour import ABSENT, FAILED, LATE, PASSED, STEPS, Hour, Row, Step, available, expected
+from ringlab.bench.hour import (
+    ABSENT,
+    FAILED,
+    LATE,
+    PASSED,
+    STEPS,
+    Hour,
+    Row,
+    Step,
+    available,
+    expected,
+    minutes_for,
+)
 from ringlab.cli import app
 from ringlab.errors import DeviceError
 
@@ -23,8 +38,8 @@ HOPPER = "NVIDIA H200"
 
 
 def python(name: str, code: str, minutes: float = 1.0, wave: int = 1, gpus: int = 1) -> Step:
-    """Return a step that runs `code`; in it, `out` is the file of its results."""
-    return Step(name, ("-c", f"out = '{{out}}'\n{code}"), minutes, wave, gpus)
+    """Return a step that runs `code`, on all GPUs if it needs several; in it, `out` is the file of its results."""
+    return Step(name, ("-c", f"out = '{{out}}'\n{code}"), minutes, wave, gpus, 1 if gpus == 1 else None)
 
 
 def run(folder: Path, *steps: Step, gpus: int = 1, minutes: float = 5.0) -> dict[str, Any]:
@@ -118,10 +133,10 @@ def test_steps_of_a_wave_have_a_gpu_each_and_the_next_wave_has_all(
 def test_tests_of_several_gpus_run_one_after_the_other(
     gpus: int, side_by_side: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Groups of NCCL that ran side by side would share the GPUs."""
+    """Side by side, groups of NCCL would share the GPUs."""
     monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
     monkeypatch.setattr("sys.executable", "/bin/true")
-    step = run(tmp_path, Step("tests", ("-m", "pytest"), 1.0, 1, gpus), gpus=2)["steps"]["tests"]
+    step = run(tmp_path, Step("tests", ("-m", "pytest"), 1.0, 1, gpus, gpus), gpus=2)["steps"]["tests"]
     assert ("-n" in step["command"].split()) == side_by_side
 
 
@@ -149,12 +164,81 @@ def test_without_a_gpu_it_is_refused(tmp_path: Path) -> None:
         Hour(tmp_path / "hour.json", tmp_path, 60.0, gpus=0)
 
 
-def test_every_machine_has_an_hour_that_fits() -> None:
-    """In at most 70 minutes one GPU runs all steps except those for two GPUs; eight GPUs run every step."""
-    can, others = available(1)
-    assert sum(step.minutes for step in can) <= 70 and {step.gpus for step in others} == {2}
-    assert available(8)[1] == []
+def dry_run(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, steps: Sequence[Step], gpus: int
+) -> tuple[float, dict[str, Any], dict[str, tuple[float, tuple[str, ...]]]]:
+    """Run a plan whose steps take all of their limits, by a clock that sleeping moves.
+
+    Return the minutes of the whole, the result file, and for each step when it began and the GPUs that it took.
+    """
+    now, began = 0.0, {}
+
+    def sleep(seconds: float) -> None:
+        nonlocal now
+        now += 1.0
+
+    class Dry:
+        def __init__(self, step: Step, taken: list[str], logs: Path, seconds: float) -> None:
+            self.step, self.taken, self.over = step, taken, now + seconds
+            self.cut = seconds < 60 * step.minutes
+            began[step.name] = now / 60, tuple(taken)
+
+        def ended(self) -> bool:
+            return now >= self.over
+
+        def entry(self) -> dict[str, Any]:
+            return {"state": LATE if self.cut else PASSED}
+
+        def stop(self) -> None: ...
+
+    monkeypatch.setattr(hour, "_Running", Dry)
+    monkeypatch.setattr(hour, "time", SimpleNamespace(monotonic=lambda: now, sleep=sleep))
+    found = run(folder, *steps, gpus=gpus, minutes=minutes_for(gpus))
+    return now / 60, found, began
+
+
+@pytest.mark.parametrize("gpus", range(1, 9))
+def test_every_machine_has_an_hour_that_fits(
+    gpus: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If every step takes all of its limit, 60 minutes do on one GPU, and 30 on eight."""
+    minutes, found, began = dry_run(tmp_path, monkeypatch, STEPS, gpus)
+    assert minutes <= {1: 60, 8: 30}.get(gpus, 60)
+    can, others = available(gpus)
+    assert (
+        {name for name, step in found["steps"].items() if step["state"] == PASSED}
+        == {step.name for step in can}
+        == began.keys()
+    )
+    assert {step.gpus for step in others} == ({2} if gpus == 1 else set())
     assert len({step.name for step in STEPS}) == len(STEPS)
+    for step in can:
+        assert len(began[step.name][1]) == (gpus if step.most is None else min(step.most, gpus)) >= step.gpus
+
+
+def test_a_plan_that_does_not_fit_is_found_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    long = [replace(step, minutes=step.minutes + 1.5) for step in STEPS]
+    for gpus in (1, 8):
+        found = dry_run(tmp_path / str(gpus), monkeypatch, long, gpus)[1]
+        assert LATE in [step["state"] for step in found["steps"].values()]
+
+
+def test_steps_of_several_gpus_run_side_by_side_and_the_next_waits_for_all_that_it_takes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps = [
+        replace(python("four", ""), gpus=2, most=4),
+        replace(python("two", ""), gpus=2, most=2),
+        replace(python("all", ""), gpus=2, most=None),
+        python("one", ""),
+    ]
+    began = dry_run(tmp_path, monkeypatch, steps, 8)[2]
+    assert [(name, at, len(taken)) for name, (at, taken) in began.items()] == [
+        ("four", 0, 4),
+        ("two", 0, 2),
+        ("all", 1, 8),
+        ("one", 2, 1),
+    ]
 
 
 @pytest.mark.parametrize("step", [step for step in STEPS if not step.is_test], ids=lambda step: step.name)

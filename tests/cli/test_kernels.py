@@ -144,8 +144,10 @@ def test_the_short_form_says_how_much_it_compiles_and_compiles_that(monkeypatch,
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
     monkeypatch.setattr(offline, "compile_all", compile_all)
     monkeypatch.setattr(os, "cpu_count", lambda: 64)
-    status, out, err = call("tune", "--short", "--json", "--output", str(tmp_path / "table.toml"))
+    table, result = tmp_path / "table.toml", tmp_path / "result.json"
+    status, out, err = call("tune", "--short", "--json", "--table", str(table), "--output", str(result))
     assert status == 0 and len(json.loads(out)["rows"]) == 3
+    assert json.loads(result.read_text()) == json.loads(out) and configs.read(table)
     *rows, whole_table = compiled
     assert {processes for _, processes in compiled} == {16}
     told = " ".join(err.split())
