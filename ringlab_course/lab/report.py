@@ -58,6 +58,8 @@ def overlap(cases: Sequence[Mapping[str, Any]], prefix: str) -> Markup:
             axes.loglog(
                 tokens, [each[f"{name}_s"] * 1e3 for each in cases], marker=marker, color=colour, label=name
             )
+        axes.set_xticks(tokens, [f"{each:,}" for each in tokens])
+        axes.xaxis.minorticks_off()  # beside the measured lengths, their labels would overlap
         axes.set(xlabel="tokens of a block", ylabel="ms")
         axes.legend()
     return inline_svg(figure, said, prefix)
@@ -277,7 +279,7 @@ def _l1(cases: list[dict[str, Any]], prefix: str) -> Shown:
     tables: list[dict[str, Any]] = [
         {
             "caption": "An exchange with both neighbours at once, each way"
-            + (f": {fitted['latency_s'] * 1e6:.0f} µs and {fitted['bytes_per_s'] / 1e9:.3g} GB/s{', the fastest message, for ' + str(fitted['unfit']) if 'unfit' in fitted else ''}" if fitted else ""),
+            + (f": about {fitted['latency_s'] * 1e6:.0f} µs for the first byte, then {fitted['bytes_per_s'] / 1e9:.3g} GB/s{', the fastest message, for ' + str(fitted['unfit']) if 'unfit' in fitted else ''}" if fitted else ""),
             "headings": ("bytes", "median", "GB/s", *(("posted by Python in",) if posted else ())),
             "rows": [
                 (f"{e['bytes']:,}", f"{e['median_s'] * 1e6:.0f} µs", f"{e['bytes_per_s'] / 1e9:.3g}", *((f"{e['host_s'] * 1e6:.0f} µs",) if posted else ()))
@@ -285,7 +287,7 @@ def _l1(cases: list[dict[str, Any]], prefix: str) -> Shown:
             ],
         },
         {
-            "caption": "A block of c tokens, its hop, and both at once; hidden: 1 is all of the shorter"
+            "caption": "A block of c tokens, its hop, and both at once. Hidden is the part of the shorter of the two that costs no extra time: 1 is all of it"
             + (f". A hop hides from {float(least['tokens']):.0f} tokens, by these rates" if least else ""),
             "headings": ("c", "compute", "exchange", "both", "hidden"),
             "rows": [

@@ -9,12 +9,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from markupsafe import Markup
+from matplotlib.figure import Figure
 from typer.testing import CliRunner
 
+from ringlab.checkout import find_checkout
 from ringlab.cli import app
 from ringlab.errors import LabError
+from ringlab_course.gradebook.plots import inline_svg
 from ringlab_course.lab.report import leaderboard, report
 from ringlab_course.lab.result import ResultFile, load, load_all
+from tests.viz.test_style import illegible
 
 HEADER: dict[str, Any] = {
     "format": 1, "lab": "l3", "title": "make it faster", "label": "2 gloo processes: no GPU took part",
@@ -182,6 +187,27 @@ def test_many_layouts_and_none_are_drawn() -> None:
     for count in (0, 40):
         cases = [{**SCALING, "contenders": {f"layout {n}": one for n in range(count)}}]
         assert not report({Path("l2.json"): {**L2, "cases": cases}})[1]
+
+
+def test_the_words_of_every_plot_can_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No word overlaps another one, in the plots of recorded runs and at the lengths of a GPU, which are the ticks."""
+    drawn: list[Figure] = []
+
+    def noted(figure: Figure, *words: str) -> Markup:
+        drawn.append(figure)
+        return inline_svg(figure, *words)
+
+    monkeypatch.setattr("ringlab_course.lab.report.inline_svg", noted)
+    runs = load_all([find_checkout() / "benchmarks/results/lab"])[0]
+    l1 = next(found for found in runs.values() if found["lab"] == "l1")
+    long = [{**case, "tokens": 4 * case["tokens"]} if "tokens" in case else case for case in l1["cases"]]
+    report({Path("l1.json"): l1, Path("gpu.json"): {**l1, "cases": long}, **runs})
+    assert len(drawn) == 7 and [illegible(figure) for figure in drawn] == 7 * [[]]
+    ticks = [
+        [tick.get_text() for tick in figure.axes[0].get_xticklabels(which="both")]
+        for figure in (drawn[1], drawn[3])
+    ]
+    assert ticks == [["256", "512", "1,024", "2,048"], ["1,024", "2,048", "4,096", "8,192"]]
 
 
 def test_other_files_in_the_folder_are_named_and_the_results_shown(tmp_path: Path) -> None:
