@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib.metadata
 import itertools
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +17,19 @@ import torch
 from ringlab.blocks.protocol import BackwardRows
 from ringlab.blocks.triton import TritonBlock, configs, steps
 from ringlab.blocks.triton.configs import COMPILED, KERNELS, Config, choose, table
-from ringlab.blocks.triton.offline import BETWEEN, SCORES, Compiled, Job, compile_all, jobs_of
+from ringlab.blocks.triton.offline import (
+    BETWEEN,
+    SCORES,
+    Compiled,
+    Job,
+    clean_environment,
+    compile_all,
+    jobs_of,
+)
 from ringlab.scores import PLAIN_RULES, ScoreRules
+from tests.blocks import kernel_variants
 from tests.blocks.compiled import FILE, as_compiled, compile_now, known, made_from
+from tests.blocks.kernel_variants import VARIANTS
 
 pytestmark = [pytest.mark.thorough, pytest.mark.needs_triton]
 
@@ -222,3 +234,35 @@ def test_what_is_compiled_is_what_is_launched(
         for name in compiled.aligned:
             value = by_name[name]
             assert (value.data_ptr() if isinstance(value, torch.Tensor) else value) % 16 == 0, name
+
+
+def test_the_variants_are_of_these_kernels() -> None:
+    """The file of variants was made from these texts; `python -m tests.blocks.kernel_variants` makes it again."""
+    file = json.loads(kernel_variants.RESULTS.read_text(encoding="utf-8"))
+    assert file["made_from"]["sources"] == {name: kernel_variants.digest(name) for name in VARIANTS}
+    assert [tuple(each[name] for name in ("variant", "arch", "kernel", "head_dim", "config")) for each in file["rows"]] == [
+        (variant, job.arch, job.kernel, job.head_dim, str(job.config))
+        for variant in VARIANTS
+        for job in kernel_variants.jobs(variant)
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("variant", "kernel"), [("Gluon", "forward_step"), ("tensor descriptors", "backward_dkv")]
+)
+def test_a_variant_compiles_to_what_the_file_says(variant: str, kernel: str, tmp_path: Path) -> None:
+    """One kernel of a variant, compiled now in a new process, has the figures of the file."""
+    file = json.loads(kernel_variants.RESULTS.read_text(encoding="utf-8"))
+    if file["made_from"]["triton"] != importlib.metadata.version("triton"):
+        pytest.skip(f"the figures are of Triton {file['made_from']['triton']}")
+    job = next(job for job in kernel_variants.jobs(variant) if job.kernel == kernel)
+    code = f"from tests.blocks.kernel_variants import *; print(json.dumps(row({variant!r}, jobs({variant!r})[{kernel_variants.jobs(variant).index(job)}])))"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=CHECKOUT,
+        env=clean_environment(str(tmp_path)),
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout.splitlines()[-1]) in file["rows"]

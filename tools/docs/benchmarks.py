@@ -295,6 +295,34 @@ def _kernels(results: Path) -> Iterator[str]:
         f"spilled, in bytes a thread, at most: {', '.join(f'{most} ({name})' for name, most in spilled.items())}."
     )
 
+    yield from _variants(_read(results / "kernels/variants.json"))
+
+
+def _variants(compiled: Result) -> Iterator[str]:
+    """Show the kernels of head dim 128 that were compiled and left out, beside the shipped ones."""
+    rows = [row for row in compiled["rows"] if row["head_dim"] == 128 and "error" not in row]
+    kernels = tuple(dict.fromkeys(row["kernel"] for row in rows))
+    found = {(row["variant"], row["arch"], row["kernel"]): row for row in rows}
+    places = dict.fromkeys((row["variant"], row["arch"]) for row in rows)
+    yield (
+        "[Variants that are left out](guide/triton.md#tried-and-left-out), for head dim 128 and 16-bit inputs (`python -m "
+        "tests.blocks.kernel_variants`): warps, registers of a thread, its spilled bytes, instructions, and among these "
+        "barriers, at which a warp waits for others or for a copy. Nothing has run."
+    )
+    yield table(
+        ("variant", "", *(f"`{kernel}`" for kernel in kernels)),
+        [
+            (*place, *(_compiled(found[*place, name]) if (*place, name) in found else "" for name in kernels))
+            for place in places
+        ],
+    )
+
+
+def _compiled(row: Result) -> str:
+    return ", ".join(
+        f"{row[name]:,}" for name in ("warps", "registers", "spill_bytes", "instructions", "barriers")
+    )
+
 
 def _read(path: Path) -> Result:
     found: Result = json.loads(path.read_text(encoding="utf-8"))
