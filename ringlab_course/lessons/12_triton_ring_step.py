@@ -103,8 +103,8 @@ truth = oracle.attention(q, *text[1:]).out  # in float64, over all keys
 print(f"q {tuple(q.shape)}; k of one block {tuple(blocks[0][0].shape)}")
 
 # %% [markdown]
-# `report` runs all four steps and counts launches, tiles, and the bytes of partial results, state and out. It leaves out q, k
-# and v, because every version in part 1 reads the same of them.
+# `report` runs all four steps and counts launches and tiles. It also counts the bytes "for rows": those of partial results,
+# state and out, read and written. It leaves out q, k and v, because every version in part 1 reads the same of them.
 
 # %%
 ladder = {}  # what each version moves, for the picture in section 4
@@ -264,9 +264,9 @@ print("NaN left in out:", int(fused(q, blocks).isnan().sum()))
 show(step_report.traffic(ladder, P), step_report.describe_traffic(ladder, P))
 
 # %% [markdown]
-# In step 0 the last version reads no state, and in step 3 it writes only out, in bfloat16. The picture is even kind to the
-# other two: it leaves out what torch reads and writes for them, before and after. (Where lse is wanted, too, `finish` also
-# stores (m + log₂ total) · ln 2. The factor turns base 2 back into the natural logarithm.)
+# In step 0 the last version reads no state, and in step 3 it writes only out, in bfloat16. The picture even favours the two
+# earlier versions: it leaves out what torch reads and writes for them before step 0 and after step 3. (Where lse is wanted,
+# too, `finish` also stores (m + log₂ total) · ln 2. The factor turns base 2 back into the natural logarithm.)
 #
 # Does it matter? Take an H200's peaks from its data sheet, 989 TFLOP/s and 4.8 TB/s, and D = 128. Nothing is timed here. We
 # divide the time to move one row's bytes by the time of that row's arithmetic, for blocks of 512 and of 8,192 keys.
@@ -565,8 +565,8 @@ for block in ("native", "blockwise"):
 # merge, with its four passes over out. Why is that often the better choice?
 #
 # Library kernels are written for one chip. On Hopper, FlashAttention-3 computes the softmax of one tile while the products
-# of another tile run, which Triton's compiler does not find by itself. Its paper has both on one H100. The passes over out
-# take as long as memory needs for their bytes, by the data sheet:
+# of another tile run, which Triton's compiler does not find by itself. Its paper measured both on an H100, and the next cell
+# takes its rates. The passes over out take as long as memory needs for their bytes, by the data sheet:
 
 # %%
 gpu, D_paper = hardware("h100"), 128
@@ -584,8 +584,8 @@ for c in (256, 1024, 8192):
     print(f"{c:5} keys a block:  {',   '.join(told)}")
 
 # %% [markdown]
-# The passes cost the same for every block, the products grow with its keys. For **short** blocks the carried state wins, for
-# **long** ones the faster kernel. A ring of a million tokens has long blocks: 8,192 keys or more. (This is arithmetic with other
+# The passes cost the same for every block, but the products grow with its keys. For **short** blocks the carried state wins,
+# for **long** ones the faster kernel. A ring of a million tokens has long blocks: 8,192 keys or more. (This is arithmetic with other
 # people's figures. No kernel of this course has run on a GPU yet; [lesson 13](13_multi_gpu.ipynb) says how you measure your own.)
 #
 # Whatever you choose, a ring needs three things of a kernel, and many lack one: it **returns lse** forward, it takes the
@@ -599,9 +599,9 @@ for c in (256, 1024, 8192):
 # - Two kernels: two launches a step, four passes over out. State carried: one launch, two passes, and less in the first and
 #   in the last step.
 # - The state is float32. Of its parts m is the most delicate, because acc and total must match it.
-# - The kernel is one argument. Library kernels pay for a merge in each step, and are still faster for long blocks.
 # - Layouts are tables: rows of a program, segments of keys, a shift. Any layout is one launch a step, and skipped tiles are
 #   not even read.
+# - The kernel is one argument. Library kernels pay for a merge in each step, and are still faster for long blocks.
 #
 # ## Self-check
 #

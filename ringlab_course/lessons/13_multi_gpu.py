@@ -59,10 +59,11 @@ LABS = find_checkout() / "benchmarks" / "results" / "lab"
 # torchrun --nnodes 2 --node-rank 1 --nproc-per-node 8 --master-addr node0 --master-port 29500 program.py
 # ```
 #
-# On a cluster that SLURM schedules, its command `srun` starts one torchrun on every node, without `--node-rank`: a
-# rendezvous gives each its number. `docs/labs/slurm.sh` is such a script; `docs/labs/ssh.sh` uses plain ssh. However the
-# processes are started, four things must hold: each has a RANK of its own; all have the same WORLD_SIZE; all meet at one
-# address and port; and each has a device that no other process takes. LOCAL_RANK chooses the device.
+# On a cluster that SLURM schedules, its command `srun` starts one torchrun on every node, without `--node-rank`: they
+# meet at one address, the *rendezvous*, where each gets its number. `docs/labs/slurm.sh` is such a script;
+# `docs/labs/ssh.sh` uses plain ssh. However the processes are started, four things must hold: each has a RANK of its
+# own; all have the same WORLD_SIZE; all meet at one address and port; and each has a device that no other process
+# takes. LOCAL_RANK chooses the device.
 
 # %% tags=["nbval-ignore-output"]
 predict(
@@ -137,9 +138,10 @@ for name, machines in {"machine by machine": [0] * 8 + [1] * 8, "like cards": [0
 # one would.
 #
 # So look before you measure. ringlab has ready-made measurements, its **labs**: L1 times a hop beside a block, L2
-# measures scaling, and L3 compares your ring with ringlab's. On GPUs their ring runs torch's flash attention, and L2 with
-# `--block triton` runs the kernel of [lesson 12](12_triton_ring_step.ipynb), whose last section says when which is better. Each begins with a check that collects facts from every
-# rank and compares them. `ringlab lab preflight` runs this check alone. Here is that of L1:
+# measures scaling, and L3 compares your ring with ringlab's. On GPUs their ring runs torch's flash attention, and L2
+# with `--block triton` runs the kernel of [lesson 12](12_triton_ring_step.ipynb), whose last section says when which is
+# better. Each begins with a check that collects facts from every rank and compares them. `ringlab lab preflight` runs
+# this check alone. Here is that of L1:
 
 # %% tags=["nbval-ignore-output"]
 plan = start.Start(Path("l1.json"), ranks=RANKS, transport=TRANSPORT)
@@ -344,8 +346,8 @@ if DEVICE == "cpu":
 #
 # Does your second order end sooner, as its share promises? It may even end later: a lane says *when* something happened,
 # not what that cost the other lane. Lab L1 measures that: it times a block alone, a hop alone, and both at once. Its result
-# is the **gain** (in its files `hidden`): (block + hop − both) / hop. It is 1 if the hop is free, 0 if nothing is gained,
-# negative if both at once take longer.
+# is the **gain** (in its files `hidden`): (block + hop − both) / (the shorter of block and hop). It is 1 if the shorter one is
+# free, 0 if nothing is gained, and negative if both at once take longer than one after the other.
 
 # %% tags=["nbval-ignore-output"]
 predict(
@@ -563,7 +565,7 @@ print(f"   of a perfect split of the same work: {RANKS * ratio:.0%}")
 # %% [markdown]
 # Above, the one process used the *same block* as the ring, so the quality of the block cancels. But it ran while the other
 # process waited. Cores share caches, memory and clock, so a process may be faster alone than beside a neighbour. So
-# differences of a few percent are noise; even an efficiency of 102% can come out. Lab L2 measures against another standard.
+# differences of a few percent are noise, and even more than 100% can come out. Lab L2 measures against another standard.
 # On CPUs: torch's attention in one process with P threads. On GPUs: torch's attention on one device, its time divided by P.
 # There a slow block counts against the ring. Its recorded run, forward and backward:
 
