@@ -75,7 +75,14 @@ def tile(state: State, q, k, ks, v, vs, visible, scale2: float, wrong: Iterable[
     acc = state.acc * (one if {"acc_not_rescaled", "never_rescaled"} & {*wrong} else old)[..., None]
     total = state.total * (one if {"total_not_rescaled", "never_rescaled"} & {*wrong} else old)
     mass = scaled if "value_scales_in_total" in wrong else weights
-    acc = acc + scaled @ v
+    added = scaled @ v
+    if "value_scales_by_column" in wrong:
+        columns = np.zeros((*vs.shape[:-1], v.shape[-1]))
+        columns[..., : vs.shape[-1]] = vs  # a short tile has the scale 0 for keys that do not exist
+        added = (weights @ v) * columns[..., None, :]
+    if "new_values_rescaled" in wrong:
+        added = added * old[..., None]
+    acc = acc + added
     total = total + mass.sum(-1)
     if "normalises_every_tile" in wrong:
         acc = acc / np.where(total == 0, 1.0, total)[..., None]
