@@ -303,12 +303,18 @@ def run_backward(
 def _fits_a_graph(given: Arguments) -> bool:
     """Return whether the operator can take these arguments. Otherwise the graph ends, and `_attend` may raise."""
     tensors = (given.q, given.k, given.v)
+    return all(
+        isinstance(x, Tensor) and x.ndim == 4 and x.is_floating_point() for x in tensors
+    ) and options_fit_a_graph(given)
+
+
+def options_fit_a_graph(given: Arguments) -> bool:
+    """Return whether an operator can take these arguments besides q, k and v. This function is traced."""
     objects = (given.ring, given.layout)
     named = (given.block, given.schedule)
     numbers = (given.scale, given.softcap)
     return (
-        all(isinstance(x, Tensor) and x.ndim == 4 and x.is_floating_point() for x in tensors)
-        and all(x is None or isinstance(x, Tensor) for x in (given.sinks, given.position_ids))
+        all(x is None or isinstance(x, Tensor) for x in (given.sinks, given.position_ids))
         and all(isinstance(x, Handled) for x in objects)
         and (given.mask is None or isinstance(given.mask, Handled))
         and all(isinstance(x, (str, Handled)) for x in named)
@@ -323,17 +329,34 @@ def _in_graph(given: Arguments) -> Tensor | tuple[Tensor, Tensor]:
     """Return the result of `ring_attention` from the operator. This function is traced."""
     q, k, v = as_autocast(given.q, given.k, given.v)
     modes = modes_of(given)
-    block, schedule = (x if isinstance(x, str) else "" for x in (given.block, given.schedule))
     seed = given.seed
     if seed is not None and seed >= 1 << 63:
         seed -= 1 << 64  # operators take signed numbers of 64 bits
     out, lse, _ = torch.ops.ringlab.attention(
-        [q, k, v] if given.sinks is None else [q, k, v, given.sinks], given.position_ids,
-        [handle_of(x) for x in (given.ring, given.layout, given.mask, given.block, given.schedule)], block, schedule,
-        None if given.causal is CAUSAL else given.causal, given.scale, given.softcap, given.dropout, seed,
-        given.return_lse, given.validate, modes.gradients, modes.autocast,
+        [q, k, v] if given.sinks is None else [q, k, v, given.sinks], given.position_ids, *in_numbers(given),
+        given.scale, given.softcap, given.dropout, seed, given.return_lse, given.validate, modes.gradients,
+        modes.autocast,
     )  # fmt: skip
     return (out, lse) if given.return_lse else out
+
+
+def in_numbers(given: Arguments) -> tuple[list[int], str, str, bool | None]:
+    """Return the objects of a call, its block, its schedule and `causal` as an operator takes them.
+
+    This function is traced. `from_numbers` is its inverse.
+    """
+    block, schedule = (x if isinstance(x, str) else "" for x in (given.block, given.schedule))
+    handles = [handle_of(x) for x in (given.ring, given.layout, given.mask, given.block, given.schedule)]
+    return handles, block, schedule, None if given.causal is CAUSAL else given.causal
+
+
+def from_numbers(handles: list[int], block: str, schedule: str, causal: bool | None) -> dict[str, Any]:
+    """Return the arguments, by name, of which `in_numbers` made these."""
+    ring, layout, mask, own_block, own_schedule = map(object_of, handles)
+    return {
+        "ring": ring, "layout": layout, "mask": mask, "block": block or own_block,
+        "schedule": schedule or own_schedule, "causal": CAUSAL if causal is None else causal,
+    }  # fmt: skip
 
 
 class _Kept(Handled):
@@ -367,13 +390,18 @@ def _operator(
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Return out, lse if it is asked for, and the ticket of what backward needs. tensors: q, k, v and the sinks."""
     q, k, v, *sinks = (x.detach() for x in tensors)
-    ring, layout, mask, own_block, own_schedule = map(object_of, handles)
     call = begin(Arguments(
-        q=q, k=k, v=v, ring=ring, layout=layout, causal=CAUSAL if causal is None else causal, mask=mask, scale=scale,
-        softcap=softcap, dropout=dropout, seed=None if seed is None else seed % (1 << 64),
-        sinks=sinks[0] if sinks else None, block=block or own_block, schedule=schedule or own_schedule,
-        return_lse=return_lse, validate=validate, position_ids=position_ids, modes=Modes(gradients, autocast),
+        q=q, k=k, v=v, scale=scale, softcap=softcap, dropout=dropout, seed=None if seed is None else seed % (1 << 64),
+        sinks=sinks[0] if sinks else None, return_lse=return_lse, validate=validate, position_ids=position_ids,
+        modes=Modes(gradients, autocast), **from_numbers(handles, block, schedule, causal),
     ))  # fmt: skip
+    return run_in_graph(call, return_lse, q, k, v)
+
+
+def run_in_graph(
+    call: ScheduledCall, return_lse: bool, q: Query, k: BlockTensor, v: BlockTensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the results of an operator: out, lse if it is asked for, and the ticket of what backward needs."""
     out, lse, saved = run_forward(call, q, k, v)
     kept = _Kept(call, saved, (out, q, k, v, *(() if call.sinks is None else (call.sinks,))))
     # Backward needs the saved lse unchanged, so the caller gets a copy.
@@ -381,31 +409,42 @@ def _operator(
     return owned(out), lse, ticket_of(kept)
 
 
+def shapes_in_graph(q: Query, value_dim: int, return_lse: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """Return tensors of the shapes and dtypes of `run_in_graph`'s results, for v of this head dim."""
+    lse = q.new_empty(q.shape[:-1] if return_lse else (0,), dtype=state_dtype(q.dtype))
+    return q.new_empty((*q.shape[:-1], value_dim)), lse, torch.empty((), dtype=torch.int64, device="cpu")
+
+
 @_operator.register_fake
 def _shapes(tensors: list[Tensor], *options: Any) -> tuple[Tensor, Tensor, Tensor]:
     q, _, v, *_ = tensors
-    return_lse = options[9]
-    lse = q.new_empty(q.shape[:-1] if return_lse else (0,), dtype=state_dtype(q.dtype))
-    return q.new_empty((*q.shape[:-1], v.shape[-1])), lse, torch.empty((), dtype=torch.int64, device="cpu")
+    return shapes_in_graph(q, v.shape[-1], options[9])
 
 
-def _save_in_graph(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    tensors, return_lse = inputs[0], inputs[10]
-    out, lse, ticket = output
-    ctx.save_for_backward(ticket, out, *tensors)
-    if not return_lse:
-        ctx.mark_non_differentiable(lse)
-    ctx.set_materialize_grads(False)  # backward must see whether lse has a gradient
+def differentiate_in_graph(operator: Any, return_lse: int, arguments: int) -> None:
+    """Give an operator that returns the results of `run_in_graph` their gradients.
+
+    operator: its first argument is the list of the tensors of `run`. return_lse: the place of the argument that says
+    whether lse is asked for. arguments: how many arguments there are.
+    """
+
+    def save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        out, lse, ticket = output
+        ctx.save_for_backward(ticket, out, *inputs[0])
+        if not inputs[return_lse]:
+            ctx.mark_non_differentiable(lse)
+        ctx.set_materialize_grads(False)  # backward must see whether lse has a gradient
+
+    def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None, _: Any) -> tuple[Any, ...]:
+        ticket, out, *tensors = ctx.saved_tensors
+        given = torch.zeros_like(out) if dout is None else dout
+        gradients = torch.ops.ringlab.attention_backward(given, dlse, ticket, out, tensors)
+        return gradients, *(None,) * (arguments - 1)
+
+    operator.register_autograd(backward, setup_context=save)
 
 
-def _backward_in_graph(ctx: Any, dout: Tensor | None, dlse: Tensor | None, _: Any) -> tuple[Any, ...]:
-    ticket, out, *tensors = ctx.saved_tensors
-    given = torch.zeros_like(out) if dout is None else dout
-    gradients = torch.ops.ringlab.attention_backward(given, dlse, ticket, out, tensors)
-    return gradients, *(None,) * 13  # one for each argument of the operator
-
-
-_operator.register_autograd(_backward_in_graph, setup_context=_save_in_graph)
+differentiate_in_graph(_operator, return_lse=10, arguments=14)
 
 
 @torch.library.custom_op(
@@ -417,7 +456,7 @@ _operator.register_autograd(_backward_in_graph, setup_context=_save_in_graph)
 def _backward_operator(
     dout: Tensor, dlse: Tensor | None, ticket: Tensor, out: Tensor, tensors: list[Tensor]
 ) -> list[Tensor]:
-    """Return the gradients of `tensors`, which are q, k, v and the sinks."""
+    """Return the gradients of `tensors`, which are those of `run`."""
     kept = object_of(int(ticket))
     with torch.no_grad():
         agree_on(kept.call, f"backward through {kept.call.name}")

@@ -9,8 +9,17 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ringlab.arguments import CAUSAL, Arguments, check_arguments, describe_arguments
-from ringlab.attention import plan_call, run
+from ringlab.arguments import CAUSAL, Arguments, Modes, check_arguments, describe_arguments
+from ringlab.attention import (
+    differentiate_in_graph,
+    from_numbers,
+    in_numbers,
+    options_fit_a_graph,
+    plan_call,
+    run,
+    run_in_graph,
+    shapes_in_graph,
+)
 from ringlab.blocks.protocol import Block
 from ringlab.comm.ring import Ring
 from ringlab.errors import BackendError, DeviceError, DtypeError, ShapeError
@@ -20,11 +29,10 @@ from ringlab.rank_agreement import checked_over
 from ringlab.schedules.block_schedule import BlockSchedule
 from ringlab.schedules.expansion import LatentExpansion, UpKeys, UpValues
 from ringlab.schedules.protocol import Schedule, ScheduledCall
-from ringlab.torch_modes import as_autocast, ends_graphs, refuse_transforms
+from ringlab.torch_modes import as_autocast, autocast_dtype, ends_graphs, refuse_transforms
 from ringlab.types import Query
 
 
-@ends_graphs
 def latent_attention(
     q: Query,
     latent: Float[Tensor, "B Lq R"],
@@ -72,31 +80,105 @@ def latent_attention(
     >>> torch.allclose(out, weights @ (latent[:, None] @ w_v.mT), atol=1e-5)
     True
     """
-    q, latent, k_rope, w_k, w_v = as_autocast(q, latent, k_rope, w_k, w_v)
-    keys = _stand_in(q, latent, q.shape[-1] if isinstance(q, Tensor) else 0)
-    values = _stand_in(q, latent, w_v.shape[1] if isinstance(w_v, Tensor) and w_v.ndim == 3 else 0)
+    tensors = q, latent, k_rope, w_k, w_v
     given = Arguments(
-        q=q, k=keys, v=values, ring=ring, layout=layout, causal=causal, mask=mask, scale=scale, softcap=None,
+        q=q, k=latent, v=latent, ring=ring, layout=layout, causal=causal, mask=mask, scale=scale, softcap=None,
         dropout=0.0, seed=None, sinks=None, block=block, schedule=schedule, return_lse=return_lse, validate=validate,
     )  # fmt: skip
-    weights = w_k, w_v
+    traced = torch.compiler.is_dynamo_compiling() and _fits_a_graph(tensors, given)
+    return _in_graph(tensors, given) if traced else _attend(tensors, given)
+
+
+Tensors = tuple[Any, Any, Any, Any, Any]
+"""q, latent, k_rope, w_k and w_v."""
+
+
+@ends_graphs
+def _attend(tensors: Tensors, given: Arguments) -> Any:
+    """Return the result of `latent_attention` by calling its stages, one after the other."""
+    modes = _modes_of(tensors)
+    q, latent, k_rope, w_k, w_v = as_autocast(*tensors)
+    call = _begin((q, latent, k_rope, w_k, w_v), replace(given, modes=modes))
+    out, lse = run(call, q, latent[:, None], k_rope[:, None], w_k, w_v)
+    return (out, lse) if given.return_lse else out
+
+
+def _begin(tensors: Tensors, given: Arguments) -> ScheduledCall:
+    """Return this rank's call after the stages that come before any data moves."""
+    q, latent, k_rope, w_k, w_v = tensors
+    keys = _stand_in(q, latent, q.shape[-1] if isinstance(q, Tensor) else 0)
+    values = _stand_in(q, latent, w_v.shape[1] if isinstance(w_v, Tensor) and w_v.ndim == 3 else 0)
+    given = replace(given, q=q, k=keys, v=values)
 
     def check() -> tuple[ScheduledCall, str]:
-        refuse_transforms(q, latent, k_rope, *weights)
-        _check_latent(q, latent, k_rope, *weights)
+        refuse_transforms(*tensors)
+        _check_latent(*tensors)
         call = check_arguments(given)
         if not isinstance(call.schedule, BlockSchedule):
             needed = "a schedule in which whole blocks or rows travel"
             raise BackendError(
                 needed, f"schedule='{call.schedule.name}', which deals heads", "schedule='ring'"
             )
-        sizes = _describe_latent(latent, k_rope, *weights)
-        return call, describe_arguments(given, call) + sizes if validate else ""
+        sizes = f" latent={latent.shape[-1]}+{k_rope.shape[-1]}"
+        return call, describe_arguments(given, call) + sizes if given.validate else ""
 
-    call = plan_call(checked_over(ring, check, validate), block)
-    call = replace(call, expansion=LatentExpansion(w_k.detach(), w_v.detach(), k_rope.shape[-1]))
-    out, lse = run(call, q, latent[:, None], k_rope[:, None], *weights)
-    return (out, lse) if return_lse else out
+    call = plan_call(checked_over(given.ring, check, given.validate), given.block)
+    return replace(call, expansion=LatentExpansion(w_k.detach(), w_v.detach(), k_rope.shape[-1]))
+
+
+def _modes_of(tensors: Tensors) -> Modes:
+    """Return the active modes as far as they concern these tensors. This function is traced."""
+    found = [x for x in tensors if isinstance(x, Tensor)]
+    gradients = torch.is_grad_enabled() and any(x.requires_grad for x in found)
+    return Modes(gradients, autocast_dtype(found[0].device.type) if found else None)
+
+
+def _fits_a_graph(tensors: Tensors, given: Arguments) -> bool:
+    """Return whether the operator can take these arguments. Otherwise the graph ends, and `_attend` may raise."""
+    return all(
+        isinstance(x, Tensor) and x.is_floating_point() and x.ndim == axes
+        for x, axes in zip(tensors, (4, 3, 3, 3, 3), strict=True)
+    ) and options_fit_a_graph(given)
+
+
+def _in_graph(tensors: Tensors, given: Arguments) -> Any:
+    """Return the result of `latent_attention` from the operator. This function is traced."""
+    modes = _modes_of(tensors)
+    q, latent, k_rope, w_k, w_v = as_autocast(*tensors)
+    out, lse, _ = torch.ops.ringlab.latent_attention(
+        [q, latent[:, None], k_rope[:, None], w_k, w_v], *in_numbers(given), given.scale, given.return_lse,
+        given.validate, modes.gradients, modes.autocast,
+    )  # fmt: skip
+    return (out, lse) if given.return_lse else out
+
+
+@torch.library.custom_op(
+    "ringlab::latent_attention",
+    mutates_args=(),
+    tags=(torch.Tag.cudagraph_unsafe,),  # it sends messages, and plans on the CPU
+    schema="(Tensor[] tensors, SymInt[] handles, str block, str schedule, bool? causal, float? scale, bool return_lse,"
+    " bool validate, bool gradients, ScalarType? autocast) -> (Tensor out, Tensor lse, Tensor ticket)",
+)
+def _operator(
+    tensors: list[Tensor], handles: list[int], block: str, schedule: str, causal: bool | None, scale: float | None,
+    return_lse: bool, validate: bool, gradients: bool, autocast: torch.dtype | None,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """Return the results of `run_in_graph`. tensors: those of `run`, so the latent and k_rope have an axis of one head."""
+    q, latent, k_rope, w_k, w_v = (x.detach() for x in tensors)
+    call = _begin((q, latent[:, 0], k_rope[:, 0], w_k, w_v), Arguments(
+        q=None, k=None, v=None, scale=scale, softcap=None, dropout=0.0, seed=None, sinks=None, return_lse=return_lse,
+        validate=validate, modes=Modes(gradients, autocast), **from_numbers(handles, block, schedule, causal),
+    ))  # fmt: skip
+    return run_in_graph(call, return_lse, q, latent, k_rope)
+
+
+@_operator.register_fake
+def _shapes(tensors: list[Tensor], *options: Any) -> tuple[Tensor, Tensor, Tensor]:
+    q, *_, w_v = tensors
+    return shapes_in_graph(q, w_v.shape[1], options[5])
+
+
+differentiate_in_graph(_operator, return_lse=6, arguments=10)
 
 
 def _stand_in(q: Any, latent: Any, head_dim: int) -> Any:
@@ -135,9 +217,3 @@ def _check_latent(q: Any, latent: Any, k_rope: Any, w_k: Any, w_v: Any) -> None:
         raise DeviceError(
             "q, the latent and the weights on one device", str(devices), "move them with .to(device)"
         )
-
-
-def _describe_latent(latent: Tensor, k_rope: Tensor, *weights: Tensor) -> str:
-    """Return a text about the latent that must be equal on all ranks, like `describe_arguments`."""
-    grad = torch.is_grad_enabled() and any(x.requires_grad for x in (latent, k_rope, *weights))
-    return f" latent={latent.shape[-1]}+{k_rope.shape[-1]} of_latent={grad}"

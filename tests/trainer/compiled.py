@@ -322,16 +322,43 @@ def made_inside(ring: Ring) -> list[bool]:
     ]
 
 
-def latent(ring: Ring) -> Compared:
-    """Call latent attention, which is no operator, between two other operations."""
-    x, layout = leaves_of(ring), zigzag(S, ring.world_size)
-    w_k, w_v = torch.ones(H, D - 2, 4), torch.ones(H, D, 4)
+def latent_leaves(ring: Ring, layout: Layout, dtype: torch.dtype = torch.float32) -> Tensors:
+    """Return this rank's q, latent and k_rope, and w_k and w_v, which all ranks have."""
+    generator = torch.Generator().manual_seed(0)
+    shapes = (1, H, layout.S, D), (1, layout.S, 5), (1, layout.S, 2), (H, D - 2, 5), (H, 6, 5)
+    whole = [torch.randn(shape, generator=generator).to(dtype) for shape in shapes]
+    return tuple(x.requires_grad_() for x in (*layout.shard(tuple(whole[:3]), ring.rank), *whole[3:]))
 
-    def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        tensors = 2 * q, k[:, 0, :, :4], v[:, 0, :, :2]
-        return 1 + latent_attention(*tensors, w_k, w_v, ring=ring, layout=layout, block="naive")
 
-    return compared(call, *x, fullgraph=False)
+def latent(ring: Ring, **options: Any) -> Compared:
+    layout = zigzag(S, ring.world_size)
+    given = {"ring": ring, "layout": layout, "block": "naive"} | options
+    return compared(
+        lambda q, *others: latent_attention(2 * q, *others, **given), *latent_leaves(ring, layout)
+    )
+
+
+def latent_under_autocast(ring: Ring) -> Compared:
+    layout = zigzag(S, ring.world_size)
+
+    def call(*tensors: Tensor) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return latent_attention(*tensors, ring=ring, layout=layout, block="naive").float()
+
+    return compared(call, *latent_leaves(ring, layout))
+
+
+def latent_errors(ring: Ring) -> list[str]:
+    """Return the texts of a compiled call that is wrong on rank 1, and of an eager one beside a compiled one."""
+    torch._dynamo.reset()
+    layout = zigzag(S, ring.world_size)
+    q, latent, k_rope, w_k, w_v = latent_leaves(ring, layout)
+    call = partial(latent_attention, ring=ring, layout=layout, block="naive")
+    compiled = torch.compile(call, backend="aot_eager", fullgraph=True)
+    wrong = text_of(lambda: compiled(q, latent, k_rope, w_k[:, : D - 2 - ring.rank], w_v))
+    beside = (compiled if ring.rank else call)(q, latent, k_rope, w_k, w_v)
+    beside.sum().backward()
+    return [wrong, text_of(lambda: tuple(beside.shape))]
 
 
 # Lifetimes.
@@ -486,6 +513,11 @@ def checked(ring: Ring) -> dict[str, str]:
     attention.ticket_of = latest.ticket_of
     out, lse, ticket = operators.attention(*call(True))
     gradients = out.detach(), lse.detach(), ticket, out.detach(), [x.detach() for x in (q, k, v)]
+    latents = [
+        x if x.ndim == 4 or n > 2 else x[:, None]
+        for n, x in enumerate(latent_leaves(one, layout, torch.float64))
+    ]
+    of_latents = [x.detach().requires_grad_() for x in latents]
     found = {
         "attention_backward": opchecked(operators.attention_backward, gradients),
         "attention": opchecked(operators.attention, call(False)),
@@ -500,6 +532,10 @@ def checked(ring: Ring) -> dict[str, str]:
             operators.append,
             (order, token, token, cache.handle, None, None),
             ("test_schema", "test_faketensor"),
+        ),
+        "latent_attention": opchecked(
+            operators.latent_attention,
+            (of_latents, handles, "naive", "ring", None, None, False, True, True, None),
         ),
     }
     attention.ticket_of = kept
@@ -516,7 +552,7 @@ def opchecked(operator: Any, arguments: tuple[Any, ...], which: tuple[str, ...] 
 
 def unsafe_for_cuda_graphs(ring: Ring) -> list[str]:
     """Return the operators of ringlab, among all that are tagged as unsafe for CUDA graphs."""
-    named = ("attention", "attention_backward", "append", "decode", "decode_heads")
+    named = ("attention", "attention_backward", "latent_attention", "append", "decode", "decode_heads")
     operators = {name: getattr(torch.ops.ringlab, name).default for name in named}
     return [name for name, operator in operators.items() if torch.Tag.cudagraph_unsafe in operator.tags]
 
@@ -541,6 +577,10 @@ PROGRAMS: dict[str, Callable[[Ring], Any]] = {
     "objects": objects,
     "without handle": without_handle,
     "latent": latent,
+    "latent, lse": partial(latent, return_lse=True, causal=False, scale=0.3),
+    "latent, all-gather": partial(latent, schedule="allgather", mask=Mask(window=5), validate=False),
+    "latent, autocast": latent_under_autocast,
+    "latent, errors": latent_errors,
     "seed": seed_of_65_bits,
     "made inside": made_inside,
     "lives": lives,
