@@ -2,25 +2,51 @@
 
 block="flash" means the newest installed version that supports the tensors, and the trace records which. A package
 is imported when tensors on a GPU ask for it. Its functions take and return (B, L, H, D), and lse is (B, H, L).
-Source: github.com/Dao-AILab/flash-attention: flash_attn/flash_attn_interface.py (version 2),
-hopper/flash_attn_interface.py (version 3) and flash_attn/cute/interface.py (version 4).
+
+The functions for sequences of varying length take one axis for all tokens, (tokens, H, D), with the bounds of the
+sequences in it, and lse is (H, tokens). They compute several tiles of a step in one call: each tile is a sequence. So a
+step of packed documents takes one call for all causal tiles, and one for all others, however many documents there are.
+Source: github.com/Dao-AILab/flash-attention: flash_attn/flash_attn_interface.py (version 2; 2.7.0 to 2.8.3 have the same
+arguments as far as they are used here), hopper/flash_attn_interface.py (version 3, from commit 1e3539e4 of November 2025
+on) and flash_attn/cute/interface.py (version 4), read at commit 0251105a.
 """
 
 from __future__ import annotations
 
 import importlib
 from abc import abstractmethod
-from functools import cache
+from collections.abc import Iterable
+from functools import cache, lru_cache
+from itertools import accumulate
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
-from ringlab.blocks.library import BackwardTile, Capability, LibraryBlock
+from ringlab.blocks.library import (
+    BackwardTile,
+    Capability,
+    LibraryBlock,
+    cut_to,
+    loadable,
+    of_one_width,
+    used_on_this_stream,
+)
+from ringlab.blocks.protocol import BackwardRows, BackwardSteps, ForwardSteps, Gradient, StepBlock
+from ringlab.blocks.tilewise import TilewiseBackward, TilewiseForward
+from ringlab.merge import Partial
+from ringlab.scores import PLAIN_RULES, TileRules
+from ringlab.tile import Tile
+from ringlab.types import KeyValue, Query, RowState, Value
+
+Tiles = tuple[Tile, ...]
+Heads: TypeAlias = Float[Tensor, "B heads L D"]
+"""Query, key or value tensors: rows or keys of any heads."""
 
 
-class FlashAttention(LibraryBlock):
+class FlashAttention(LibraryBlock, StepBlock):
     """One version of flash-attn, for float16 and bfloat16. Its backward does not give the same bits every time."""
 
     module: str
@@ -34,34 +60,84 @@ class FlashAttention(LibraryBlock):
 
     @abstractmethod
     def _call_forward(
-        self, functions: Any, tensors: dict[str, Tensor], causal: bool, scale: float
+        self, functions: Any, given: dict[str, Any], causal: bool, scale: float
     ) -> tuple[Tensor, ...]:
-        """Return out, lse and possibly more. tensors: q, k and v, each (B, L, H, D)."""
+        """Return out, lse and possibly more.
+
+        given: q, k and v, each (B, L, H, D); or each (tokens, H, D), with cu_seqlens_q, cu_seqlens_k, max_seqlen_q and
+        max_seqlen_k.
+        """
 
     @abstractmethod
     def _call_backward(
-        self, functions: Any, tensors: dict[str, Tensor], lse: Tensor, causal: bool, scale: float
+        self, functions: Any, given: dict[str, Any], lse: Tensor, causal: bool, scale: float
     ) -> None:
-        """Write the gradients. tensors: dout, q, k, v and out, and dq, dk and dv to write to, each (B, L, H, D)."""
+        """Write the gradients. given: as for the forward, with dout and out, and with dq, dk and dv to write to."""
+
+    def begin_forward(self, q: Query, count: int, *, scale: float) -> ForwardSteps:
+        return FlashForward(self, q, scale)
+
+    def begin_backward(self, rows: BackwardRows, count: int, *, scale: float) -> BackwardSteps:
+        return FlashBackward(self, rows, scale)
+
+    def forward_of(self, tiles: Tiles, q: Query, k: KeyValue, v: Value, scale: float) -> Partial:
+        """Return the partials of tiles of one call of `calls_of`, in the order of their rows."""
+        packed = Packed(tiles)
+        given = dict(zip("qkv", of_one_width(packed.rows(q), packed.keys(k), packed.keys(v)), strict=True))
+        given = {name: loadable(x) for name, x in given.items()}
+        out, lse = self._forward(given | packed.bounds(q), packed.causal, scale)
+        return Partial(cut_to(packed.unpacked(out, len(q)), v), packed.unpacked_lse(lse, len(q)))
+
+    def backward_of(
+        self, tiles: Tiles, rows: BackwardRows, k: KeyValue, v: Value, scale: float
+    ) -> tuple[Float[Tensor, "B H rows D"], Float[Tensor, "B K keys D"], Float[Tensor, "B K keys Dv"]]:
+        """Return (dq, dk, dv) of tiles of one call of `calls_of`, in the order of the tiles' rows and of their keys."""
+        assert rows.out is not None
+        packed, B = Packed(tiles), len(rows.q)
+        tensors = (
+            packed.rows(rows.dout),
+            packed.rows(rows.q),
+            packed.keys(k),
+            packed.keys(v),
+            packed.rows(rows.out),
+        )
+        names = "dout", "q", "k", "v", "out"
+        given = {name: loadable(x) for name, x in zip(names, of_one_width(*tensors), strict=True)}
+        lse = packed.rows_of_lse(rows.lse)
+        found = self._backward(given, packed.bounds(rows.q), lse, packed.causal, scale)
+        dq, dk, dv = (
+            cut_to(packed.unpacked(x, B), like) for x, like in zip(found, (rows.q, k, v), strict=True)
+        )
+        return dq, dk, dv
 
     def _library_forward(
         self, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float
     ) -> tuple[Tensor, Tensor]:
-        tensors = {"q": q.transpose(1, 2), "k": k.transpose(1, 2), "v": v.transpose(1, 2)}
-        with torch.cuda.device_of(q):  # version 4 launches its kernels on the current device
-            out, lse, *_ = self._call_forward(_loaded(self.module), tensors, causal, scale)
+        given = {"q": q.transpose(1, 2), "k": k.transpose(1, 2), "v": v.transpose(1, 2)}
+        out, lse = self._forward(given, causal, scale)
         return out.transpose(1, 2), lse
 
     def _library_backward(self, tile: BackwardTile) -> tuple[Tensor, Tensor, Tensor]:
-        given = {"dout": tile.dout, "q": tile.q, "k": tile.k, "v": tile.v, "out": tile.out}
-        tensors = {name: x.transpose(1, 2) for name, x in given.items()}
-        dq, dk, dv = (
-            torch.empty_like(tensors[name], memory_format=torch.contiguous_format) for name in ("q", "k", "v")
-        )
-        tensors |= {"dq": dq, "dk": dk, "dv": dv}
-        with torch.cuda.device_of(tile.q):
-            self._call_backward(_loaded(self.module), tensors, tile.lse, tile.causal, tile.scale)
+        named = {"dout": tile.dout, "q": tile.q, "k": tile.k, "v": tile.v, "out": tile.out}
+        given = {name: x.transpose(1, 2) for name, x in named.items()}
+        dq, dk, dv = self._backward(given, {}, tile.lse, tile.causal, tile.scale)
         return dq.transpose(1, 2), dk.transpose(1, 2), dv.transpose(1, 2)
+
+    def _forward(self, given: dict[str, Any], causal: bool, scale: float) -> tuple[Tensor, Tensor]:
+        with torch.cuda.device_of(given["q"]):  # version 4 launches its kernels on the current device
+            out, lse, *_ = self._call_forward(_loaded(self.module), given, causal, scale)
+        return out, lse
+
+    def _backward(
+        self, given: dict[str, Tensor], bounds: dict[str, Any], lse: Tensor, causal: bool, scale: float
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        dq, dk, dv = (
+            torch.empty_like(given[name], memory_format=torch.contiguous_format) for name in ("q", "k", "v")
+        )
+        everything = given | bounds | {"dq": dq, "dk": dk, "dv": dv}
+        with torch.cuda.device_of(dq):
+            self._call_backward(_loaded(self.module), everything, lse, causal, scale)
+        return dq, dk, dv
 
 
 class FlashAttention2(FlashAttention):
@@ -82,18 +158,18 @@ class FlashAttention2(FlashAttention):
         return 256
 
     def _call_forward(
-        self, functions: Any, tensors: dict[str, Tensor], causal: bool, scale: float
+        self, functions: Any, given: dict[str, Any], causal: bool, scale: float
     ) -> tuple[Tensor, ...]:
-        return functions._flash_attn_forward(
-            **tensors, softmax_scale=scale, causal=causal, return_softmax=False, **_PLAIN
-        )
+        varlen = "cu_seqlens_q" in given
+        function = functions._flash_attn_varlen_forward if varlen else functions._flash_attn_forward
+        return function(**given, softmax_scale=scale, causal=causal, return_softmax=False, **_PLAIN)
 
     def _call_backward(
-        self, functions: Any, tensors: dict[str, Tensor], lse: Tensor, causal: bool, scale: float
+        self, functions: Any, given: dict[str, Any], lse: Tensor, causal: bool, scale: float
     ) -> None:
-        functions._flash_attn_backward(
-            **tensors, softmax_lse=lse, softmax_scale=scale, causal=causal, deterministic=False, **_PLAIN
-        )
+        varlen = "cu_seqlens_q" in given
+        function = functions._flash_attn_varlen_backward if varlen else functions._flash_attn_backward
+        function(**given, softmax_lse=lse, softmax_scale=scale, causal=causal, deterministic=False, **_PLAIN)
 
 
 _PLAIN: dict[str, Any] = {
@@ -117,14 +193,14 @@ class FlashAttention3(FlashAttention):
         return 256 if capability == (9, 0) else 0
 
     def _call_forward(
-        self, functions: Any, tensors: dict[str, Tensor], causal: bool, scale: float
+        self, functions: Any, given: dict[str, Any], causal: bool, scale: float
     ) -> tuple[Tensor, ...]:
-        return functions._flash_attn_forward(**tensors, softmax_scale=scale, causal=causal)
+        return functions._flash_attn_forward(**given, softmax_scale=scale, causal=causal)
 
     def _call_backward(
-        self, functions: Any, tensors: dict[str, Tensor], lse: Tensor, causal: bool, scale: float
+        self, functions: Any, given: dict[str, Any], lse: Tensor, causal: bool, scale: float
     ) -> None:
-        functions._flash_attn_backward(**tensors, softmax_lse=lse, softmax_scale=scale, is_causal=causal)
+        functions._flash_attn_backward(**given, softmax_lse=lse, softmax_scale=scale, is_causal=causal)
 
 
 class FlashAttention4(FlashAttention):
@@ -139,18 +215,155 @@ class FlashAttention4(FlashAttention):
         return 128 if (9, 0) <= capability < (12, 0) else 0
 
     def _call_forward(
-        self, functions: Any, tensors: dict[str, Tensor], causal: bool, scale: float
+        self, functions: Any, given: dict[str, Any], causal: bool, scale: float
     ) -> tuple[Tensor, ...]:
-        return functions._flash_attn_fwd(**tensors, softmax_scale=scale, causal=causal, return_lse=True)
+        return functions._flash_attn_fwd(**given, softmax_scale=scale, causal=causal, return_lse=True)
 
     def _call_backward(
-        self, functions: Any, tensors: dict[str, Tensor], lse: Tensor, causal: bool, scale: float
+        self, functions: Any, given: dict[str, Any], lse: Tensor, causal: bool, scale: float
     ) -> None:
-        functions._flash_attn_bwd(**tensors, lse=lse, softmax_scale=scale, causal=causal)
+        functions._flash_attn_bwd(**given, lse=lse, softmax_scale=scale, causal=causal)
 
 
 VERSIONS: tuple[FlashAttention, ...] = (FlashAttention4(), FlashAttention3(), FlashAttention2())
 """All versions, the newest first."""
+
+
+class FlashForward(TilewiseForward):
+    """`ForwardSteps` with one call for all tiles of a step that a function for sequences of varying length takes."""
+
+    block: FlashAttention
+
+    def attend(self, tiles: Tiles, k: KeyValue, v: Value, rules: TileRules = PLAIN_RULES) -> None:
+        """Attend to the next block."""
+        state = self.running(v)
+        for call in calls_of(tiles):
+            if len(call) == 1 or rules.requirements or not self.q.numel():
+                super().attend(call, k, v, rules)
+                continue
+            state.copy_first()
+            part = self.block.forward_of(call, self.q, k, v, self.scale)
+            for rows, place in stretches(tile.rows for tile in call):
+                state.add(rows, Partial(part.out[..., place, :], part.lse[..., place]))
+
+
+class FlashBackward(TilewiseBackward):
+    """`BackwardSteps` with one call for all tiles of a step that a function for sequences of varying length takes."""
+
+    block: FlashAttention
+
+    def differentiate(
+        self, tiles: Tiles, k: KeyValue, v: Value, rules: TileRules = PLAIN_RULES
+    ) -> list[Gradient]:
+        """Return these rows' contribution to the gradients of the next block, in calls of `calls_of`."""
+        alone = self.block.leaves_backward(self.rows, rules) or not self.rows.q.numel()
+        gradients = []
+        for call in calls_of(tiles):
+            if len(call) == 1 or alone:
+                gradients += super().differentiate(call, k, v, rules)
+                continue
+            self.dq.copy_first()
+            dq, dk, dv = self.block.backward_of(call, self.rows, k, v, self.scale)
+            for rows, place in stretches(tile.rows for tile in call):
+                self.dq.add(rows, dq[..., place, :])
+            for keys, place in stretches(tile.keys for tile in call):
+                gradients.append(Gradient(keys, dk[..., place, :], dv[..., place, :]))
+        return gradients
+
+
+@lru_cache(maxsize=4096)
+def calls_of(tiles: Tiles) -> tuple[Tiles, ...]:
+    """Return the tiles by calls, each of them by rows: those without a diagonal, with one, or with a mirrored one.
+
+    >>> one, other, before = Tile(0, 2, 0, 2, True), Tile(2, 5, 2, 5, True), Tile(2, 5, 0, 2, False)
+    >>> calls_of((one, before, other)) == ((one, other), (before,))
+    True
+    """
+    alike: dict[tuple[bool, bool], list[Tile]] = {}
+    for tile in sorted(tiles, key=lambda tile: (tile.q_start, tile.k_start)):
+        alike.setdefault((tile.causal, tile.mirrored), []).append(tile)
+    return tuple(map(tuple, alike.values()))
+
+
+def stretches(parts: Iterable[slice]) -> list[tuple[slice, slice]]:
+    """Return each stretch of adjacent parts, and its place in a tensor that holds all parts one after the other.
+
+    >>> stretches([slice(2, 4), slice(4, 5), slice(7, 8)])
+    [(slice(2, 5, None), slice(0, 3, None)), (slice(7, 8, None), slice(3, 4, None))]
+    """
+    joined: list[slice] = []
+    for part in parts:
+        if joined and joined[-1].stop == part.start:
+            joined[-1] = slice(joined[-1].start, part.stop)
+        else:
+            joined.append(part)
+    lengths = [part.stop - part.start for part in joined]
+    return [
+        (part, slice(end - n, end)) for part, n, end in zip(joined, lengths, accumulate(lengths), strict=True)
+    ]
+
+
+class Packed:
+    """The tiles of one call, whose tokens stand one after the other: each tile of each batch is one sequence.
+
+    Mirrored tiles are causal in a sequence of rows and a sequence of keys that are reversed as a whole.
+    """
+
+    def __init__(self, tiles: Tiles) -> None:
+        self.tiles, self.causal, self.mirrored = tiles, tiles[0].causal, tiles[0].mirrored
+
+    def rows(self, x: Heads) -> Float[Tensor, "tokens heads D"]:
+        """Return the rows of x, those of the first batch first."""
+        return self._packed(x, [tile.rows for tile in self.tiles])
+
+    def keys(self, x: Heads) -> Float[Tensor, "tokens heads D"]:
+        """Return the keys of x, those of the first batch first."""
+        return self._packed(x, [tile.keys for tile in self.tiles])
+
+    def _packed(self, x: Tensor, parts: list[slice]) -> Tensor:
+        # A single stretch of a single batch is a view, without a copy.
+        found = _picked(x.transpose(1, 2), parts, axis=1)
+        return (found.flip(1) if self.mirrored else found).flatten(0, 1)
+
+    def unpacked(self, x: Float[Tensor, "tokens heads D"], B: int) -> Heads:
+        """Return a result for packed tokens of B batches with an axis of batches."""
+        found = x.unflatten(0, (B, -1)).transpose(1, 2)
+        return found.flip(-2) if self.mirrored else found
+
+    def rows_of_lse(self, lse: RowState) -> Float[Tensor, "H tokens"]:
+        """Return the lse of the rows, dense."""
+        found = _picked(lse, [tile.rows for tile in self.tiles], axis=2)
+        found = found.flip(-1) if self.mirrored else found
+        return found.transpose(0, 1).flatten(1, 2).contiguous()
+
+    def unpacked_lse(self, lse: Float[Tensor, "H tokens"], B: int) -> RowState:
+        """Return the lse of packed tokens of B batches with an axis of batches."""
+        found = lse.unflatten(1, (B, -1)).transpose(0, 1)
+        return found.flip(-1) if self.mirrored else found
+
+    def bounds(self, q: Query) -> dict[str, Any]:
+        """Return the bounds of the sequences in the packed rows and keys, and their largest lengths."""
+        tables = _bounds(self.tiles, len(q), q.device)
+        used_on_this_stream(x for x in tables.values() if isinstance(x, Tensor))
+        return tables
+
+
+def _picked(x: Tensor, parts: list[slice], axis: int) -> Tensor:
+    """Return these parts of an axis, one after the other; a view if they are one stretch."""
+    found = [x.narrow(axis, part.start, part.stop - part.start) for part, _ in stretches(parts)]
+    return found[0] if len(found) == 1 else torch.cat(found, axis)
+
+
+@lru_cache(maxsize=4096)
+@torch.inference_mode(False)  # an evaluation may come first, and autograd could not save tensors of its mode
+def _bounds(tiles: Tiles, B: int, device: torch.device) -> dict[str, Any]:
+    ordered = tiles[::-1] if tiles[0].mirrored else tiles
+    found: dict[str, Any] = {}
+    for name, parts in (("q", [tile.rows for tile in ordered]), ("k", [tile.keys for tile in ordered])):
+        lengths = [part.stop - part.start for part in parts] * B
+        found[f"cu_seqlens_{name}"] = torch.tensor([0, *accumulate(lengths)], dtype=torch.int32).to(device)
+        found[f"max_seqlen_{name}"] = max(lengths)
+    return found
 
 
 @cache

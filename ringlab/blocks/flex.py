@@ -36,7 +36,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ringlab.blocks.blockwise import Blockwise
-from ringlab.blocks.library import too_old
+from ringlab.blocks.library import too_old, used_on_this_stream
 from ringlab.blocks.protocol import BackwardRows, BackwardSteps, Gradient, StepBlock
 from ringlab.blocks.tilewise import RunningPartial, RunningSum, TilewiseBackward
 from ringlab.handles import Handled
@@ -269,9 +269,7 @@ def _attend(
 ) -> tuple[Tensor, Tensor]:
     """Return out and lse of the rows over the keys that the tiles show them; out is 0 and lse −inf without keys."""
     found = block_tables(tiles, q.shape[-2], k.shape[-2], q.device)
-    if q.is_cuda:  # the tables may be used on another stream than the one on which they were made
-        for table in found.tensors:
-            table.record_stream(torch.cuda.current_stream(q.device))
+    used_on_this_stream(found.tensors)
     # torch compiles a separate graph for a length of 1.
     alone = tuple(x.shape[axis] == 1 for x in (q, k) for axis in (0, -2))
     signature = (

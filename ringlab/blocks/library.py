@@ -8,6 +8,7 @@ limits, brings tensors into a form that the functions accept, and gives all tile
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 import torch
@@ -115,9 +116,9 @@ class LibraryBlock(Block, Handled):
             return Blockwise().forward(q, k, v, causal=causal, scale=scale)
         if q.shape[-1] == v.shape[-1] or self.own_value_dims:
             return self._tile_forward(q, k, v, causal, scale)
-        wide_q, wide_k, wide_v = _of_one_width(q, k, v)
+        wide_q, wide_k, wide_v = of_one_width(q, k, v)
         part = self._tile_forward(wide_q, wide_k, wide_v, causal, scale)
-        return Partial(_cut(part.out, v), part.lse)
+        return Partial(cut_to(part.out, v), part.lse)
 
     def backward(
         self,
@@ -129,8 +130,7 @@ class LibraryBlock(Block, Handled):
         scale: float,
         rules: TileRules = PLAIN_RULES,
     ) -> tuple[Query, KeyValue, Value]:
-        # The functions compute delta themselves, from dout and out.
-        if rules.requirements or rows.through_lse or rows.out is None:
+        if self.leaves_backward(rows, rules):
             return Blockwise().backward(rows, k, v, causal=causal, scale=scale, rules=rules)
         if rows.q.numel() == 0 or k.numel() == 0:
             return torch.zeros_like(rows.q), torch.zeros_like(k), torch.zeros_like(v)
@@ -138,15 +138,15 @@ class LibraryBlock(Block, Handled):
             return Blockwise().backward(rows, k, v, causal=causal, scale=scale)
         if rows.q.shape[-1] == v.shape[-1] or self.own_value_dims:
             return self._tile_backward(rows, k, v, causal, scale)
-        q, wide_k, wide_v, dout, out = _of_one_width(rows.q, k, v, rows.dout, rows.out)
+        q, wide_k, wide_v, dout, out = of_one_width(rows.q, k, v, rows.dout, rows.out)
         found = self._tile_backward(replace(rows, q=q, dout=dout, out=out), wide_k, wide_v, causal, scale)
-        dq, dk, dv = (_cut(x, like) for x, like in zip(found, (rows.q, k, v), strict=True))
+        dq, dk, dv = (cut_to(x, like) for x, like in zip(found, (rows.q, k, v), strict=True))
         return dq, dk, dv
 
     def _tile_forward(self, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> Partial:
         """Return the partial of a tile that is within the limits of the library."""
         self._check_square(q, k, causal)
-        q, k, v = map(_loadable, (q, k, v))
+        q, k, v = map(loadable, (q, k, v))
         return Partial(*self._library_forward(q, k, v, causal, scale))
 
     def _tile_backward(
@@ -155,9 +155,14 @@ class LibraryBlock(Block, Handled):
         """Return (dq, dk, dv) of a tile that is within the limits of the library."""
         assert rows.out is not None
         self._check_square(rows.q, k, causal)
-        dout, q, k, v, out = map(_loadable, (rows.dout, rows.q, k, v, rows.out))
+        dout, q, k, v, out = map(loadable, (rows.dout, rows.q, k, v, rows.out))
         lse = rows.lse.contiguous()  # the kernels ignore the strides of lse, and the libraries make no copy
         return self._library_backward(BackwardTile(dout, q, k, v, out, lse, causal, scale))
+
+    def leaves_backward(self, rows: BackwardRows, rules: TileRules) -> bool:
+        """Return whether the backward of these rows is left to `Blockwise`."""
+        # The functions compute delta themselves, from dout and out.
+        return bool(rules.requirements) or rows.through_lse or rows.out is None
 
     def too_short(self, rows: int, keys: int) -> bool:
         """Return whether a tile of so many rows and keys is left to `Blockwise`."""
@@ -185,10 +190,20 @@ def on_cuda(x: Shaped[Tensor, "..."]) -> bool:
     return x.device.type == "cuda"
 
 
+def used_on_this_stream(tables: Iterable[Shaped[Tensor, "..."]]) -> None:
+    """Register the current stream as a reader of the memory of cached tables, which were made on any stream.
+
+    The allocator then reuses the memory only once the stream is done with it.
+    """
+    for table in tables:
+        if table.is_cuda:
+            table.record_stream(torch.cuda.current_stream(table.device))
+
+
 _LOAD = 16  # bytes that the CUDA kernels load at once; addresses must be multiples of this number
 
 
-def _loadable(x: Tensor) -> Tensor:
+def loadable(x: Tensor) -> Tensor:
     """Return `x`, or a dense copy if the CUDA kernels cannot load the rows of `x`."""
     rows = [x.data_ptr(), *(step * x.element_size() for step in x.stride()[:-1])]
     broadcast = any(step == 0 and size > 1 for step, size in zip(x.stride(), x.shape, strict=True))
@@ -196,12 +211,12 @@ def _loadable(x: Tensor) -> Tensor:
     return x if fits else x.clone(memory_format=torch.contiguous_format)
 
 
-def _of_one_width(*tensors: Tensor) -> tuple[Tensor, ...]:
+def of_one_width(*tensors: Tensor) -> tuple[Tensor, ...]:
     """Return the tensors padded with zeros to the largest of their head dims."""
     most = max(x.shape[-1] for x in tensors)
     return tuple(x if x.shape[-1] == most else F.pad(x, (0, most - x.shape[-1])) for x in tensors)
 
 
-def _cut(x: Tensor, like: Tensor) -> Tensor:
+def cut_to(x: Tensor, like: Tensor) -> Tensor:
     """Return `x` cut to the head dim of `like`, as a copy."""
     return x if x.shape[-1] == like.shape[-1] else x[..., : like.shape[-1]].contiguous()

@@ -169,7 +169,7 @@ class BackwardSteps(Protocol):
 class StepBlock(Block, Protocol):
     """A block backend that computes all tiles of a K/V block at once, given the number of blocks in advance.
 
-    `TritonBlock` and `Flex` are StepBlocks. `Naive`, `Blockwise` and `LibraryBlock` are not.
+    `TritonBlock`, `Flex` and `FlashAttention` are StepBlocks. `Naive`, `Blockwise`, `Native` and `Cudnn` are not.
     """
 
     def begin_forward(self, q: Query, count: int, *, scale: float) -> ForwardSteps:

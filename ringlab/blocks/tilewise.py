@@ -142,11 +142,16 @@ class TilewiseForward:
 
     def attend(self, tiles: tuple[Tile, ...], k: KeyValue, v: Value, rules: TileRules = PLAIN_RULES) -> None:
         """Attend to the next block."""
-        if self.state is None:  # the first v determines the width of out
-            self.state = RunningPartial(self.q, v.shape[-1])
+        state = self.running(v)
         for tile in tiles:
-            self.state.copy_first()
-            self.state.add(tile.rows, self._tile_partial(tile, k, v, rules))
+            state.copy_first()
+            state.add(tile.rows, self._tile_partial(tile, k, v, rules))
+
+    def running(self, v: Value) -> RunningPartial:
+        """Return the partial so far, which is made for the first v, as that determines the width of out."""
+        if self.state is None:
+            self.state = RunningPartial(self.q, v.shape[-1])
+        return self.state
 
     def _tile_partial(self, tile: Tile, k: Tensor, v: Tensor, rules: TileRules) -> Partial:
         q, k, v = _tokens(self.q, tile.rows), _tokens(k, tile.keys), _tokens(v, tile.keys)

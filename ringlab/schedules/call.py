@@ -99,7 +99,7 @@ class AttentionCall:
         """
         if isinstance(self.block, StepBlock):
             steps = self.block.begin_backward(rows, count, scale=self.scale)
-            if isinstance(steps, TilewiseBackward):
+            if isinstance(steps, TilewiseBackward) and steps.block is not self.block:
                 asked = f"the backward of block='{self.block.name}'"
                 self.ring.comm.record_choice(asked, steps.block.name)
             return steps

@@ -19,6 +19,7 @@ import sys
 import textwrap
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import pairwise
 from types import ModuleType, SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -75,22 +76,14 @@ def _head_dims(call: Call, own_value_dims: bool) -> bool:
     return alike and all(dim % 8 == 0 and dim <= 256 for dim in of_q | of_v)
 
 
-def _forward_rules(heads: int = 1, own_value_dims: bool = False, shortest: int = 1) -> Rules:
-    """Return the rules of a library's forward. heads: the axis of heads; the other of axes 1 and 2 is of tokens."""
-    tokens = 3 - heads
+def _rules_of_tensors(heads: int, own_value_dims: bool) -> Rules:
+    """Return the rules about the tensors of a library's forward. heads: the axis of heads."""
     return {
         "tensors on one device": one_device,
-        "four axes, none of them empty": lambda c: all(x.ndim == 4 and x.numel() for x in _each(c)),
         "one dtype, of 16 bits": lambda c: {x.dtype for x in _each(c)} in ({torch.float16}, {torch.bfloat16}),
         "head dims that are multiples of 8, to 256": lambda c: _head_dims(c, own_value_dims),
-        "k and v alike, of the batch of q": lambda c: (
-            c["k"].shape[:3] == c["v"].shape[:3] and c["k"].shape[0] == c["q"].shape[0]
-        ),
+        "k and v alike": lambda c: c["k"].shape[:-1] == c["v"].shape[:-1],
         "query heads divisible by key/value heads": lambda c: c["q"].shape[heads] % c["k"].shape[heads] == 0,
-        "a causal tile that is square": lambda c: (
-            not c["causal"] or c["q"].shape[tokens] == c["k"].shape[tokens]
-        ),
-        "enough rows and keys": lambda c: min(c["q"].shape[tokens], c["k"].shape[tokens]) >= shortest,
         "dense head dims": lambda c: all(x.stride(-1) == 1 for x in _each(c)),
         "rows at multiples of 16 bytes": lambda c: all(map(_aligned, _each(c))),
         "no broadcast axes": lambda c: all(
@@ -99,18 +92,60 @@ def _forward_rules(heads: int = 1, own_value_dims: bool = False, shortest: int =
     }
 
 
-def _backward_rules(heads: int = 1, last: tuple[int, ...] = ()) -> Rules:
-    """Return the rules of a library's backward, besides those of its forward. last: the last axes of lse."""
+def _forward_rules(heads: int = 1, own_value_dims: bool = False, shortest: int = 1) -> Rules:
+    """Return the rules of a library's forward. heads: the axis of heads; the other of axes 1 and 2 is of tokens."""
+    tokens = 3 - heads
+    return {
+        "four axes, none of them empty": lambda c: all(x.ndim == 4 and x.numel() for x in _each(c)),
+        **_rules_of_tensors(heads, own_value_dims),
+        "one batch": lambda c: c["k"].shape[0] == c["q"].shape[0],
+        "a causal tile that is square": lambda c: (
+            not c["causal"] or c["q"].shape[tokens] == c["k"].shape[tokens]
+        ),
+        "enough rows and keys": lambda c: min(c["q"].shape[tokens], c["k"].shape[tokens]) >= shortest,
+    }
+
+
+def _backward_rules(shape: Callable[[Tensor], tuple[int, ...]] = lambda q: tuple(q.shape[:3])) -> Rules:
+    """Return the rules of a library's backward, besides those of its forward. shape: that of lse, by q."""
     return {
         "dout and out of the rows of q": lambda c: (
-            c["dout"].shape == c["out"].shape and c["out"].shape[:3] == c["q"].shape[:3]
+            c["dout"].shape == c["out"].shape and c["out"].shape[:-1] == c["q"].shape[:-1]
         ),
         "lse in float32": lambda c: c["lse"].dtype == torch.float32,
-        "lse of its shape": lambda c: c["lse"].shape == (
-            len(c["q"]), c["q"].shape[heads], c["q"].shape[3 - heads], *last
-        ),
+        "lse of its shape": lambda c: c["lse"].shape == shape(c["q"]),
         "a dense lse": lambda c: c["lse"].is_contiguous(),
-    }  # fmt: skip
+    }
+
+
+# flash-attn's functions for sequences of varying length: one axis of tokens, and tables that say where sequences end.
+_BOUNDS = ("cu_seqlens_q", "cu_seqlens_k")
+
+
+def lengths_of(call: Call, which: str) -> list[int]:
+    """Return the lengths of the sequences of rows ("q") or keys ("k")."""
+    bounds = call[f"cu_seqlens_{which}"].tolist()
+    return [stop - start for start, stop in pairwise(bounds)]
+
+
+def _bounded(call: Call, which: str) -> bool:
+    bounds = call[f"cu_seqlens_{which}"].tolist()
+    return bounds[0] == 0 and bounds[-1] == len(call[which]) and min(lengths_of(call, which)) > 0
+
+
+_VARLEN: Rules = {
+    "three axes, none of them empty": lambda c: all(x.ndim == 3 and x.numel() for x in _each(c)),
+    **_rules_of_tensors(1, False),
+    "dense int32 bounds": lambda c: all(
+        c[name].dtype == torch.int32 and c[name].ndim == 1 and c[name].is_contiguous() for name in _BOUNDS
+    ),
+    "as many sequences of rows as of keys": lambda c: c[_BOUNDS[0]].shape == c[_BOUNDS[1]].shape,
+    "bounds of all tokens, and no empty sequence": lambda c: all(_bounded(c, which) for which in "qk"),
+    "the length of the longest sequence": lambda c: all(
+        c[f"max_seqlen_{which}"] == max(lengths_of(c, which)) for which in "qk"
+    ),
+    "causal sequences that are square": lambda c: not c["causal"] or lengths_of(c, "q") == lengths_of(c, "k"),
+}
 
 
 # The Triton kernels.
@@ -273,13 +308,14 @@ _FLEX: Rules = {
     ),
     "gradients of all three tensors, or of none": lambda c: len({x.requires_grad for x in _each(c)}) == 1,
 }
-_FLASH_ATTN = _forward_rules(heads=2) | {
+_GRADIENTS: Rules = {
     "dense gradients of the shapes and dtype of q, k and v": lambda c: all(
         c[name].is_contiguous() and c[name].shape == c[name[1]].shape and c[name].dtype == c["q"].dtype
         for name in ("dq", "dk", "dv")
         if name in c
     ),
 }
+_FLASH_ATTN = _forward_rules(heads=2)
 _CUDNN = _forward_rules(own_value_dims=True, shortest=2)
 
 
@@ -298,10 +334,14 @@ RULES: dict[str, Rules] = {
     "flash_forward": _forward_rules(),
     "flash_backward": _forward_rules() | _backward_rules(),
     "flash_attn_forward": _FLASH_ATTN,
-    "flash_attn_backward": _FLASH_ATTN | _backward_rules(heads=2),
+    "flash_attn_backward": _FLASH_ATTN
+    | _GRADIENTS
+    | _backward_rules(lambda q: (len(q), q.shape[2], q.shape[1])),
+    "flash_attn_varlen_forward": _VARLEN,
+    "flash_attn_varlen_backward": _VARLEN | _GRADIENTS | _backward_rules(lambda q: (q.shape[1], q.shape[0])),
     "flex": _FLEX,
     "cudnn_forward": _CUDNN,
-    "cudnn_backward": _CUDNN | _backward_rules(last=(1,)) | _ONE_LAYOUT,
+    "cudnn_backward": _CUDNN | _backward_rules(lambda q: (*q.shape[:3], 1)) | _ONE_LAYOUT,
     "forward_step": _TRITON,
     "backward_dq": _TRITON,
     "backward_dkv": _TRITON,
@@ -366,7 +406,7 @@ def _cpu_forward(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) ->
     wide = max(q.shape[-1], v.shape[-1])
     padded = (F.pad(x, (0, wide - x.shape[-1])) for x in (q, k, v))
     out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(*padded, 0.0, causal, scale=scale)
-    return library._cut(out, v).contiguous(), lse.contiguous()
+    return library.cut_to(out, v).contiguous(), lse.contiguous()
 
 
 def _cpu_backward(call: Call, causal: bool, scale: float) -> tuple[Tensor, ...]:
@@ -377,7 +417,7 @@ def _cpu_backward(call: Call, causal: bool, scale: float) -> tuple[Tensor, ...]:
     found = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
         *padded, _as_cuda_reads(call["lse"]), 0.0, causal, scale=scale
     )
-    return tuple(library._cut(x, like).contiguous() for x, like in zip(found, tensors[1:4], strict=True))
+    return tuple(library.cut_to(x, like).contiguous() for x, like in zip(found, tensors[1:4], strict=True))
 
 
 @contextmanager
@@ -420,68 +460,151 @@ class FlashAttn:
         self.tell = tell
 
     def _forward(
-        self, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None
+        self, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None, bounds: Call
     ) -> tuple[Tensor, Tensor]:
-        self.tell("flash_attn_forward", {"q": q, "k": k, "v": v, "causal": causal})
-        heads_first = (x.transpose(1, 2) for x in (q, k, v))
-        out, lse = _cpu_forward(*heads_first, causal, q.shape[-1] ** -0.5 if scale is None else scale)
-        return out.transpose(1, 2), lse
+        scale = q.shape[-1] ** -0.5 if scale is None else scale
+        if not bounds:
+            self.tell("flash_attn_forward", {"q": q, "k": k, "v": v, "causal": causal})
+            out, lse = _cpu_forward(*(x.transpose(1, 2) for x in (q, k, v)), causal, scale)
+            return out.transpose(1, 2), lse
+        self.tell("flash_attn_varlen_forward", {"q": q, "k": k, "v": v, "causal": causal} | bounds)
+        # The kernel has no program for a row beyond the longest sequence, and writes nothing there.
+        out, lse = (
+            q.new_full((*q.shape[:2], v.shape[2]), math.nan),
+            q.new_full((q.shape[1], len(q)), math.nan).float(),
+        )
+        for rows, keys in _sequences(q, bounds):
+            part = _cpu_forward(
+                *(x[None].transpose(1, 2) for x in (q[rows], k[keys], v[keys])), causal, scale
+            )
+            out[rows], lse[:, rows] = part[0][0].transpose(0, 1), part[1][0]
+        return out, lse
 
-    def _backward(self, causal: bool, scale: float | None, **call: Tensor) -> None:
-        self.tell("flash_attn_backward", call | {"causal": causal})
-        heads_first = {name: call[name].transpose(1, 2) for name in _ROWS} | {"lse": call["lse"]}
+    def _backward(self, causal: bool, scale: float | None, bounds: Call, **call: Tensor) -> None:
         scale = call["q"].shape[-1] ** -0.5 if scale is None else scale
+        if not bounds:
+            self.tell("flash_attn_backward", call | {"causal": causal})
+            self._write(call, call["lse"], causal, scale)
+            return
+        self.tell("flash_attn_varlen_backward", call | {"causal": causal} | bounds)
+        for name in ("dq", "dk", "dv"):
+            call[name].fill_(math.nan)
+        lse = _as_cuda_reads(call["lse"])
+        for rows, keys in _sequences(call["q"], bounds):
+            sequence = {name: call[name][None, rows] for name in ("dout", "q", "out", "dq")}
+            sequence |= {name: call[name][None, keys] for name in ("k", "v", "dk", "dv")}
+            self._write(sequence, lse[None, :, rows].contiguous(), causal, scale)
+
+    def _write(self, call: Call, lse: Tensor, causal: bool, scale: float) -> None:
+        """Write the gradients of tensors (B, L, H, D)."""
+        heads_first = {name: call[name].transpose(1, 2) for name in _ROWS} | {"lse": lse}
         for name, found in zip(("dq", "dk", "dv"), _cpu_backward(heads_first, causal, scale), strict=True):
             call[name].copy_(found.transpose(1, 2))
 
     def forward_2(
         self, q: Tensor, k: Tensor, v: Tensor, dropout_p: float, softmax_scale: float | None, causal: bool,
         window_size_left: int, window_size_right: int, softcap: float, alibi_slopes: None, return_softmax: bool,
+        **bounds: Any,
     ) -> Any:  # fmt: skip
         unused = dropout_p, window_size_left, window_size_right, softcap, alibi_slopes, return_softmax
         assert unused == (0.0, -1, -1, 0.0, None, False)
         return (
-            *self._forward(q, k, v, causal, softmax_scale),
+            *self._forward(q, k, v, causal, softmax_scale, bounds),
             q.new_empty(0),
             torch.zeros(2, dtype=torch.int64),
         )
+
+    def varlen_forward_2(
+        self, q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, max_seqlen_q: int,
+        max_seqlen_k: int, dropout_p: float, softmax_scale: float | None, causal: bool, window_size_left: int = -1,
+        window_size_right: int = -1, softcap: float = 0.0, alibi_slopes: None = None, return_softmax: bool = False,
+    ) -> Any:  # fmt: skip
+        return self.forward_2(
+            q, k, v, dropout_p, softmax_scale, causal, window_size_left, window_size_right, softcap, alibi_slopes,
+            return_softmax, **_bounds(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k),
+        )  # fmt: skip
 
     def backward_2(
         self, dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, softmax_lse: Tensor, dq: Tensor, dk: Tensor,
         dv: Tensor, dropout_p: float, softmax_scale: float | None, causal: bool, window_size_left: int,
         window_size_right: int, softcap: float, alibi_slopes: None, deterministic: bool, rng_state: None = None,
+        **bounds: Any,
     ) -> Any:  # fmt: skip
         unused = dropout_p, window_size_left, window_size_right, softcap, alibi_slopes, deterministic
         assert unused == (0.0, -1, -1, 0.0, None, False)
         self._backward(
-            causal, softmax_scale, dout=dout, q=q, k=k, v=v, out=out, lse=softmax_lse, dq=dq, dk=dk, dv=dv
-        )
+            causal, softmax_scale, bounds, dout=dout, q=q, k=k, v=v, out=out, lse=softmax_lse, dq=dq, dk=dk, dv=dv
+        )  # fmt: skip
+
+    def varlen_backward_2(
+        self, dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, softmax_lse: Tensor, dq: Tensor, dk: Tensor,
+        dv: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, max_seqlen_q: int, max_seqlen_k: int, dropout_p: float,
+        softmax_scale: float | None, causal: bool, window_size_left: int, window_size_right: int, softcap: float,
+        alibi_slopes: None, deterministic: bool, rng_state: None = None,
+    ) -> Any:  # fmt: skip
+        self.backward_2(
+            dout, q, k, v, out, softmax_lse, dq, dk, dv, dropout_p, softmax_scale, causal, window_size_left,
+            window_size_right, softcap, alibi_slopes, deterministic,
+            **_bounds(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k),
+        )  # fmt: skip
 
     def forward_3(
-        self, q: Tensor, k: Tensor, v: Tensor, *, softmax_scale: float | None = None, causal: bool = False
-    ) -> Any:
-        return *self._forward(q, k, v, causal, softmax_scale), q.new_empty(0), q.new_empty(0)
+        self, q: Tensor, k: Tensor, v: Tensor, *, cu_seqlens_q: Tensor | None = None,
+        cu_seqlens_k: Tensor | None = None, max_seqlen_q: int | None = None, max_seqlen_k: int | None = None,
+        softmax_scale: float | None = None, causal: bool = False,
+    ) -> Any:  # fmt: skip
+        bounds = _bounds(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
+        return *self._forward(q, k, v, causal, softmax_scale, bounds), q.new_empty(0), q.new_empty(0)
 
     def backward_3(
-        self, dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, softmax_lse: Tensor, *, dq: Tensor,
-        dk: Tensor, dv: Tensor, softmax_scale: float | None = None, is_causal: bool = False,
+        self, dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, softmax_lse: Tensor, *,
+        cu_seqlens_q: Tensor | None = None, cu_seqlens_k: Tensor | None = None, max_seqlen_q: int | None = None,
+        max_seqlen_k: int | None = None, dq: Tensor, dk: Tensor, dv: Tensor, softmax_scale: float | None = None,
+        is_causal: bool = False,
     ) -> Any:  # fmt: skip
+        bounds = _bounds(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
         self._backward(
-            is_causal, softmax_scale, dout=dout, q=q, k=k, v=v, out=out, lse=softmax_lse, dq=dq, dk=dk, dv=dv
-        )
+            is_causal, softmax_scale, bounds, dout=dout, q=q, k=k, v=v, out=out, lse=softmax_lse, dq=dq, dk=dk, dv=dv
+        )  # fmt: skip
 
     def forward_4(
-        self, q: Tensor, k: Tensor, v: Tensor, *, softmax_scale: float | None = None, causal: bool = False,
-        return_lse: bool = False,
+        self, q: Tensor, k: Tensor, v: Tensor, *, cu_seqlens_q: Tensor | None = None,
+        cu_seqlens_k: Tensor | None = None, max_seqlen_q: int | None = None, max_seqlen_k: int | None = None,
+        softmax_scale: float | None = None, causal: bool = False, return_lse: bool = False,
     ) -> Any:  # fmt: skip
-        out, lse = self._forward(q, k, v, causal, softmax_scale)
+        bounds = _bounds(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
+        out, lse = self._forward(q, k, v, causal, softmax_scale, bounds)
         return out, lse if return_lse else None, None, None
 
     def backward_4(
-        self, q: Tensor, k: Tensor, v: Tensor, out: Tensor, dout: Tensor, lse: Tensor, *, dq: Tensor, dk: Tensor,
-        dv: Tensor, softmax_scale: float | None = None, causal: bool = False,
+        self, q: Tensor, k: Tensor, v: Tensor, out: Tensor, dout: Tensor, lse: Tensor, *,
+        cu_seqlens_q: Tensor | None = None, cu_seqlens_k: Tensor | None = None, max_seqlen_q: int | None = None,
+        max_seqlen_k: int | None = None, dq: Tensor, dk: Tensor, dv: Tensor, softmax_scale: float | None = None,
+        causal: bool = False,
     ) -> Any:  # fmt: skip
-        self._backward(causal, softmax_scale, dout=dout, q=q, k=k, v=v, out=out, lse=lse, dq=dq, dk=dk, dv=dv)
+        bounds = _bounds(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
+        self._backward(
+            causal, softmax_scale, bounds, dout=dout, q=q, k=k, v=v, out=out, lse=lse, dq=dq, dk=dk, dv=dv
+        )  # fmt: skip
+
+
+def _bounds(*given: Any) -> Call:
+    """Return the bounds of sequences by name, or nothing if the call has none of them."""
+    names = ("cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k")
+    found = {name: value for name, value in zip(names, given, strict=True) if value is not None}
+    assert len(found) in (0, 4)
+    return found
+
+
+def _sequences(q: Tensor, bounds: Call) -> Iterator[tuple[slice, slice]]:
+    """Yield the rows and keys of each sequence that the kernel computes; fake tensors have none, as they have no values."""
+    if isinstance(q, FakeTensor):
+        return
+    ends = (pairwise(bounds[name].tolist()) for name in _BOUNDS)
+    for (first, last), (begin, end) in zip(*ends, strict=True):
+        rows, keys = min(last - first, bounds["max_seqlen_q"]), min(end - begin, bounds["max_seqlen_k"])
+        if rows > 0 and keys > 0:
+            yield slice(first, first + rows), slice(begin, begin + keys)
 
 
 @contextmanager
@@ -495,10 +618,17 @@ def flash_attn_packages(
     functions = FlashAttn(tell)
     modules: dict[str, Any] = {block.module: None for block in flash.VERSIONS}
     for version in versions:
-        names = ("fwd", "bwd") if version == 4 else ("forward", "backward")
-        found = (getattr(functions, f"{which}_{version}") for which in ("forward", "backward"))
+        names = (
+            {"forward": "fwd", "backward": "bwd"}
+            if version == 4
+            else {"forward": "forward", "backward": "backward"}
+        )
+        names |= (
+            {"varlen_forward": "varlen_forward", "varlen_backward": "varlen_backward"} if version == 2 else {}
+        )
         module = ModuleType(f"flash-attn {version}")
-        module.__dict__.update(zip((f"_flash_attn_{name}" for name in names), found, strict=True))
+        for which, name in names.items():
+            setattr(module, f"_flash_attn_{name}", getattr(functions, f"{which}_{version}"))
         modules[
             {2: "flash_attn.flash_attn_interface", 3: "flash_attn_interface", 4: "flash_attn.cute.interface"}[
                 version
@@ -506,12 +636,15 @@ def flash_attn_packages(
         ] = module
     modules["flash_attn"] = ModuleType("flash_attn")
     modules["flash_attn"].__version__ = of_2
-    flash._loaded.cache_clear()
+    kept = flash._loaded, flash._bounds  # fake bounds of one test are none of another's
+    for function in kept:
+        function.cache_clear()
     try:
         with mock.patch.dict(sys.modules, modules), as_on_a_gpu(capability):
             yield
     finally:
-        flash._loaded.cache_clear()
+        for function in kept:
+            function.cache_clear()
 
 
 @contextmanager

@@ -21,13 +21,14 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from ringlab import VirtualCluster, ring_attention
-from ringlab.blocks import get_block, library
+from ringlab import Mask, VirtualCluster, contiguous, ring_attention
+from ringlab.blocks import flash, get_block, library
 from ringlab.blocks.blockwise import Blockwise
 from ringlab.blocks.cudnn import Cudnn
-from ringlab.blocks.flash import FlashAttention, FlashAttention2, FlashAttention3, FlashAttention4
+from ringlab.blocks.flash import FlashAttention, FlashAttention2, FlashAttention3, FlashAttention4, Packed
 from ringlab.blocks.library import BackwardTile, LibraryBlock
-from ringlab.blocks.protocol import BackwardRows
+from ringlab.blocks.protocol import BackwardRows, Block
+from ringlab.blocks.tilewise import RunningSum, TilewiseBackward, TilewiseForward, add_gradients
 from ringlab.blocks.triton import TritonBlock, steps, visits
 from ringlab.blocks.triton.steps import Launcher
 from ringlab.comm.processes import wire_format
@@ -39,6 +40,7 @@ from ringlab.conformance.cases import Case, covering, inputs, join, problem, ref
 from ringlab.conformance.tolerance import NAMES, errors
 from ringlab.errors import RankFailedError
 from ringlab.schedules import available as schedules
+from ringlab.tile import Tile
 from tests.blocks.device_calls import (
     Call,
     TakenForGranted,
@@ -183,10 +185,10 @@ def refusing_run(block: str, jobs: list[tuple[Case, str, str]], **scored: Any) -
 
 NATIVE_MUTANTS = [
     (*OLD, "a dense lse"),
-    (LibraryBlock, "_tile_forward", "map(_loadable, (q, k, v))", "(q, k, v)", "rows at multiples of 16 bytes"),
-    (LibraryBlock, "_tile_backward", "map(_loadable, (rows.dout, rows.q, k, v, rows.out))",
+    (LibraryBlock, "_tile_forward", "map(loadable, (q, k, v))", "(q, k, v)", "rows at multiples of 16 bytes"),
+    (LibraryBlock, "_tile_backward", "map(loadable, (rows.dout, rows.q, k, v, rows.out))",
      "rows.dout, rows.q, k, v, rows.out", "rows at multiples of 16 bytes"),
-    (library, "_loadable", "fits = x.stride(-1) == 1 and not any(place % _LOAD for place in rows)",
+    (library, "loadable", "fits = x.stride(-1) == 1 and not any(place % _LOAD for place in rows)",
      "fits = x.stride(-1) == 1", "rows at multiples of 16 bytes"),
     (LibraryBlock, "forward", "if q.shape[-1] == v.shape[-1]", "if True", "head dims that are multiples of 8, to 256"),
     (LibraryBlock, "backward", "if rows.q.shape[-1] == v.shape[-1]", "if True", "head dims that are multiples of 8, to 256"),
@@ -206,7 +208,7 @@ LIBRARY_MUTANTS = [  # these break a rule
     (
         "flash-2",
         FlashAttention,
-        "_library_backward",
+        "_backward",
         "memory_format=torch.contiguous_format",
         "dtype=torch.float32",
         "dense gradients",
@@ -230,7 +232,7 @@ WRONG_MUTANTS = [  # these keep all rules, and give wrong results
         for number, version in FLASH.items()
         for change in (("causal=causal", "causal=False"), ("softmax_scale=scale", "softmax_scale=None"))
     ),
-    ("flash-2", FlashAttention, "_library_backward", '"dk": dk, "dv": dv', '"dk": dv, "dv": dk', {"dk", "dv"}),
+    ("flash-2", FlashAttention, "_backward", '"dk": dk, "dv": dv', '"dk": dv, "dv": dk', {"dk", "dv"}),
     ("flash-2", FlashAttention, "_library_backward", '"out": tile.out', '"out": tile.dout', {"dq", "dk"}),
     ("flash-2", FlashAttention, "_library_backward", '"dout": tile.dout', '"dout": tile.out', {"dq", "dk", "dv"}),
 ]  # fmt: skip
@@ -276,13 +278,138 @@ def test_a_mutant_of_a_librarys_block_gives_wrong_results(mutant: tuple[Any, ...
 
 def test_a_broadcast_gradient_is_copied() -> None:
     """A dout that is one tensor for all batches, as of out.sum(0), is copied, because libraries may refuse it."""
-    copied = library, "_loadable", " and not broadcast", ""
+    copied = library, "loadable", " and not broadcast", ""
     with (
         LIBRARIES["flash-2"](),
         rewritten(*copied),
         pytest.raises(TakenForGranted, match="no broadcast axes"),
     ):
         wrong_in_a_tile("flash-2")
+
+
+# Steps of several tiles, by flash-attn's functions for sequences of varying length.
+LENGTH, KEYS = 32, 30
+STEP = (
+    *(Tile(a, b, a, b, True) for a, b in ((0, 5), (5, 6), (6, 20))),
+    Tile(24, 30, 20, 26, True),  # after a gap in the rows and in the keys
+    Tile(6, 20, 0, 6, False),
+    Tile(20, 24, 3, 9, False),  # keys 3 to 5 for the second time
+    Tile(24, 30, 1, 2, False),
+    Tile(26, 30, 10, 12, False),  # rows 26 to 29 for the second time
+    Tile(0, 4, 26, 30, True, mirrored=True),
+    Tile(5, 7, 22, 24, True, mirrored=True),
+)
+"""Tiles of three kinds; rows 30 and 31 see no key."""
+BLOCKS = (STEP, STEP[1:3], STEP[:1])
+"""The tiles of three K/V blocks: the rows of the second are one stretch, and the third has a single tile."""
+
+
+def of_a_step(block: Block, dtype: torch.dtype, Dv: int, B: int) -> dict[str, Tensor]:
+    """Return the results of the K/V blocks with the tiles of `BLOCKS`."""
+    generator = torch.Generator().manual_seed(0)
+    shapes = (4, LENGTH, 32), (2, KEYS, 32), (2, KEYS, Dv), (4, LENGTH, Dv)
+    q, k, v, dout = (
+        torch.randn(B, *shape, generator=generator).to(torch.bfloat16).to(dtype) for shape in shapes
+    )
+    flash = isinstance(block, FlashAttention)
+    steps = block.begin_forward(q, len(BLOCKS), scale=0.3) if flash else TilewiseForward(block, q, 0.3)
+    for tiles in BLOCKS:
+        steps.attend(tiles, k, v)
+    part = steps.partial()
+    rows = BackwardRows(dout, q, part.out.to(dtype), part.lse, (dout * part.out).sum(-1))
+    back = block.begin_backward(rows, len(BLOCKS), scale=0.3) if flash else TilewiseBackward(block, rows, 0.3)
+    sums = RunningSum(k), RunningSum(v)
+    for tiles in BLOCKS:
+        add_gradients(sums, back.differentiate(tiles, k, v))
+    found = part.out, part.lse[:, :, :KEYS], back.query_gradient(), *(x.value() for x in sums)
+    return dict(zip(NAMES, found, strict=True))
+
+
+def wrong_in_a_step(name: str, Dv: int = 32, B: int = 2) -> set[str]:
+    """Return the names of the results of `STEP` that differ from those of blockwise, in float64, by 3 %."""
+    block = get_block(name.partition("-")[0], torch.empty(1, 1, 1, 32, dtype=torch.bfloat16))
+    found, true = of_a_step(block, torch.bfloat16, Dv, B), of_a_step(Blockwise(), torch.float64, Dv, B)
+    return {x for x in NAMES if not (found[x] - true[x]).norm() <= 0.03 * true[x].norm()}
+
+
+@pytest.mark.parametrize("Dv", [32, 24])
+@pytest.mark.parametrize("version", FLASH)
+def test_flash_attn_computes_the_tiles_of_a_step_in_a_call_for_each_kind(version: int, Dv: int) -> None:
+    told: list[tuple[str, int]] = []
+
+    def checked(operator: str, call: Call) -> None:
+        check(operator, call)
+        told.append((operator, len(call["cu_seqlens_q"]) - 1 if "varlen" in operator else 1))
+
+    with flash_attn_packages(version, tell=checked):
+        assert wrong_in_a_step("flash", Dv) == set()
+    # The tiles of two batches: four causal ones, two mirrored ones, four of all pairs; then those of the other blocks.
+    sequences = [("_varlen", 8), ("_varlen", 4), ("_varlen", 8), ("_varlen", 4), ("", 1)]
+    assert told == [
+        (f"flash_attn{kind}_{way}", n) for way in ("forward", "backward") for kind, n in sequences
+    ]
+
+
+FORWARD, BACKWARD = "flash_attn_varlen_forward", "flash_attn_varlen_backward"
+
+
+@pytest.mark.parametrize(
+    ("rules", "calls", "blocks"),
+    [
+        ({}, [FORWARD, BACKWARD], {"flash-2"}),
+        ({"softcap": 5.0}, [], {"blockwise"}),
+        ({"return_lse": True}, [FORWARD], {"flash-2", "blockwise"}),
+    ],
+    ids=str,
+)
+def test_a_packed_step_takes_one_call_however_many_documents_there_are(
+    rules: dict[str, Any], calls: list[str], blocks: set[str]
+) -> None:
+    """All documents of a rank are one call forward and one backward; under other rules blockwise computes the tiles."""
+    told: list[str] = []
+    q, dout = torch.randn(2, 1, 4, 64, 16, generator=torch.Generator().manual_seed(0)).to(torch.bfloat16)
+    mask = Mask(documents=(4, *(3,) * 20))
+
+    def program(ring: Ring) -> None:
+        x = q.clone().requires_grad_()
+        found = ring_attention(
+            x, x, x, ring=ring, layout=contiguous(64, 1), mask=mask, block="flash", **rules
+        )
+        out, lse = found if isinstance(found, tuple) else (found, found[:0])
+        ((out * dout).sum() + lse.sum()).backward()
+
+    with flash_attn_packages(2, tell=lambda operator, call: told.append(operator)):
+        choices = VirtualCluster(1, memory=False).run(program).trace.choices()
+    assert told == calls and {each.chosen for each in choices} == blocks
+
+
+STEP_MUTANTS = [  # the place, the edit, the broken rule, and the wrong results if nothing asks for the rule
+    (flash, "_bounds", "*accumulate(lengths)]", "*(end - 1 for end in accumulate(lengths[:-1])), sum(lengths)]",
+     "the length of the longest sequence", {*NAMES}),
+    (flash, "_bounds", "*accumulate(lengths)]", "*accumulate(lengths[:-1])]", "bounds of all tokens", {*NAMES}),
+    (flash, "_bounds", "max(lengths)", "min(lengths)", "the length of the longest sequence", {*NAMES}),
+    (flash, "_bounds", "dtype=torch.int32", "dtype=torch.int64", "dense int32 bounds", set()),
+    (flash, "_bounds", "tiles[::-1]", "tiles[::1]", "", {*NAMES}),
+    (flash, "_bounds", "] * B", "]", "bounds of all tokens", {*NAMES}),
+    (Packed, "rows_of_lse", ".contiguous()", "", "a dense lse", {"dq", "dk", "dv"}),  # in a batch of one
+    (Packed, "rows_of_lse", ".transpose(0, 1).flatten(1, 2)", ".flatten(0, 1)", "lse of its shape", {"dq", "dk", "dv"}),
+    (Packed, "rows_of_lse", ".transpose(0, 1).flatten(1, 2)", ".reshape(lse.shape[1], -1)", "", {"dq", "dk", "dv"}),
+    (Packed, "unpacked_lse", "lse.unflatten(1, (B, -1)).transpose(0, 1)", "lse.reshape(B, len(lse), -1)", "",
+     {*NAMES}),
+    (Packed, "_packed", "found.flip(1) if self.mirrored else found", "found", "", {*NAMES}),
+    (flash, "calls_of", "(tile.causal, tile.mirrored)", "(False, False)", "", {*NAMES}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("mutant", STEP_MUTANTS, ids=lambda mutant: f"{mutant[1]}: {mutant[3]}")
+def test_a_mutant_of_a_step_breaks_a_rule_or_gives_wrong_results(mutant: tuple[Any, ...]) -> None:
+    *change, rule, expected = mutant
+    B = 1 if rule == "a dense lse" else 2
+    with flash_attn_packages(2, tell=lambda operator, call: None), rewritten(*change):
+        assert wrong_in_a_step("flash", B=B) == expected
+    if rule:
+        with flash_attn_packages(2), rewritten(*change), pytest.raises(TakenForGranted, match=rule):
+            wrong_in_a_step("flash", B=B)
 
 
 @pytest.mark.needs_interpreter
@@ -364,9 +491,9 @@ def flash_attn_on_second_device(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 def test_flash_attn_is_called_on_the_device_of_its_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
     assert flash_attn_on_second_device(monkeypatch) == [1, 1]
-    with rewritten(FlashAttention, "_library_forward", "with torch.cuda.device_of(q):", "if True:"):
+    with rewritten(FlashAttention, "_forward", 'with torch.cuda.device_of(given["q"]):', "if True:"):
         assert flash_attn_on_second_device(monkeypatch) == [0, 1]
-    with rewritten(FlashAttention, "_library_backward", "with torch.cuda.device_of(tile.q):", "if True:"):
+    with rewritten(FlashAttention, "_backward", "with torch.cuda.device_of(dq):", "if True:"):
         assert flash_attn_on_second_device(monkeypatch) == [1, 0]
 
 

@@ -6,14 +6,16 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch import Tensor
 
-from ringlab import VirtualCluster
+from ringlab import Mask, VirtualCluster, ring_attention
 from ringlab.blocks import get_block
-from ringlab.blocks.flash import VERSIONS
+from ringlab.blocks.flash import VERSIONS, FlashAttention
 from ringlab.blocks.protocol import Block
 from ringlab.blocks.triton.offline import BETWEEN
-from ringlab.conformance.cases import Case, attend, covering, join
-from ringlab.conformance.tolerance import NAMES
+from ringlab.comm.ring import Ring
+from ringlab.conformance.cases import LAYOUTS, Case, attend, covering, join
+from ringlab.conformance.tolerance import NAMES, Results, bounds, errors, truth
 from ringlab.errors import BackendError
 from tests.substrates.test_case_table import RULED, beyond, program
 
@@ -96,6 +98,42 @@ def test_soft_caps_and_dropout_on_the_gpu(block: str, schedule: str, case: Case,
     results = join(case, cluster.run(program, case, used, schedule, kind, "cuda").results)
     assert results.out.device.type == "cuda"
     assert beyond(case, results, kind) == {}
+
+
+@pytest.mark.needs_cuda
+@pytest.mark.parametrize("layout", ["contiguous", "striped"])
+@pytest.mark.parametrize("block", VERSIONS, ids=lambda block: block.name)
+def test_many_documents_take_few_calls_of_flash_attn(
+    block: FlashAttention, layout: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two batches of 24 documents are right, and no rank has a call for each document."""
+    P, mask = 2, Mask(documents=tuple(range(1, 25)))
+    S = sum(mask.documents)
+    block_of(block.name, Case(layout, P, S, 2, 64, "bfloat16", "documents"))  # or skip
+    generator, sizes = torch.Generator().manual_seed(0), ((4, 64), (2, 64), (2, 64), (4, 64))
+    whole = [torch.randn(2, heads, S, D, generator=generator).to(torch.bfloat16) for heads, D in sizes]
+    made = LAYOUTS[layout](S, P)
+    calls: list[int] = []
+    for name in ("_call_forward", "_call_backward"):
+        called = getattr(type(block), name)
+        monkeypatch.setattr(
+            type(block), name, lambda *given, called=called: calls.append(1) or called(*given)
+        )
+
+    def program(ring: Ring) -> tuple[Tensor, ...]:
+        *qkv, dout = (x.to("cuda") for x in made.shard(tuple(whole), ring.rank))
+        leaves = [x.requires_grad_() for x in qkv]
+        out, lse = ring_attention(*leaves, ring=ring, layout=made, mask=mask, block=block, return_lse=True)
+        return tuple(x.detach().cpu() for x in (out, lse, *torch.autograd.grad(out, leaves, dout)))
+
+    shards = zip(*VirtualCluster(P, memory=False).run(program).results, strict=True)
+    found = [made.unshard(x, dim=-1 if name == "lse" else -2) for name, x in zip(NAMES, shards, strict=True)]
+    true = truth(*whole, mask=mask)
+    measured, most = errors(Results(*found), true), bounds(*whole, true=true, mask=mask)
+    assert {name: measured[name] for name in NAMES if not measured[name] <= most[name]} == {}
+    assert (
+        len(calls) <= 3 * 2 * P * P
+    )  # at most three kinds of tiles in each of two passes over P blocks on P ranks
 
 
 @pytest.mark.needs_cuda

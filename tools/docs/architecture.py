@@ -70,7 +70,8 @@ forward kept by a ticket (`torch_modes.py`).
 (`blocks/__init__.py`) is the list from which it chooses. `native`, `cudnn` and `flash` are one class, `LibraryBlock` (`blocks/library.py`),
 with other limits and functions. `block="triton"` computes all tiles of a K/V block in one launch forward, two backward, and
 `TritonForward` and `TritonBackward` (`blocks/triton/steps.py`) take the place of the two tilewise classes. `block="flex"` does the same in one
-call of FlexAttention, by `FlexForward` and `FlexBackward` (`blocks/flex.py`).
+call of FlexAttention, by `FlexForward` and `FlexBackward` (`blocks/flex.py`). `block="flash"` computes all causal tiles of a
+K/V block in one call and all others in another, by `FlashForward` and `FlashBackward` (`blocks/flash.py`).
 """
 NAMES = (
     "words",

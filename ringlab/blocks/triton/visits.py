@@ -24,6 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ringlab.blocks.library import used_on_this_stream
 from ringlab.errors import ShapeError
 from ringlab.tile import Tile
 
@@ -55,14 +56,8 @@ class Visits(NamedTuple):
         return self.programs, self.segments, self.programs if self.lows is None else self.lows
 
     def on_this_stream(self) -> Visits:
-        """Return the tables after registering the current stream as a reader of their memory.
-
-        Tables are cached for calls on any stream, so the allocator must not reuse their memory while a stream
-        reads it.
-        """
-        for table in self:
-            if table is not None and table.is_cuda:
-                table.record_stream(torch.cuda.current_stream(table.device))
+        """Return the tables, registered as `used_on_this_stream`."""
+        used_on_this_stream(table for table in self if table is not None)
         return self
 
 
