@@ -60,7 +60,7 @@ def agree(
     # would have to wait for all kernels that were launched before.
     own = torch.frombuffer(bytearray(message), dtype=torch.uint8)
     try:
-        messages = _gather(comm, own)
+        messages = _gather(comm, own, "agree")
     except (DeadlockError, MismatchError, PeerDiedError, TransportTimeout) as missed:
         if " raised " in missed.got:  # a rank whose arguments raised an error has sent that error
             raise
@@ -77,6 +77,12 @@ def agree(
             _quoted(list(zip(said, digests, strict=True))).replace("\n", "\n        "),
             _REMEDY if any(text.startswith("error ") for text in said) else remedy,
         )
+
+
+def on_any_rank(comm: Comm, here: bool) -> bool:
+    """Return on every rank whether `here` is true on any of them; the messages have one byte for a rank, on the CPU."""
+    own = torch.tensor([here], dtype=torch.uint8, device="cpu")
+    return here if comm.world_size == 1 else bool(_gather(comm, own, "any").any())
 
 
 def _quoted(statements: list[tuple[str, bytes]]) -> str:
@@ -179,7 +185,7 @@ def _hash(x: Any) -> str:
     return f"{dtype}({shape})#{hashlib.sha256(values.tobytes()).hexdigest()[:12]}"
 
 
-def _gather(comm: Comm, own: torch.Tensor) -> torch.Tensor:
+def _gather(comm: Comm, own: torch.Tensor, tag: str) -> torch.Tensor:
     """Return the messages of all ranks after log2(P) exchanges. Row d is the message of rank − d.
 
     Source: Bruck et al. 1997, doi 10.1109/71.642949.
@@ -192,7 +198,7 @@ def _gather(comm: Comm, own: torch.Tensor) -> torch.Tensor:
         to, source = (comm.rank + have) % comm.world_size, (comm.rank - have) % comm.world_size
         received = messages[have : have + count]
         comm.exchange(
-            send=(messages[:count],), to=to, receive=(received,), source=source, tag=CONTROL + "agree"
+            send=(messages[:count],), to=to, receive=(received,), source=source, tag=CONTROL + tag
         ).wait()
         have += count
     return messages

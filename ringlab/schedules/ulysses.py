@@ -2,8 +2,8 @@
 
 Each rank then holds H/P query heads and K/P key/value heads of all tokens. If there are more ranks than
 key/value heads, it holds the one key/value head that its query heads read. If the caller asks for lse, it
-travels to the tokens' ranks, and its gradient travels to the heads' ranks, as one number for each row and
-query head. Source: arXiv 2309.14509.
+travels to the tokens' ranks. If a rank then has a gradient of lse, the gradients travel to the heads' ranks. Both
+are one number for each row and query head. Source: arXiv 2309.14509.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from torch import Tensor
 from ringlab.errors import ShapeError
 from ringlab.handles import Handled
 from ringlab.merge import state_dtype
+from ringlab.rank_agreement import on_any_rank
 from ringlab.schedules.all_to_all import to_heads, to_tokens
 from ringlab.schedules.block_schedule import BlockSchedule
 from ringlab.schedules.call import AttentionCall
@@ -97,13 +98,16 @@ def _among_all_heads(mesh: Mesh, dsinks: Sinks, heads: int) -> Float[Tensor, " h
 
 
 def _dlse_of_heads(mesh: Mesh, dout: Out, dlse: RowState | None) -> Float[Tensor, "B heads row"] | None:
-    """Return the gradient of lse of this rank's heads, or None if it is 0.
+    """Return the gradient of lse of this rank's heads, or None if no rank of the row has one.
 
-    A rank without a gradient of lse sends zeros, because other ranks may have one.
+    Whether lse has a gradient decides which block computes, so all ranks of the row must know it before they compute. To
+    learn it from a gradient that was sent, a rank would have to wait for its GPU.
     """
+    if not on_any_rank(mesh.row, dlse is not None):
+        return None
     sent = dout.new_zeros(dout.shape[:3], dtype=state_dtype(dout.dtype)) if dlse is None else dlse
     [of_heads] = to_heads(mesh, sent.unsqueeze(-1), tag="dlse to heads")
-    return of_heads.squeeze(-1) if of_heads.any() else None
+    return of_heads.squeeze(-1)
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,8 @@ from ringlab.blocks.triton import visits
 from ringlab.comm.ring import Ring
 from ringlab.layout import zigzag
 from ringlab.schedules import available as schedules
-from tests.blocks.device_calls import as_on_a_gpu, triton_launches
+from ringlab.schedules import ulysses
+from tests.blocks.device_calls import flash_attn_packages, triton_launches
 
 P, S = 4, 128
 MASKS = {
@@ -79,13 +80,17 @@ def fake_gpu(block: str) -> Iterator[Waits]:
     waits = Waits()
     with ExitStack() as stack:
         stack.enter_context(FakeTensorMode())
-        stack.enter_context(as_on_a_gpu())
+        stack.enter_context(
+            flash_attn_packages(2, tell=lambda operator, call: None)
+        )  # values of bounds are not there
         stack.enter_context(mock.patch.object(native, "on_cuda", lambda x: True))
         stack.enter_context(mock.patch.object(naive, "_read_at_once", lambda x: False))
         for name in ("cuda.synchronize", "cuda.Stream.synchronize", "cuda.Event.synchronize"):
             stack.enter_context(mock.patch(f"torch.{name}", lambda *_: waits.found.append("synchronize")))
         for name in ("cpu", "numpy", "tolist"):
             stack.enter_context(mock.patch.object(torch.Tensor, name, waits.copying(name)))
+        # The ranks' flags are bytes on the CPU. Here they would be fake, too.
+        stack.enter_context(mock.patch.object(ulysses, "on_any_rank", lambda comm, here: here))
         if block == "triton":
             stack.enter_context(triton_launches())
             # On a CPU, Triton's interpreter asks whether V is finite.
@@ -101,23 +106,36 @@ def fake_gpu(block: str) -> Iterator[Waits]:
         yield waits
 
 
-def waited_for(block: str, schedule: str, mask: Mask, D: int = 64) -> list[str]:
-    """Return what Python would wait for in a forward and a backward of one of P ranks."""
+def waited_for(block: str, schedule: str, mask: Mask, D: int = 64, of: tuple[str, ...] = ()) -> list[str]:
+    """Return what Python would wait for in a forward and a backward of one of P ranks.
+
+    of: the results that have a gradient, "out" and "lse", of a call that returns both; by default only out is returned.
+    """
     with fake_gpu(block) as waits:
         layout, ring = zigzag(S, P), Ring(Alone(1, P))
         shape = (1, 4, len(layout.positions(1)), D)
         q, k, v, dout = (torch.empty(shape, dtype=torch.bfloat16) for _ in range(4))
         leaves = [x.requires_grad_() for x in (q, k, v)]
-        out = ring_attention(
-            *leaves, ring=ring, layout=layout, mask=mask, block=block, schedule=schedule, validate=False
-        )
-        found = torch.autograd.grad(out, leaves, dout)
+        result = ring_attention(
+            *leaves, ring=ring, layout=layout, mask=mask, block=block, schedule=schedule, validate=False,
+            return_lse=bool(of),
+        )  # fmt: skip
+        out, lse = result if isinstance(result, tuple) else (result, None)
+        losses = [x for name, x in (("out", out), ("lse", lse)) if name in (of or ("out",))]
+        given = [dout if x is out else torch.ones_like(x) for x in losses]
+        found = torch.autograd.grad(losses, leaves, given)
         assert out.shape == q.shape and [x.shape for x in found] == [x.shape for x in leaves]
     return waits.found
 
 
 pytestmark = pytest.mark.filterwarnings("ignore:Accessing the data pointer of FakeTensor")
-BLOCKS = ("native", "cudnn", "blockwise", pytest.param("triton", marks=pytest.mark.needs_interpreter))
+BLOCKS = (
+    "native",
+    "cudnn",
+    "flash",
+    "blockwise",
+    pytest.param("triton", marks=pytest.mark.needs_interpreter),
+)
 
 
 @pytest.mark.parametrize("mask", MASKS)
@@ -129,6 +147,12 @@ def test_a_ring_step_waits_for_nothing(block: str, mask: str) -> None:
 @pytest.mark.parametrize("schedule", [name for name in schedules() if name != "ring"])
 def test_no_schedule_waits(schedule: str) -> None:
     assert waited_for("native", schedule, MASKS["causal"]) == []
+
+
+@pytest.mark.parametrize("of", [("out",), ("lse",), ("out", "lse")], ids=str)
+@pytest.mark.parametrize("schedule", schedules())
+def test_a_returned_lse_makes_nobody_wait(schedule: str, of: tuple[str, ...]) -> None:
+    assert waited_for("native", schedule, MASKS["causal"], of=of) == []
 
 
 @pytest.mark.parametrize(

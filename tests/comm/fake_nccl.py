@@ -35,8 +35,6 @@ from ringlab.comm.ring import Ring
 PACKAGE = str(Path(ringlab.__file__).parent)
 PATIENCE = 60.0
 """Seconds for which a rank waits for another rank."""
-ALLOWED = {"_dlse_of_heads"}
-"""Functions that may wait for a GPU: once per backward, Ulysses and hybrids ask whether lse has a gradient."""
 Message = tuple["Group", int, int, int]
 """A message's communicator, sender, receiver, and number among the messages between these two."""
 
@@ -344,7 +342,7 @@ class _Reads(TorchDispatchMode):
         ):
             here = next(f for f in reversed(traceback.extract_stack()) if f.filename.startswith(PACKAGE))
             of_block = Path(here.filename).parent.name == "blocks"  # a block runs its code for CPUs here
-            if not of_block and here.name not in ALLOWED:
+            if not of_block:
                 self.nccl.synchronized.append(f"result of {func.name()} in {here.name}")
         return func(*args, **(kwargs or {}))
 

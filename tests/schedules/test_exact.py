@@ -200,14 +200,13 @@ def test_the_lse_that_is_returned_may_be_changed_in_place(schedule: str, block: 
     assert all(torch.equal(a, b) for x, y in zip(one, other, strict=True) for a, b in zip(x, y, strict=True))
 
 
-def test_an_lse_that_nobody_asked_for_has_no_gradient_and_sends_none() -> None:
-    """Ulysses sends a gradient of lse only with return_lse: one number a row and head, even if it is zero."""
-    problem = Problem(zigzag(16, 4), 4, 4)
-    sent = {}
-    for asked in (True, False):
-        trace = VirtualCluster(4).run(program, problem, "ulysses", asked).trace
-        sent[asked] = sum(e.bytes_sent for e in trace.exchanges() if e.tag == "dlse to heads")
-    assert sent == {True: 4 * 3 * 4 * 8, False: 0}  # each of 4 ranks sends 4 numbers of 8 bytes to 3 others
+@pytest.mark.parametrize("through_lse", [True, False])
+def test_an_lse_without_a_gradient_sends_none(through_lse: bool) -> None:
+    """Ulysses sends a gradient of lse, one number a row and head, only if lse is returned and a rank has a gradient."""
+    problem = Problem(zigzag(16, 4), 4, 4, through_lse=through_lse)
+    trace = VirtualCluster(4).run(program, problem, "ulysses", True).trace
+    sent = sum(e.bytes_sent for e in trace.exchanges() if e.tag == "dlse to heads")
+    assert sent == 4 * 3 * 4 * 8 * through_lse  # each of 4 ranks sends 4 numbers of 8 bytes to 3 others
 
 
 def masks_in_local_positions(layout: Any, ulysses: int) -> Rows:
