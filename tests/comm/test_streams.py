@@ -8,15 +8,20 @@ from __future__ import annotations
 
 import pickle
 import threading
+import tomllib
 from contextlib import contextmanager
+from pathlib import Path
 from types import SimpleNamespace
+from typing import Any, ClassVar
 
 import pytest
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from ringlab.comm.processes.background import Lane
 from ringlab.comm.processes.carriers import PointToPoint
+from ringlab.comm.processes.shared_memory import SymmetricMemory
 from ringlab.comm.trace import Exchange, Trace
 from ringlab.comm.virtual.streams import RankStreams, Stall, stall_of
 
@@ -178,6 +183,64 @@ def test_the_real_symmetric_memory_takes_these_arguments() -> None:
         device = torch.device("cuda", 0)
         with pytest.raises(RuntimeError, match="does not support device type cuda"):
             _SymmetricMemory.empty_strided_p2p((4,), (1,), torch.uint8, device, "g")
+
+
+class FakeSymmetricMemory:
+    """A stand-in for torch's symmetric memory on one rank. It finds a group by name, as torch does from 2.11 on.
+
+    asked: whether a group must be enabled first, as torch 2.10 asks for it.
+    Source: PyTorch's pull request 172163, and its release notes of 2.11.
+    """
+
+    asked = False
+    enabled: ClassVar[set[str]] = set()
+
+    @staticmethod
+    def empty_strided_p2p(
+        size: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype, device: Any, group: str
+    ) -> Tensor:
+        return torch.zeros(size, dtype=dtype)
+
+    @classmethod
+    def set_group_info(cls, name: str, *_: Any) -> None:
+        cls.enabled.add(name)
+
+    @classmethod
+    def rendezvous(cls, memory: Tensor, name: str) -> SimpleNamespace:
+        if cls.asked and name not in cls.enabled:
+            raise RuntimeError(f"get_group_info: no group info associated with the group name {name}")
+        assert dist.distributed_c10d._resolve_process_group(name).size() == 1
+        return SimpleNamespace(get_buffer=lambda owner, size, dtype, start: memory[start : start + size[0]])
+
+
+@pytest.mark.filterwarnings("error")  # torch warns of each use of enable_symm_mem_for_group
+@pytest.mark.parametrize("asked", [False, True], ids=["torch 2.11 and later", "torch 2.10"])
+def test_a_group_need_not_be_enabled_for_symmetric_memory(
+    asked: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A window opens on a group that nobody enabled, from torch 2.11 on, which ringlab asks for."""
+    monkeypatch.setattr(torch._C._distributed_c10d, "_SymmetricMemory", FakeSymmetricMemory)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(FakeSymmetricMemory, "asked", asked)
+    dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
+    try:
+        group = dist.new_group(backend="gloo")
+        if asked:
+            with pytest.raises(RuntimeError, match="no group info"):
+                SymmetricMemory(8, 0, group, 1.0)
+            return
+        window = SymmetricMemory(8, 0, group, 1.0)
+        window.put(0, 2, [torch.arange(3, dtype=torch.uint8)])
+        assert window.view(0, 0, 8).tolist() == [0, 0, 0, 1, 2, 0, 0, 0] and not FakeSymmetricMemory.enabled
+    finally:
+        dist.destroy_process_group()
+
+
+def test_ringlab_asks_for_a_torch_whose_groups_need_not_be_enabled() -> None:
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8"))[
+        "project"
+    ]
+    assert "torch>=2.11" in project["dependencies"]
 
 
 def test_virtual_ranks_meet_on_their_streams(cuda: FakeCuda) -> None:

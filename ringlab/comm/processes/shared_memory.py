@@ -120,6 +120,8 @@ class SymmetricMemory(Window):
         device = torch.device("cuda", torch.cuda.current_device())
         # Makes torch allocate a new block instead of a pooled one, so that its signals start at zero.
         name = group.group_name
+        # torch finds the group by its name. Up to 2.10 it had to be enabled first; 2.11 deprecates that
+        # (github.com/pytorch/pytorch/pull/172163).
         self._memory = _SymmetricMemory.empty_strided_p2p((nbytes,), (1,), torch.uint8, device, name)
         self._handle = _SymmetricMemory.rendezvous(self._memory, name)
         self._timeout_ms = int(timeout * 1000)
