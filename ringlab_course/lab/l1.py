@@ -36,6 +36,8 @@ from ringlab.cost.traffic import least_tokens_hidden
 from ringlab.errors import CostError, LabError
 from ringlab_course.lab.result import expect_attention, expect_ranks, gather
 
+CPU = torch.device("cpu")
+
 
 @dataclass(frozen=True)
 class L1:
@@ -73,11 +75,15 @@ class L1:
         """Raise LabError unless the lab can run on `P` ranks."""
         expect_ranks(P)
 
-    def needed_bytes(self, P: int, rank: int = 0) -> int:
-        """Return the most bytes that a rank allocates, whatever P is: two messages, blocks and scores."""
+    def needed_bytes(self, P: int, rank: int = 0, device: torch.device = CPU) -> int:
+        """Return the most bytes that a rank allocates on `device`, whatever P is.
+
+        These are two buffers for each message, blocks and scores, and a GPU's other work.
+        """
         c = max(self.tokens)
         tensors = 4 * c * (self.H + 3 * self.K) * self.D * 4
-        return 2 * max(self.messages) + tensors + 2**28 + 64 * 2**20
+        other = Queued.OTHER_BYTES if device.type == "cuda" else 0
+        return 2 * sum(self.messages) + tensors + other + 64 * 2**20
 
     @property
     def sizes(self) -> Attention:
@@ -149,10 +155,11 @@ class Queued(_Own):
 
     CALLS = 8
     FIRST = 0.01  # seconds of other work before anything is known about posting
+    OTHER_BYTES = 2**28  # that the other work writes
 
     def __init__(self, ring: Ring, device: torch.device) -> None:
         super().__init__(ring, device)
-        self._other = torch.empty(2**28, dtype=torch.uint8, device=device)
+        self._other = torch.empty(self.OTHER_BYTES, dtype=torch.uint8, device=device)
         self._posting = self.FIRST
         self._pass_s = min(self._events(self._other.zero_) for _ in range(3))
 

@@ -70,7 +70,7 @@ class L2:
         expect_ranks(P)
         self.numbers(P)
 
-    def needed_bytes(self, P: int, rank: int = 0) -> int:
+    def needed_bytes(self, P: int, rank: int = 0, device: torch.device | None = None) -> int:
         """Return the most bytes that a rank allocates.
 
         Every rank has the whole sequence, and rank 0 also computes the float64 reference.

@@ -66,7 +66,7 @@ class L3:
             raise LabError("at least 16 tokens", f"S={self.S}")
         _loaded(self.target)
 
-    def needed_bytes(self, P: int, rank: int = 0) -> int:
+    def needed_bytes(self, P: int, rank: int = 0, device: torch.device | None = None) -> int:
         """Return the most bytes that a rank allocates.
 
         These are whole sequences, the tensors of both rings, and on rank 0 the references.

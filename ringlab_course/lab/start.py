@@ -31,8 +31,8 @@ class Settings(Protocol):
         """Raise LabError unless the lab can run on `P` ranks."""
         ...
 
-    def needed_bytes(self, P: int, rank: int = 0) -> int:
-        """Return the most bytes that a rank allocates."""
+    def needed_bytes(self, P: int, rank: int, device: torch.device) -> int:
+        """Return the most bytes that a rank allocates on `device`."""
         ...
 
 
@@ -190,9 +190,9 @@ def device_of(transport: str) -> torch.device:
 
 
 def _preflight(ring: Ring, settings: Settings, start: Start) -> tuple[list[dict[str, Any]], list[Finding]]:
-    needed = settings.needed_bytes(ring.world_size, ring.rank)
-    shared = start.transport == "shared-gpu"
-    return preflight(ring, _plain(settings), device_of(start.transport), needed, start.nodes, shared=shared)
+    device, shared = device_of(start.transport), start.transport == "shared-gpu"
+    needed = settings.needed_bytes(ring.world_size, ring.rank, device)
+    return preflight(ring, _plain(settings), device, needed, start.nodes, shared=shared)
 
 
 def _plain(settings: Settings) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from ringlab.bench.device import source
 from ringlab.comm.ring import Ring
 from ringlab.errors import LabError
 from ringlab_course.lab import preflight as looked_at
+from ringlab_course.lab.l1 import L1, Queued
 from ringlab_course.lab.l2 import L2
 from ringlab_course.lab.preflight import (
     Finding,
@@ -140,6 +141,13 @@ def test_another_setting_on_one_rank_ends_all_of_them_before_anything_is_measure
 
 def test_what_a_lab_allocates_grows_with_its_lengths() -> None:
     assert L2(S=2**20).needed_bytes(2) > 8 * L2(S=2**16).needed_bytes(2)
+
+
+def test_lab_l1_needs_two_buffers_for_each_message_and_other_work_on_a_gpu_alone() -> None:
+    one, more = L1(messages=(1, 2**30)), L1(messages=(1, 2**30, 2**29))
+    assert more.needed_bytes(2) - one.needed_bytes(2) == 2**30
+    assert one.needed_bytes(2, 0, torch.device("cuda")) - one.needed_bytes(2) == Queued.OTHER_BYTES
+    assert 2**31 < one.needed_bytes(2) < 2**31 + 2**28
 
 
 def test_ranks_that_share_a_gpu_may_and_what_they_need_is_added_up() -> None:
