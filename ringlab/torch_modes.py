@@ -18,8 +18,9 @@ import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor
 from torch.autograd import forward_ad
+from torch.utils import _python_dispatch  # torch has no public name for leaving all dispatch modes
 
-from ringlab.errors import GradientError
+from ringlab.errors import BackendError, GradientError
 from ringlab.handles import Handled
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -96,6 +97,22 @@ def _transformed() -> bool:
 
 def _has_tangent(x: Any) -> bool:
     return isinstance(x, Tensor) and forward_ad.unpack_dual(x).tangent is not None
+
+
+def outside_modes() -> AbstractContextManager[Any]:
+    """Return a context without the dispatch modes of this thread, such as a meter of memory.
+
+    Raises: BackendError if this version of torch has no such context.
+    """
+    found = getattr(_python_dispatch, "_disable_current_modes", None)
+    if found is None:
+        raise BackendError(
+            "a torch that has torch.utils._python_dispatch._disable_current_modes, which is private, as 2.11 to 2.13 have it",
+            f"torch {torch.__version__}",
+            "pip install 'torch>=2.11,<2.14'",
+        )
+    made: AbstractContextManager[Any] = found()
+    return made
 
 
 def graph_anchor(*inputs: Shaped[Tensor, "..."]) -> Shaped[Tensor, " 0"] | None:

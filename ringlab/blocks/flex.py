@@ -24,7 +24,6 @@ import itertools
 import math
 import re
 from collections.abc import Callable, Hashable
-from contextlib import AbstractContextManager
 from functools import cache, lru_cache
 from importlib.util import find_spec
 from typing import Any, NamedTuple, no_type_check
@@ -33,7 +32,6 @@ import numpy as np
 import torch
 from jaxtyping import Int
 from torch import Tensor
-from torch.utils._python_dispatch import _disable_current_modes
 
 from ringlab.blocks.blockwise import Blockwise
 from ringlab.blocks.library import too_old, used_on_this_stream
@@ -43,6 +41,7 @@ from ringlab.handles import Handled
 from ringlab.merge import Partial
 from ringlab.scores import PLAIN_RULES, TileRules
 from ringlab.tile import Tile
+from ringlab.torch_modes import outside_modes
 from ringlab.types import KeyValue, Query, Value
 
 Tiles = tuple[Tile, ...]
@@ -125,7 +124,9 @@ class FlexForward:
             self.state = RunningPartial(self.q, v.shape[-1])
         if tiles and self.q.numel():
             self.state.copy_first()
-            with _outside_modes(), torch.no_grad():  # torch compiles a graph for each grad mode
+            # torch's compiler would try to compile a mode, such as the meter of memory. So the meter does not see what
+            # FlexAttention allocates, only the sums that are kept. And torch compiles a graph for each grad mode.
+            with outside_modes(), torch.no_grad():
                 out, lse = _attend(tiles, self.q, _dense(k), _dense(v), self.scale, rules)
             self.state.add(slice(0, self.q.shape[-2]), Partial(out, lse))
 
@@ -149,7 +150,7 @@ class FlexBackward:
         if not tiles or not self.q.numel():
             return []
         self.dq.copy_first()
-        with _outside_modes():
+        with outside_modes():
             q, k, v = (_dense(x).requires_grad_() for x in (self.q, k, v))
             with torch.enable_grad():
                 out, lse = _attend(tiles, q, k, v, self.scale, rules)
@@ -307,12 +308,3 @@ def _compiled(
 def _dense(x: Tensor) -> Tensor:
     """Return `x` as a leaf of autograd whose strides are those of its shape, so that other strides need no other graph."""
     return x.detach().contiguous()
-
-
-def _outside_modes() -> AbstractContextManager[Any]:
-    """Return a context without the dispatch modes of this thread.
-
-    torch's compiler would try to compile a mode, such as the meter of memory. So the meter does not see what FlexAttention
-    allocates, only the sums that are kept.
-    """
-    return _disable_current_modes()

@@ -400,7 +400,7 @@ def test_dropout_is_refused() -> None:
 @pytest.mark.filterwarnings("ignore:Accessing the data pointer of FakeTensor")
 def test_the_shapes_without_data(monkeypatch: pytest.MonkeyPatch) -> None:
     """FlexAttention's own shape functions give the shapes and dtypes of a block."""
-    monkeypatch.setattr(flex, "_outside_modes", nullcontext)  # the mode of fake tensors has to stay
+    monkeypatch.setattr(flex, "outside_modes", nullcontext)  # the mode of fake tensors has to stay
     block_tables.cache_clear()
     with FakeTensorMode(), flex_gradients():
         q, k, v, dout = (

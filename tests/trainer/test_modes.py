@@ -22,7 +22,7 @@ from torch.utils.checkpoint import (
 
 from ringlab import VirtualCluster, attention, ring_attention, torch_modes, zigzag
 from ringlab.comm.ring import Ring
-from ringlab.errors import AgreementError, GradientError, RinglabError
+from ringlab.errors import AgreementError, BackendError, GradientError, RinglabError
 from ringlab.schedules import available as schedules
 
 P, S = 2, 8
@@ -52,6 +52,13 @@ def plain(ring: Ring, seed: int = 0, **options: Any) -> tuple[Tensor, ...]:
     *qkv, dout = leaves_of(ring, seed=seed)
     out = attend(ring, *qkv, **options)
     return out.detach(), *torch.autograd.grad(out, qkv, dout)
+
+
+def test_a_torch_that_cannot_leave_its_modes_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(torch.utils._python_dispatch, "_disable_current_modes")
+    with pytest.raises(BackendError, match="_disable_current_modes") as caught:
+        torch_modes.outside_modes()
+    assert "torch>=2.11" in caught.value.remedy
 
 
 def error_of(program: Callable[[], Any]) -> Any:

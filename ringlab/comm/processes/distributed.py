@@ -24,7 +24,6 @@ from datetime import timedelta
 
 import torch.distributed as dist
 from torch import Tensor
-from torch.utils._python_dispatch import _disable_current_modes
 
 from ringlab.comm.processes.carriers import Carrier, PointToPoint
 from ringlab.comm.processes.failure_board import FINISHED, Board
@@ -40,6 +39,7 @@ from ringlab.errors import (
     TransportTimeout,
     UnreceivedError,
 )
+from ringlab.torch_modes import outside_modes
 
 _LINGER = 1.0  # seconds for which a finished rank keeps its connections open for other ranks
 _GONE = ("onnection", "roken pipe", "pair closure")  # parts of gloo's errors about a peer that has ended
@@ -137,7 +137,7 @@ class DistributedComm(Comm):
         self._count += 1
         self._note(f"posted {label}")
         try:
-            with _disable_current_modes():  # a memory meter must not count the transport's own tensors
+            with outside_modes():  # a memory meter must not count the transport's own tensors
                 message, expected = self._traffic.post(label, send, receive)
                 if hops is not None and carrier.relays and message and expected and not message.local:
                     carrier.relay(message, expected, hops)
@@ -249,7 +249,7 @@ class _DistributedWork(Work):
             peer = self.label.source
             stall = stall_of(self.tensors)
             try:
-                with _disable_current_modes():
+                with outside_modes():
                     if self.expected is not None:
                         self.expected.wait(self.comm.timeout)
                     peer = self.label.to
