@@ -132,6 +132,7 @@ class LibraryBlock(Block, Handled):
     ) -> tuple[Query, KeyValue, Value]:
         if self.leaves_backward(rows, rules):
             return Blockwise().backward(rows, k, v, causal=causal, scale=scale, rules=rules)
+        assert rows.out is not None
         if rows.q.numel() == 0 or k.numel() == 0:
             return torch.zeros_like(rows.q), torch.zeros_like(k), torch.zeros_like(v)
         if self.too_short(rows.q.shape[-2], k.shape[-2]):
