@@ -493,7 +493,7 @@ compare("06.more", verdict)
 
 # %% [markdown]
 # Down to InfiniBand's threshold, about 2,400 tokens, twice the ranks halve the time. Below it the ring takes as long as P − 1 hops and one block. Twice the ranks
-# then make about twice as many hops. Each carries half the bytes, so all bytes together take about as long as before. But
+# then make about twice as many hops. Each hop carries half the bytes, so all bytes together take about as long as before. But
 # latency counts once per hop, so twice as often. **From there on, add ranks when the context grows, not to speed up a
 # context you already have.**
 #

@@ -300,7 +300,7 @@ for layout in (contiguous(32, 4), striped(32, 4), zigzag(32, 4), token_fold):
 
 # %% [markdown]
 # A contiguous or striped rank has one run, a zig-zag or token fold two (the last zig-zag rank's touch). The package turns
-# pairs of runs into rectangles of rows × keys, and joins rectangles that touch, where it can. Each is a **launch**: one call
+# pairs of runs into rectangles of rows × keys, and joins rectangles that touch, where it can. Each rectangle is a **launch**: one call
 # of the kernel, which cuts it into tiles, and one merge.
 
 # %% tags=["nbval-ignore-output"]

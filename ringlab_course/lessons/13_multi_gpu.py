@@ -140,7 +140,7 @@ for name, machines in {"machine by machine": [0] * 8 + [1] * 8, "like cards": [0
 # So look before you measure. ringlab has ready-made measurements, its **labs**: L1 times a hop beside a block, L2
 # measures scaling, and L3 compares your ring with ringlab's. On GPUs their ring runs torch's flash attention, and L2
 # with `--block triton` runs the kernel of [lesson 12](12_triton_ring_step.ipynb), whose last section says when which is
-# better. Each begins with a check that collects facts from every rank and compares them. `ringlab lab preflight` runs
+# better. Each lab begins with a check that collects facts from every rank and compares them. `ringlab lab preflight` runs
 # this check alone. Here is that of L1:
 
 # %% tags=["nbval-ignore-output"]

@@ -470,7 +470,7 @@ for name, each in field.FIELD.items():
 compare("16.field", ill)
 
 # %% [markdown]
-# With four documents on two ranks, only two tokens see keys of both ranks. Each is the last of its document, so it predicts
+# With four documents on two ranks, only two tokens see keys of both ranks. Each of the two is the last of its document, so it predicts
 # nothing. Beech is well here: its fault is in the merge. Maple is ill: it needs no merge to go wrong.
 #
 # Which checks of `ringlab check --kind step` find them?

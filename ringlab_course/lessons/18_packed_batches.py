@@ -75,7 +75,7 @@ print("document ids  ", *row.document_ids)
 # - **Position ids** begin again at 0 with each document. The code that builds batches, the *collator*, often makes these.
 # - **Document ids**, also called segment ids: a number for each token.
 #
-# Each gives the other two, as long as no document is *empty*. An empty one repeats a bound in cu_seqlens. In document ids it is at most a
+# Each form gives the other two, as long as no document is *empty*. An empty one repeats a bound in cu_seqlens. In document ids it is at most a
 # number left out, and in position ids nothing shows it. All three describe the *whole row*, which is easily forgotten once the row has been cut.
 #
 # Two words for the rest of the lesson. **Position**: a token's index within its document. **Place**: its index within the row. (Earlier
