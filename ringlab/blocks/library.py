@@ -204,7 +204,7 @@ def used_on_this_stream(tables: Iterable[Shaped[Tensor, "..."]]) -> None:
 _LOAD = 16  # bytes that the CUDA kernels load at once; addresses must be multiples of this number
 
 
-def loadable(x: Tensor) -> Tensor:
+def loadable(x: Shaped[Tensor, "*axes"]) -> Shaped[Tensor, "*axes"]:
     """Return `x`, or a dense copy if the CUDA kernels cannot load the rows of `x`."""
     rows = [x.data_ptr(), *(step * x.element_size() for step in x.stride()[:-1])]
     broadcast = any(step == 0 and size > 1 for step, size in zip(x.stride(), x.shape, strict=True))
@@ -212,12 +212,12 @@ def loadable(x: Tensor) -> Tensor:
     return x if fits else x.clone(memory_format=torch.contiguous_format)
 
 
-def of_one_width(*tensors: Tensor) -> tuple[Tensor, ...]:
+def of_one_width(*tensors: Shaped[Tensor, "... _"]) -> tuple[Shaped[Tensor, "... most"], ...]:
     """Return the tensors padded with zeros to the largest of their head dims."""
     most = max(x.shape[-1] for x in tensors)
     return tuple(x if x.shape[-1] == most else F.pad(x, (0, most - x.shape[-1])) for x in tensors)
 
 
-def cut_to(x: Tensor, like: Tensor) -> Tensor:
+def cut_to(x: Shaped[Tensor, "*axes _"], like: Shaped[Tensor, "... D"]) -> Shaped[Tensor, "*axes D"]:
     """Return `x` cut to the head dim of `like`, as a copy."""
     return x if x.shape[-1] == like.shape[-1] else x[..., : like.shape[-1]].contiguous()
