@@ -26,6 +26,7 @@ class Commands(ExtensibleGroup):
         "doctor": "ringlab.cli.doctor:doctor",
         "verify": "ringlab.cli.verify:verify",
         "check": "ringlab.cli.check:check",
+        "diff": "ringlab.cli.diff:diff",
         "bench": "ringlab.cli.bench:app",
         "kernels": "ringlab.cli.kernels:kernels",
         "tune": "ringlab.cli.tune:tune",

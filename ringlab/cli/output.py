@@ -68,8 +68,8 @@ def finish(ok: bool) -> NoReturn:
 
 
 @contextmanager
-def reporting_errors(as_json: bool) -> Iterator[None]:
-    """Print a RinglabError inside the block on stderr (and `{"ok": false, …}` on stdout), and exit with status 1."""
+def reporting_errors(as_json: bool, status: int = 1) -> Iterator[None]:
+    """Print a RinglabError inside the block on stderr (and `{"ok": false, …}` on stdout), and exit with `status`."""
     try:
         yield
     except RinglabError as error:
@@ -79,7 +79,7 @@ def reporting_errors(as_json: bool) -> Iterator[None]:
         one_line = isinstance(error, MissingExtraError)
         text = f"ringlab: {error}" if one_line else f"{type(error).__name__}\n{error}"
         stderr.print(text, style="red", highlight=False, soft_wrap=one_line)
-        raise typer.Exit(1) from None
+        raise typer.Exit(status) from None
 
 
 def check_writable(option: str, path: Path, *, make_folder: bool = False) -> None:

@@ -87,7 +87,7 @@ class Calls(Generic[C, R]):
         self.target, self.result, self.seed, self.limit = target, result, seed, limit
         self.names: Callable[[C], Collection[str]] = names or (lambda case: given)
         self.function = function = named(target) if isinstance(target, str) else target
-        _check_parameters(function, {*given, *AROUND})
+        check_parameters(function, {*given, *AROUND})
         self.over_ring = not {"ring", "comm"}.isdisjoint(parameters(function))
         self.done: dict[C, list[R] | Trouble] = {}
         self.seconds: dict[C, float] = {}
@@ -187,7 +187,7 @@ def around(ring: Ring | None, rank: int, P: int) -> dict[str, Any]:
     return known if ring is not None else {**known, **dict.fromkeys(GROUPS, torch.distributed.group.WORLD)}
 
 
-def _check_parameters(function: Any, given: Collection[str]) -> None:
+def check_parameters(function: Any, given: Collection[str]) -> None:
     """Return None if `given` has all arguments that the function requires, and at least one that it takes.
 
     Raises: BackendError otherwise.

@@ -112,7 +112,7 @@ def batch(case: Case, seed: int) -> tuple[Int[Tensor, "B S"], Int[Tensor, "B S"]
     return tokens, labels
 
 
-def _packed(lengths: Sequence[int]) -> dict[str, Tensor]:
+def packed(lengths: Sequence[int]) -> dict[str, Tensor]:
     """Return documents of these lengths, packed into one sequence, by each name that a function may use."""
     ids = torch.arange(len(lengths)).repeat_interleave(torch.tensor(lengths))
     places = torch.cat([torch.arange(each) for each in lengths])
@@ -129,7 +129,7 @@ def given(case: Case, seed: int, packed_only: bool) -> dict[str, Tensor]:
         labels[:, 0] = IGNORE
         tokens, labels = tokens.reshape(1, -1), labels.reshape(1, -1)
     tensors = {"tokens": tokens, "input_ids": tokens.clone(), "labels": labels}
-    return tensors | (_packed(lengths) if lengths else {})
+    return tensors | (packed(lengths) if lengths else {})
 
 
 def names(case: Case) -> set[str]:

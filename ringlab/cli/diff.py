@@ -1,0 +1,73 @@
+"""`ringlab diff`: the first layer of a model that differs on P ranks from one process."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+
+import typer
+
+from ringlab.cli.output import Json, finish, ignored, people, print_json, reporting_errors
+from ringlab.errors import BackendError
+
+if TYPE_CHECKING:
+    from ringlab.comm.ring import Ring
+
+
+def diff(
+    context: typer.Context,
+    target: Annotated[str, typer.Argument(metavar="MODULE:NAME", help="A training step, as ringlab check --kind step takes.")],
+    ranks: Annotated[int, typer.Option(help="The number of ranks that are compared with one process.")] = 2,
+    transport: Annotated[str, typer.Option(help="Of steps over ringlab's Comm: virtual, or one between processes, such as gloo.")] = "virtual",
+    tokens: Annotated[int, typer.Option(help="The length of a sequence, rounded up to what any layout divides.")] = 48,
+    documents: Annotated[str, typer.Option(help="Comma-separated lengths of packed documents, 32 tokens at most, in place of --tokens.")] = "",
+    layout: Annotated[str, typer.Option(help="The layout of the step, if no module takes token ids.")] = "",
+    seed: Annotated[int, typer.Option(help="Seed of the tokens.")] = 0,
+    limit: Annotated[float, typer.Option(help="Seconds for each run on processes.")] = 120.0,
+    as_json: Json = False,
+) -> None:  # fmt: skip
+    """Name the first layer of a model that differs on P ranks from one process: module, rank and token.
+
+    Weights are compared first, then the outputs of all modules, then their gradients, each with a float64 run
+    on one process. Under torchrun, the processes of torchrun are the ranks.
+    """
+    from ringlab.conformance.kinds.layers import first_differences
+
+    with reporting_errors(as_json, status=2):
+        asked: dict[str, Any] = {"tokens": tokens, "layout": layout, "seed": seed, "limit": limit}
+        asked["documents"] = _lengths(documents)
+        with _ring(context, transport, limit) as ring:
+            found = first_differences(target, ranks=ranks, transport=transport, ring=ring, **asked)
+            first = ring is None or ring.rank == 0
+    if first and as_json:
+        print_json(found.as_dict())
+    elif first:
+        people.print(str(found), highlight=False)
+    finish(found.ok)
+
+
+def _lengths(documents: str) -> tuple[int, ...]:
+    lengths = documents.split(",") if documents else []
+    if not all(each.isdigit() for each in lengths):
+        _refuse("--documents 20,12", repr(documents))
+    return tuple(map(int, lengths))
+
+
+@contextmanager
+def _ring(context: typer.Context, transport: str, limit: float) -> Iterator[Ring | None]:
+    """Yield the ring of torchrun's processes, or None without torchrun."""
+    if "TORCHELASTIC_RUN_ID" not in os.environ:
+        yield None
+        return
+    from ringlab.comm.processes.connect import connect
+
+    if given := ignored(context, ("ranks",)):
+        _refuse(f"torchrun without {given}", "both", "leave one of them out")
+    with connect("gloo" if transport == "virtual" else transport, timeout=limit) as ring:
+        yield ring
+
+
+def _refuse(needed: str, got: str, remedy: str = "") -> NoReturn:
+    raise BackendError(needed, got, remedy)
