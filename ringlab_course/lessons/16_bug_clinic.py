@@ -513,6 +513,7 @@ print("\n\n".join(each.chart for each in field.FIELD.values()))
 # | Does the **dtype** matter? | rounding; conversions; memory that is shared, or is not |
 # | **How** wrong? | 10⁻³: one rounding to bfloat16. A simple ratio, such as P or 2: a factor. About 1: unrelated numbers |
 # | All values right? | count: messages, bytes, memory, work |
+# | Is it a whole **model**? | ask each module in turn: `ringlab diff` names the first that differs from one process (`docs/first-layer.md`) |
 #
 # Each answer shortens the list. Ten such questions are quicker than reading a thousand lines twice.
 #
