@@ -276,8 +276,8 @@ def test_a_wrong_ring_gets_a_small_counterexample() -> None:
     ],
 )
 def test_the_exit_status(arguments: tuple[str, ...], status: int) -> None:
-    done = command("check", *arguments, "--quick", "--json")
-    assert done.returncode == status, done.stdout + done.stderr
+    done = CliRunner().invoke(app, ["check", *arguments, "--quick", "--json"])
+    assert done.exit_code == status, done.output
     assert json.loads(done.stdout)["ok"] is (status == 0)
 
 

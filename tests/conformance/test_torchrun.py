@@ -31,9 +31,15 @@ GUARD = 400
 
 def torchrun(processes: int, *arguments: str) -> tuple[int, dict[str, Any]]:
     """Return torchrun's status, and the only output of its processes: rank 0's report."""
+    status, out = run_under_torchrun(processes, "-m", "ringlab", "check", *arguments, "--json")
+    return status, json.loads(out)
+
+
+def run_under_torchrun(processes: int, *program: str) -> tuple[int, str]:
+    """Return torchrun's status, and the output of its processes, which write something."""
     launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes))
-    command = [sys.executable, *launcher, "-m", "ringlab", "check", *arguments, "--json"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, *launcher, *program]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(CHECKOUT)}
     with subprocess.Popen(
         command, env=environment, cwd=CHECKOUT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         start_new_session=True,
@@ -43,8 +49,7 @@ def torchrun(processes: int, *arguments: str) -> tuple[int, dict[str, Any]]:
         finally:
             agent.terminate()  # torchrun then ends its ranks; if killed, it would leave them running
     assert out, err
-    found: dict[str, Any] = json.loads(out)
-    return agent.returncode, found
+    return agent.returncode, out
 
 
 def only(*names: str) -> Iterator[str]:
@@ -77,19 +82,6 @@ def test_a_right_ring_passes_on_numbers_of_ranks_up_to_those_of_torchrun() -> No
     assert [name for name in names if not found[name]["applies"]] == ["rank dies"]
     assert "no rank is killed under torchrun" in found["rank dies"]["evidence"]
     assert "rank 1: ValueError: rank 1 owns 12 tokens, got 11" in found["wrong shape"]["evidence"]
-
-
-@pytest.mark.thorough
-@pytest.mark.slow
-def test_a_ring_over_ringlabs_comm_runs_there_too(tmp_path: Path) -> None:
-    path = tmp_path / "report.md"
-    status, report = torchrun(
-        2, "ringlab.plain_ring:attend", *only("dq", "bytes", "two rings"), "--markdown", str(path)
-    )
-    found = findings(report)
-    assert (status, report["over"], report["transport"]) == (0, "ring", "gloo")
-    assert found["bytes"]["applies"] and not found["two rings"]["applies"]
-    assert "| dq |" in path.read_text()
 
 
 @pytest.mark.thorough
@@ -139,30 +131,46 @@ def test_every_rank_that_raises_is_named() -> None:
         assert f"rank {rank}: ValueError: rank {rank} has no keys" in evidence
 
 
-@pytest.mark.thorough
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        (("ringlab.plain_ring:attend", "--transport", "gloo"), "torchrun without --transport"),
-        (("tests.conformance.right_decodes:decode", "--kind", "decode"), "run it without torchrun"),
-        (("ringlab.plain_ring:attend", "--ranks", "3"), "torchrun --nproc-per-node 3"),
-    ],
-)
-def test_what_torchrun_cannot_be_asked_ends_all_ranks_with_status_2(
-    arguments: tuple[str, ...], says: str
-) -> None:
-    status, report = torchrun(2, *arguments)
-    assert status == 1  # torchrun's own status, if a rank exits with any other than 0
-    assert not report["ok"]
-    assert says in " ".join(report["error"].values())
+ONE_AFTER_THE_OTHER = """
+import json, os, pathlib, sys
+from typer.testing import CliRunner
+from ringlab.cli import app
+
+folder, commands = pathlib.Path(sys.argv[1]), json.loads(sys.argv[2])
+done = [CliRunner().invoke(app, ["check", *words, "--json"]) for words in commands]
+told = [[each.exit_code, each.stdout] for each in done]
+(folder / (os.environ["RANK"] + ".json")).write_text(json.dumps(told))
+print("done")
+"""
+REFUSED = {
+    "torchrun without --transport": ("ringlab.plain_ring:attend", "--transport", "gloo"),
+    "run it without torchrun": ("tests.conformance.right_decodes:decode", "--kind", "decode"),
+    "torchrun --nproc-per-node 3": ("ringlab.plain_ring:attend", "--ranks", "3"),
+}
 
 
 @pytest.mark.thorough
 @pytest.mark.slow
-def test_a_merge_is_checked_on_rank_0_alone() -> None:
-    status, report = torchrun(2, "tests.conformance.test_merging:in_pairs", "--kind", "merge")
-    assert (status, report["ok"], report["over"]) == (0, True, "one process")
+def test_commands_one_after_the_other_end_all_ranks_with_the_status_of_rank_0(tmp_path: Path) -> None:
+    """What torchrun cannot be asked ends with status 2. Then a ring over ringlab's Comm passes, and a merge on rank 0 alone."""
+    path = tmp_path / "report.md"
+    ring = "ringlab.plain_ring:attend", *only("dq", "bytes", "two rings"), "--markdown", str(path)
+    merge = "tests.conformance.test_merging:in_pairs", "--kind", "merge"
+    commands = [*REFUSED.values(), ring, merge]
+    program = tmp_path / "program.py"
+    program.write_text(ONE_AFTER_THE_OTHER)
+    status, _ = run_under_torchrun(2, str(program), str(tmp_path), json.dumps(commands))
+    first, second = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2))
+    assert status == 0
+    assert [code for code, _ in first] == [code for code, _ in second] == [2, 2, 2, 0, 0]
+    assert not any(out for _, out in second)
+    *refused, of_ring, of_merge = (json.loads(out) for _, out in first)
+    for says, report in zip(REFUSED, refused, strict=True):
+        assert not report["ok"] and says in " ".join(report["error"].values())
+    found = findings(of_ring)
+    assert (of_ring["over"], of_ring["transport"]) == ("ring", "gloo")
+    assert found["bytes"]["applies"] and not found["two rings"]["applies"] and "| dq |" in path.read_text()
+    assert (of_merge["ok"], of_merge["over"]) == (True, "one process")
 
 
 def letters(session: int = 1) -> rendezvous.Rendezvous:
