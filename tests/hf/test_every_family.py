@@ -132,9 +132,11 @@ def floats(x: Any) -> bool:
     return isinstance(x, Tensor) and x.is_floating_point()
 
 
-def alone(kind: type[PreTrainedModel], labels: bool) -> tuple[tuple[str, ...], dict[str, Tensor]] | None:
+def alone(
+    kind: type[PreTrainedModel], labels: bool, attempts: tuple[tuple[str, ...], ...] = WITHOUT
+) -> tuple[tuple[str, ...], dict[str, Tensor]] | None:
     """Return (options left out, output on one process) of a small model, or None if none can be built."""
-    for without in WITHOUT:
+    for without in attempts:
         try:
             with torch.device("meta"):
                 if sum(x.numel() for x in kind(small(kind.config_class, without)).parameters()) > MOST:
@@ -162,31 +164,44 @@ def over(ring: Ring, kind: type[PreTrainedModel], without: tuple[str, ...], labe
         return error
 
 
-def trials(name: str) -> Iterator[tuple[str, type[PreTrainedModel], bool]]:
-    """Yield the classes of a family, with labels and without."""
+def classes(name: str) -> Iterator[type[PreTrainedModel]]:
+    """Yield the classes of a family."""
     for kinds in KINDS:
         try:
             found = kinds.get(CONFIG_MAPPING[name], ())
         except ValueError:  # transformers names a class here that does not exist
             continue
         for kind in found if isinstance(found, tuple | list) else (found,):
-            # A placeholder, because the class needs a package that is not installed.
-            if not issubclass(kind, PreTrainedModel):
-                continue
-            for labels in (False, True)[: 2 if "labels" in inspect.signature(kind.forward).parameters else 1]:
-                yield f"{kind.__name__}{', labels' * labels}", kind, labels
+            # Others are placeholders for classes that need a package that is not installed.
+            if issubclass(kind, PreTrainedModel):
+                yield kind
+
+
+def trials(name: str) -> Iterator[tuple[type[PreTrainedModel], bool, tuple[str, ...], dict[str, Tensor]]]:
+    """Yield the classes of a family that can be built, with labels if they take any, and without.
+
+    Each comes with what `alone` returns about it.
+    """
+    for kind in dict.fromkeys(classes(name)):
+        if (plain := alone(kind, False)) is None:
+            continue
+        takes_labels = "labels" in inspect.signature(kind.forward).parameters
+        if takes_labels and (labelled := alone(kind, True, (plain[0],))) is not None:
+            yield kind, True, *labelled
+        yield kind, False, *plain
 
 
 def faults(name: str) -> tuple[dict[str, str], dict[str, str]]:
-    """Return the results of a family's classes, and the faults: a raw error, no remedy, or a wrong output."""
+    """Return the results of a family's classes, and the faults: a raw error, no remedy, or a wrong output.
+
+    A class that is right with labels has given the right logits too, and is not run without labels.
+    """
     seen: dict[str, str] = {}
     wrong: dict[str, str] = {}
-    unbuilt: set[type[PreTrainedModel]] = set()
-    for title, kind, labels in trials(name):
-        if kind in unbuilt or (reference := alone(kind, labels)) is None:
-            unbuilt.add(kind)
+    for kind, labels, without, true in trials(name):
+        if seen.get(f"{kind.__name__}, labels") == "equal":
             continue
-        without, true = reference
+        title = f"{kind.__name__}{', labels' * labels}"
         ranks = VirtualCluster(P, memory=False).run(over, kind, without, labels).results
         errors = [found for found in ranks if isinstance(found, Exception)]
         if errors:
