@@ -37,8 +37,8 @@ def test_lengths_and_strides_compile_nothing_anew(tmp_path: Path) -> None:
 
 @pytest.mark.thorough
 def test_every_head_dim_has_seven_kernels(tmp_path: Path) -> None:
-    """Head dims that are multiples of 8 and others have seven kernels, whatever the lengths and strides."""
-    assert compilations(tmp_path, "right", 20, 33, 40, 64, 88, 104, 120) == [SEVEN] * 7
+    """Multiples of 16 and of 4 and odd head dims have seven kernels, as 72 has, whatever the lengths and strides."""
+    assert compilations(tmp_path, "right", 20, 33, 64) == [SEVEN] * 3
 
 
 @pytest.mark.thorough
