@@ -17,6 +17,7 @@ import pytest
 
 from ringlab.checkout import find_checkout
 from ringlab_course.builder import sources
+from ringlab_course.checking import reports
 from ringlab_course.checking.contract import Stage
 from ringlab_course.checking.failures import Failure
 from ringlab_course.checking.in_process import InProcessSubject
@@ -27,7 +28,14 @@ from tests.course.submissions_of import cases, graded_code, solution_code
 
 pytestmark = pytest.mark.thorough
 
-SEEDS = (101, 202, 303)
+
+@pytest.fixture(autouse=True)
+def nameless(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave out the search for the mistake behind a wrong answer, because it changes no points."""
+    monkeypatch.setattr(reports, "explained", lambda failure, *of: failure)
+
+
+SEEDS = (101, 202)
 ASKED_BY_NAME = ("chart",)  # the argument is a patient's name; the answer is tested on that patient
 TAUGHT = [each for each in exercise_ids() if each not in ("00", "21")]  # 00 has no task, 21 has no lesson
 
@@ -189,13 +197,11 @@ def _alone(stage: Stage, check: Any) -> Any:
 
 def repeated(exercise_id: str) -> list[str]:
     """Return a line for each check that draws the same inputs in another grading, with the number of such inputs."""
-    runs = [drawn(exercise_id, seed) for seed in SEEDS]
+    first, second = (drawn(exercise_id, seed) for seed in SEEDS)
     lines = []
-    for check in runs[0]:
-        first, others = runs[0][check], [run[check] for run in runs[1:]]
-        again = sum(any(key in other for other in others) for key in first)
-        if again:
-            lines.append(f"{check}: {again} of {len(first)} inputs are the same in another grading")
+    for check in first:
+        if again := len(first[check].keys() & second[check].keys()):
+            lines.append(f"{check}: {again} of {len(first[check])} inputs are the same in another grading")
     return lines
 
 
