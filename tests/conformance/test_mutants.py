@@ -86,13 +86,15 @@ def test_a_check_of_the_full_tier_that_is_asked_for_by_name_is_made() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "transport"),
-    [("ring", "gloo"), ("ring", "symmetric"), ("ring", "shared-gpu"), ("allgather", "gloo")],
+    ("name", "transport", "half"),
+    [("ring", "gloo", 0), ("ring", "symmetric", 1), ("ring", "shared-gpu", 0), ("allgather", "gloo", 1)],
 )
-def test_our_ring_passes_on_processes(name: str, transport: str) -> None:
+def test_our_ring_passes_on_processes(name: str, transport: str, half: int) -> None:
+    """Each transport passes half of the checks; the ring over torch.distributed passes all of them below."""
+    quick = [each.name for each in checks.CHECKS if each.tier == "quick"]
     report = check(
-        f"ringlab.conformance.self_targets:{name}", quick=True, transport=transport, ranks=(2,), limit=60.0,
-        layouts=("contiguous", "zigzag"),
+        f"ringlab.conformance.self_targets:{name}", quick=True, only=quick[half::2], transport=transport,
+        ranks=(2,), limit=60.0, layouts=("contiguous", "zigzag"),
     )  # fmt: skip
     assert {each.name: each.evidence for each in report.findings if not each.ok} == {}
     assert report.transport == transport
