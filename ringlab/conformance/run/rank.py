@@ -199,7 +199,10 @@ class RankPart:
 
     @contextmanager
     def elsewhere(self) -> Iterator[None]:
-        """Let the calls in this context use half of the ranks, as if this part belonged to that ring."""
+        """Let the calls in this context use half of the ranks, as if this part belonged to that ring.
+
+        Raises: WrongResult for an error of the target's own layout.
+        """
         kept = self.__dict__.copy()
         self.run, self.rank, self.ring = self._halved(self.run, self.rank, self.ring)
         self.positions = self._dealt(self.run.S)
