@@ -363,12 +363,13 @@ class _Kept(Handled):
     """What a call's forward keeps for its backward.
 
     saved: the tensors that the schedule saved. Those among (out, q, k, v, sinks) are saved by the graph, so
-    there is an index of this tuple in the place of each.
+    there is an index of this tuple in the place of each. A tensor kept here in its place would be an alias
+    that the compiler does not know of, and it may write into that memory before backward.
     """
 
     def __init__(self, call: ScheduledCall, saved: tuple[Tensor, ...], places: tuple[Tensor, ...]) -> None:
         self.call = call
-        self.saved = [next((n for n, place in enumerate(places) if x is place), x) for x in saved]
+        self.saved = [next((n for n, place in enumerate(places) if x.is_set_to(place)), x) for x in saved]
 
     def tensors(self, places: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """Return what the schedule saved, given the tensors of the graph."""
@@ -460,8 +461,11 @@ def _backward_operator(
     kept = object_of(int(ticket))
     with torch.no_grad():
         agree_on(kept.call, f"backward through {kept.call.name}")
-        saved = kept.tensors((out, *(x.detach() for x in tensors)))
-    return [owned(x) for x in run_backward(kept.call, saved, dout, dlse)]
+        given = [x.detach() for x in tensors]
+        saved, call = kept.tensors((out, *given)), kept.call
+        if call.expansion is not None:
+            call = replace(call, expansion=call.expansion.with_weights(*given[3:]))
+    return [owned(x) for x in run_backward(call, saved, dout, dlse)]
 
 
 @_backward_operator.register_fake

@@ -35,6 +35,10 @@ class Expansion(Protocol):
         """Return the gradients of the two tensors from those of K and V; sum the weights' gradients."""
         ...
 
+    def with_weights(self, *weights: Tensor) -> Expansion:
+        """Return the same expansion with these tensors as its weights."""
+        ...
+
     def begin_backward(self) -> Expansion:
         """Return the same expansion with new sums for the gradients of the weights."""
         ...
@@ -69,6 +73,11 @@ class LatentExpansion:
         dw_v += (dv.mT @ keys).sum(dim=0)
         of_latent = _over_heads(of_heads, self.w_k) + _over_heads(dv, self.w_v)
         return Gradient(gradient.keys, of_latent, gradient.dk[..., Dn:].to(dtype).sum(dim=1, keepdim=True))
+
+    def with_weights(self, *weights: Tensor) -> LatentExpansion:
+        """Return the same expansion with other tensors (w_k, w_v) of the same values."""
+        w_k, w_v = weights
+        return LatentExpansion(w_k, w_v, self.rope)
 
     def begin_backward(self) -> LatentExpansion:
         """Return the same expansion with zero sums."""

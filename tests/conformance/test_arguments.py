@@ -398,3 +398,37 @@ def test_rows_of_padding_must_be_finite() -> None:
     claims: dict[str, Any] = {"only": ("pairs",), "layouts": ("zigzag",), "ranks": (2,), "ragged": False}
     assert failed(quick(partial(attend, poisoned=False), **claims)) == {}
     assert "out is not finite in rows of padding" in failed(quick(attend, **claims))["pairs"]
+
+
+class _Gathered(torch.autograd.Function):
+    """Gathers all ranks' tokens; backward sums their gradients."""
+
+    @staticmethod
+    def forward(ctx: Any, ring: Any, x: Tensor) -> Tensor:
+        ctx.ring, ctx.tokens = ring, x.shape[2]
+        return torch.cat(ring.all_gather(x), dim=2)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[None, Tensor]:
+        whole = ctx.ring.all_reduce(gradient.double())
+        return None, whole[:, :, ctx.ring.rank * ctx.tokens :][:, :, : ctx.tokens].to(gradient.dtype)
+
+
+def test_arguments_of_opposite_masks_and_keys_of_another_sequence_are_asked_in_pairs() -> None:
+    """ALiBi needs a causal mask, and keys of another sequence need none: each meets the ways of calling alone."""
+
+    def attend(q, k, v, *, ring, causal, alibi_slopes=None):
+        k, v = _Gathered.apply(ring, k), _Gathered.apply(ring, v)
+        rows = torch.arange(q.shape[2]) + ring.rank * q.shape[2]
+        far = torch.arange(k.shape[2]) - rows[:, None]
+        k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1).double() for x in (k, v))
+        scores = q.double() @ k.mT * q.shape[-1] ** -0.5
+        if alibi_slopes is not None:
+            scores = scores + alibi_slopes.double()[:, None, None] * far
+        scores = scores.masked_fill(far > 0, -torch.inf) if causal else scores
+        return (scores.softmax(-1) @ v).to(q.dtype)
+
+    target = Target(attend, layouts=("contiguous",), schedule="any", ragged=False, ranks=(2,))
+    report = quick(target, only=("pairs", "cross-attention", "alibi"))
+    assert failed(report) == {} and all(each.applies for each in report.findings)
+    assert "refused" not in report.findings[-1].evidence

@@ -208,7 +208,7 @@ def test_the_script_makes_the_same_run(
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"use": "three in flight"}, "“three in flight”"),
+        ({"use": "five in flight"}, "“five in flight”"),
         ({"use": "two rings", "P": 4}, "“two rings”"),
         ({"use": "recomputed"}, "“recomputed”"),
     ],

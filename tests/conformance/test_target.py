@@ -170,6 +170,8 @@ def test_what_is_not_claimed_is_not_asked() -> None:
             "gradient of lse",
             "backward again",
             "calls in flight",
+            "two groups",
+            "autocast",
             "frozen inputs",
         ),
         *("changed in place", "recomputation"),

@@ -17,7 +17,7 @@ from ringlab.conformance.checks.check import Check, Measure, Plan, Verdict, by_e
 from ringlab.conformance.checks.measuring import measure
 from ringlab.conformance.pairwise_cases import Axes, covering_pairs
 from ringlab.conformance.run.call_patterns import CALL_PATTERNS
-from ringlab.conformance.run.run import RAISED, Ran, Run
+from ringlab.conformance.run.run import RAISED, Ran, Run, Trouble
 from ringlab.conformance.tolerance import NAMES
 
 WAYS = (
@@ -36,6 +36,9 @@ _APART = frozenset(
 Whether a soft cap applies before or after ALiBi's bias differs among models, and lse with sinks among rings."""
 _BY_MASK = frozenset({frozenset(("prefix", "window")), frozenset(("prefix", "packed documents"))})
 """The axes whose values have a meaning together only in ringlab's Mask."""
+
+_NO_REFUSALS = ("DeadlockError", "PeerDied", "IndexError", "KeyError", "ZeroDivisionError")
+"""Errors by which no code refuses an argument."""
 
 Chosen = Mapping[str, Any]
 
@@ -66,7 +69,7 @@ def _axes(plan: Plan, honoured: Sequence[Argument]) -> dict[str, tuple[Any, ...]
         "layout": claims.layouts,
         "causal": claims.causal,
         "P": tuple(plan.ranks(3, 2, 4)),
-        "dtype": tuple(plan.dtypes("float32", "bfloat16", "float64")),
+        "dtype": tuple(plan.dtypes("float32", "bfloat16", "float16", "float64")),
         "heads": heads,
         "sequences": (1,) if claims.axes == "LHD" else (1, 2),
         "strides": ("",) if needs_own_tensors(plan) else ("", "heads", "dims"),
@@ -77,14 +80,16 @@ def _axes(plan: Plan, honoured: Sequence[Argument]) -> dict[str, tuple[Any, ...]
 def _fits(plan: Plan, honoured: Mapping[str, Argument], chosen: Chosen) -> bool:
     """Return whether these settings have a meaning together."""
     given = [name for name in honoured if chosen.get(name) is not None]
-    if any(not honoured[name].fits(plan, chosen["causal"]) for name in given if "causal" in chosen):
+    masks = [chosen["causal"]] if "causal" in chosen else plan.claims.causal
+    if not any(all(honoured[name].fits(plan, causal) for name in given) for causal in masks):
         return False
     changes = CALL_PATTERNS[chosen["way"]].changes if chosen.get("way") else {}
+    sample = plan.run(1, Argument.length(plan, 1))
+    pads = any("pads" in honoured[name].changes(plan, sample, chosen[name]) for name in given)
+    if changes.get("dout") == "ones" and pads:
+        return False  # a summed loss has a gradient in rows of padding too
     if changes.get("dlse"):
         given.append("way")
-    # A summed loss has a gradient in rows of padding too.
-    if changes.get("dout") == "ones" and any("pads" in honoured[name].fields(plan) for name in given):
-        return False
     for a, b in combinations(given, 2):
         pair = frozenset((a, b))
         if pair in _APART or (pair in _BY_MASK and not plan.claims.takes_mask):
@@ -127,7 +132,9 @@ def _judge(plan: Plan, rans: Sequence[Ran]) -> Verdict:
         return Verdict(True, "", more=missing)
     made = [done[run] for run in rows]
     for ran in made:
-        if ran.trouble is not None and ran.trouble.kind != RAISED:
+        if ran.trouble is not None and not _is_refusal(
+            ran.trouble, [rows[ran.run][name] for name in honoured]
+        ):
             return Verdict(False, f"{ran.trouble} ({ran.run})")
         if noted := [*ran.noted("use"), *ran.noted("padding")]:
             return Verdict(False, noted[0])
@@ -140,11 +147,17 @@ def _judge(plan: Plan, rans: Sequence[Ran]) -> Verdict:
     simpler = {axis: _run(plan, row, honoured) for axis, row in _simpler(axes, fits, wrong).items()}
     if missing := tuple(run for run in simpler.values() if run not in done):
         return Verdict(True, "", more=missing)
-    needed = [axis for axis, run in simpler.items() if done[run].trouble is not None or _is_right(done[run])]
+    needed = [axis for axis, run in simpler.items() if _is_right(done[run])]
     named = [_setting(plan, verdict.counter, axis, wrong[axis], honoured) for axis in needed]
     only = f"only where {' comes with '.join(named)}" if len(named) > 1 else f"only with {''.join(named)}"
     cause = f"wrong {only}; " if named else ""
     return replace(verdict, evidence=f"{cause}{verdict.evidence}")
+
+
+def _is_refusal(trouble: Trouble, values: Sequence[int | None]) -> bool:
+    """Return whether an error refuses a combination of arguments; a call without arguments has none to refuse."""
+    given = any(value is not None for value in values)
+    return given and trouble.kind == RAISED and not trouble.text.startswith(_NO_REFUSALS)
 
 
 def _is_right(ran: Ran) -> bool:

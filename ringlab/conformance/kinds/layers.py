@@ -485,7 +485,7 @@ class _Comparison:
                 if all(x is None for x in xs)
                 else self._leaves(whole, self.plain.gradients[key], xs, self.factor)
             )
-            if isinstance(found, _Leaves):
+            if isinstance(found, _Leaves) and not self._is_summed(key, xs):
                 look = FOLLOWS if follows else self._look_back(key, before, found)
                 text = f"The gradient of {key} is the first in backward order that differs: {self._said(found)}. {look}"
                 yield self._difference("backward", key, found, text)
@@ -493,7 +493,17 @@ class _Comparison:
             if found is None and whole.ndim and whole.any():
                 before = key
 
+    def _is_summed(self, key: Key, xs: list[Tensor | None]) -> bool:
+        """Return whether the ranks' gradients of a tensor that all of them hold add up to the true one."""
+        whole, known = self.truth.gradients[key], [x for x in xs if x is not None]
+        if len(known) < len(xs) or any(x.shape != whole.shape for x in known):
+            return False
+        total = torch.stack([x.double() for x in known]).sum(0)
+        allowed = self.factor * self._allowed(whole, self.plain.gradients[key])
+        return _largest(_away(total, self.factor * whole)) <= len(xs) * allowed
+
     def _weight_gradients(self) -> Iterator[Difference]:
+        shares: list[str] = []
         for name, whole in self.truth.weight_gradients.items():
             plain = self.plain.weight_gradients.get(name)
             xs = [part.weight_gradients.get(name) for part in self.parts]
@@ -503,13 +513,16 @@ class _Comparison:
             if any(x.shape != whole.shape for x in known):
                 continue  # sharded
             self.compared += 1
-            scale = max(float(x.abs().max()) for x in (whole, *known) if x.numel())
+            scale = max(_scale(x) for x in (whole, *known))
             allowed = self._allowed(whole, plain, 0.0) + torch.finfo(
                 plain.dtype
             ).eps * self.share * scale * len(known)
             errors = [_largest(_away(x, whole)) for x in known]
             total = torch.stack([x.double() for x in known]).sum(0)
-            if max(errors) <= allowed or _largest(_away(total, whole * self.factor)) <= allowed * self.factor:
+            if max(errors) <= allowed:
+                continue
+            if _largest(_away(total, whole * self.factor)) <= allowed * self.factor:
+                shares.append(name)
                 continue
             rank = int(np.argmax(errors))
             ranks = tuple(r for r, error in enumerate(errors) if error > allowed)
@@ -530,6 +543,11 @@ class _Comparison:
                 text,
             )
             return
+        if shares:
+            some = ", ".join(shares[:_SHOWN]) + (", …" if len(shares) > _SHOWN else "")
+            self.notes.append(
+                f"gradients of weights are each rank's share, still to be summed over ranks: {some}"
+            )
 
     def _errors(self) -> Iterator[Difference]:
         told = [(rank, part) for rank, part in enumerate(self.parts) if part.error]
@@ -551,9 +569,7 @@ class _Comparison:
     def _allowed(self, whole: Tensor, plain: Tensor, terms: float = 1.0) -> float:
         """Return the bound of the docstring above. terms: √n for a sum of n terms."""
         error = _largest(_away(plain, whole)) if plain.shape == whole.shape else 0.0
-        return self.share * (
-            FACTOR * CHANCE * error + terms * torch.finfo(plain.dtype).eps * _largest(whole.abs())
-        )
+        return self.share * (FACTOR * CHANCE * error + terms * torch.finfo(plain.dtype).eps * _scale(whole))
 
     def _leaves(
         self, whole: Tensor, plain: Tensor, xs: list[Tensor | None], factor: int = 1
@@ -788,8 +804,13 @@ def _away(x: Tensor, whole: Tensor) -> Float[Tensor, "..."]:
 
 
 def _largest(x: Tensor) -> float:
-    finite = x[~x.isnan()]
-    return float(finite.max()) if finite.numel() else 0.0
+    known = x[~x.isnan()]
+    return float(known.max()) if known.numel() else 0.0
+
+
+def _scale(x: Tensor) -> float:
+    """Return the largest finite magnitude: one infinite entry, as in a mask, must not allow every error."""
+    return _largest(x[x.isfinite()].abs())
 
 
 def _ranks(ranks: tuple[int, ...]) -> str:

@@ -384,6 +384,8 @@ def known(run: Run, target: Target, owner: str) -> dict[str, Any]:
         found |= {
             "mask": Code(f"Mask(causal={run.causal}, window={run.window or None}, documents={run.documents})")
         }
+        for name in {"causal", "is_causal"} - target.required:
+            del found[name]  # the mask says it
     return found | {name: Code(f"{owner}.options[{name!r}]") for name in target.options}
 
 

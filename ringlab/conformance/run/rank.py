@@ -86,12 +86,11 @@ class RankPart:
             with self._turn():
                 found = CALL_PATTERNS[self.run.use].call(self)
             arrays = {name: self._whole_precision(name, x) for name, x in found.items()}
-            return RankResult(own, own, arrays, list(dict.fromkeys(self.notes)))
+            self._finite(arrays)
+            return RankResult(own, self.key_positions, arrays, list(dict.fromkeys(self.notes)))
         first = self._call(self._shards(self.run))
         arrays = {name: self._whole_precision(name, x) for name, x in first.items()}
-        for name in arrays.keys() - {"lse"} if self.run.pads else ():
-            if not np.isfinite(arrays[name][:, :, self.run.padding[own]]).all():
-                self.note("padding", f"{name} is not finite in rows of padding, and spreads from there")
+        self._finite(arrays)
         if self.run.twice:
             self._call(self._shards(replace(self.run, seed=self.run.seed + 1)))
             for name, x in first.items():
@@ -107,6 +106,13 @@ class RankPart:
         if self._is_short:
             return RankResult(own[:-1], self.key_positions[:-1], arrays, notes)
         return RankResult(own, self.key_positions, arrays, notes, meters[0], meters[1])
+
+    def _finite(self, arrays: dict[str, np.ndarray]) -> None:
+        """Note results in rows of padding that are not finite."""
+        padding = self.run.padding[self.positions[self.rank]]
+        for name in arrays.keys() - {"lse"} if self.run.pads else ():
+            if not np.isfinite(arrays[name][:, :, padding]).all():
+                self.note("padding", f"{name} is not finite in rows of padding, and spreads from there")
 
     def _halved(self, run: Run, rank: int, ring: Ring | None) -> tuple[Run, int, Ring | None]:
         """Return the run, the rank and the ring for one half of the ranks.

@@ -450,7 +450,9 @@ def _from_host_s(request: Request, degrees: Degrees, layer: Layer) -> float:
     host = request.machine.host
     if "weights" not in request.offloads or host is None:
         return 0.0
-    share = layer.matrix_parameters * element_bytes(request.dtype) / (degrees.fsdp * degrees.tp)
+    experts = layer.matrix_parameters - layer.common_parameters
+    weights = layer.common_parameters / degrees.fsdp + experts / max(degrees.fsdp, degrees.ep)
+    share = weights * element_bytes(request.dtype) / degrees.tp
     return host.latency_s + share / host.bytes_per_s
 
 
