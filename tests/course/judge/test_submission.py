@@ -99,8 +99,8 @@ def test_links_directories_pipes_and_large_files_are_refused(tmp_path) -> None:
         file.truncate(1 << 34)  # sparse
     for name, reason in (
         ("link", "symbolic link"),
-        ("folder", "no file"),
-        ("pipe", "no file"),
+        ("folder", "not a file"),
+        ("pipe", "not a file"),
         ("large", "MiB"),
         ("none", "cannot be opened"),
     ):
