@@ -65,7 +65,10 @@ def differences(name: str, seed: int = SEED) -> list[str]:
     """Return the differences between the reports of the judge and of `check()` in the notebook, check by check."""
     contract = contract_for(name)
     with tempfile.TemporaryDirectory() as folder:
-        graded = grade(notebook(name, Path(folder)), contract, seed=seed, timeout=120, total_timeout=1200)
+        # With patience, because a slow processor would end an answer that is slow on purpose before its last checks.
+        graded = grade(
+            notebook(name, Path(folder)), contract, seed=seed, timeout=120, total_timeout=1200, patience=4
+        )
     found = [f"the judge: {graded.reason}"] if graded.reason else []
     for theirs in graded.stages:
         stage = contract.stage(theirs.stage)
