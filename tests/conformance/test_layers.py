@@ -241,8 +241,12 @@ class Odd(nn.Module):
             x = checkpoint(self.twice, x, use_reentrant=False)
         else:
             x = self.twice(x + 1e-13 * (self.fault == "adds 1e-13" and self.on))
+        if self.fault == "conditioned":
+            x = x + self.twice(torch.ones(3, 8, dtype=x.dtype)).mean(0)  # on every rank
         mean = x.sum((0, 1)).detach()
         mean = mean if self.fault == "mean of a rank" and self.on else ring.all_reduce(mean)
+        if self.fault == "beside an infinite entry":
+            mean = torch.where(torch.arange(8) == 0, -torch.inf, mean + (torch.arange(8) == 1) * self.on)
         parts = self.parts(x, mean)
         self.nothing(x)
         x = parts["both"][0] + parts["both"][2] * (1 + 1e-3 * (self.fault == "after a mapping" and self.on))
@@ -269,17 +273,20 @@ class Odd(nn.Module):
         share.backward()
         if fault == "no sum" and ring.world_size > 1:
             return share.detach(), {name: 2 * p.grad for name, p in model.named_parameters()}
+        if fault == "summed later":
+            return ring.all_reduce(share.detach()), model
         sum_gradients(model, ring)
         for weight in model.parameters():
             weight.grad = None if weight.grad is None else weight.grad / times
         return ring.all_reduce(share.detach()) / times, model
 
 
-@pytest.mark.parametrize("fault", ["", "recomputed", "mean afterwards"])
+@pytest.mark.parametrize("fault", ["", "recomputed", "mean afterwards", "conditioned", "summed later"])
 def test_odd_modules_show_no_difference(fault: str) -> None:
     report = first_differences(partial(Odd.run, fault=fault), ranks=P)
     assert report.ok and not any("not compared" in note for note in report.notes), str(report)
     assert ("gradients are 2 times" in str(report)) == (fault == "mean afterwards")
+    assert ("still to be summed over ranks" in str(report)) == (fault == "summed later")
 
 
 @pytest.mark.parametrize(
@@ -292,6 +299,7 @@ def test_odd_modules_show_no_difference(fault: str) -> None:
             None,
             "The argument mean of parts is the first that differs: on rank 1, ",
         ),
+        ("beside an infinite entry", "parts", None, "The argument mean of parts is the first that differs"),
         ("after a mapping", "drop", 24, "Look at what Odd (Odd) computes between parts and drop"),
     ],
 )

@@ -37,8 +37,8 @@ Whether a soft cap applies before or after ALiBi's bias differs among models, an
 _BY_MASK = frozenset({frozenset(("prefix", "window")), frozenset(("prefix", "packed documents"))})
 """The axes whose values have a meaning together only in ringlab's Mask."""
 
-_NO_REFUSALS = ("DeadlockError", "PeerDied", "IndexError", "KeyError", "ZeroDivisionError")
-"""Errors by which no code refuses an argument."""
+_NO_REFUSALS = ("DeadlockError", "IndexError", "KeyError", "ZeroDivisionError")
+"""Errors by which no code refuses an argument. PeerDiedError may come of another rank's refusal."""
 
 Chosen = Mapping[str, Any]
 
