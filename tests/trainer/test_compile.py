@@ -9,7 +9,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ringlab import Mask, launch, zigzag
+from ringlab import Mask, VirtualCluster, attention, launch, zigzag
+from ringlab.arguments import Arguments
+from ringlab.comm.ring import Ring
 from ringlab.errors import BackendError
 from ringlab.handles import Handled, handle_of, object_of
 from ringlab.schedules import available as schedules
@@ -203,3 +205,23 @@ def test_an_operators_result_shares_no_memory(shape: list[int], data: st.DataObj
     found = owned(part)
     assert torch.equal(found, part) and found.is_contiguous()
     assert found.untyped_storage().nbytes() == found.nbytes
+
+
+@pytest.mark.parametrize("schedule", ["ring", "allgather"])
+def test_a_graph_saves_the_tensors_that_backward_needs(
+    schedule: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the tensors that a forward keeps, only lse is not saved by the graph: an alias may be written over."""
+    kept: list[Any] = []
+    monkeypatch.setattr(attention, "ticket_of", lambda each: kept.append(each.saved) or ticket_of(each))
+
+    def call(ring: Ring) -> None:
+        q, k, v = (torch.randn(1, 2, 16, 8, requires_grad=True) for _ in range(3))
+        attention._in_graph(Arguments(
+            q=q, k=k, v=v, ring=ring, layout=zigzag(16, 1), causal=True, mask=None, scale=None, softcap=None, dropout=0.0,
+            seed=None, sinks=None, block="blockwise", schedule=schedule, return_lse=False, validate=False,
+        ))  # fmt: skip
+
+    VirtualCluster(1).run(call)
+    assert [x for x in kept[0] if isinstance(x, int)] == [1, 2, 3, 0]
+    assert [tuple(x.shape) for x in kept[0] if not isinstance(x, int)] == [(1, 2, 16)]
