@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from ringlab.cost.hardware import Link, MeasuredBlock, hardware
 from ringlab.cost.models import model
-from ringlab.cost.planner import Plan, Request, plan
+from ringlab.cost.planner import Plan, Request, plan, step_time
 from ringlab.cost.planner.limits import KINDS, hidden
 from ringlab.cost.planner.parallelism import Degrees, candidates, group
 from ringlab.cost.planner.search import search
@@ -417,3 +419,15 @@ def test_of_a_given_ulysses_degree_only_splits_whose_heads_can_be_shared_are_wei
     """If the Ulysses degree is fixed at 8, only tp degrees up to 4 are weighed, which divide 32 heads."""
     found = candidates(Request("llama3-8b", 131072, "h100", nodes=8, ulysses=8))
     assert {each.tp for each in found} == {1, 2, 4}
+
+
+def test_a_rank_fetches_only_its_own_experts_from_the_host() -> None:
+    """With 8-fold expert parallelism and no FSDP, a rank fetches an eighth of the experts and all other weights."""
+    layer = model("deepseek-v3").kinds[1]
+    host = SimpleNamespace(latency_s=0.0, bytes_per_s=1.0)
+    request: Any = SimpleNamespace(
+        machine=SimpleNamespace(host=host), offloads=("weights",), dtype="bfloat16"
+    )
+    degrees: Any = SimpleNamespace(fsdp=1, tp=2, ep=8)
+    fetched = step_time._from_host_s(request, degrees, layer)
+    assert fetched == 2 * (layer.common_parameters + layer.expert_parameters / 8) / 2
