@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Protocol
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Shaped
 from torch import Tensor
 
 from ringlab.blocks.protocol import Gradient
@@ -35,7 +35,7 @@ class Expansion(Protocol):
         """Return the gradients of the two tensors from those of K and V; sum the weights' gradients."""
         ...
 
-    def with_weights(self, *weights: Tensor) -> Expansion:
+    def with_weights(self, *weights: Shaped[Tensor, "..."]) -> Expansion:
         """Return the same expansion with these tensors as its weights."""
         ...
 
@@ -74,7 +74,7 @@ class LatentExpansion:
         of_latent = _over_heads(of_heads, self.w_k) + _over_heads(dv, self.w_v)
         return Gradient(gradient.keys, of_latent, gradient.dk[..., Dn:].to(dtype).sum(dim=1, keepdim=True))
 
-    def with_weights(self, *weights: Tensor) -> LatentExpansion:
+    def with_weights(self, *weights: Float[Tensor, "H _ R"]) -> LatentExpansion:
         """Return the same expansion with other tensors (w_k, w_v) of the same values."""
         w_k, w_v = weights
         return LatentExpansion(w_k, w_v, self.rope)
