@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
 
 from ringlab.cli.output import Json, finish, ignored, people, print_json, reporting_errors
 from ringlab.errors import BackendError
-
-if TYPE_CHECKING:
-    from ringlab.comm.ring import Ring
 
 
 def diff(
@@ -38,14 +33,16 @@ def diff(
     with reporting_errors(as_json, status=2):
         asked: dict[str, Any] = {"tokens": tokens, "layout": layout, "seed": seed, "limit": limit}
         asked["documents"] = _lengths(documents)
-        with _ring(context, transport, limit) as ring:
-            found = first_differences(target, ranks=ranks, transport=transport, ring=ring, **asked)
-            first = ring is None or ring.rank == 0
+        torchrun = "TORCHELASTIC_RUN_ID" in os.environ
+        if torchrun and (given := ignored(context, ("ranks",))):
+            _refuse(f"torchrun without {given}", "both", "leave one of them out")
+        found = first_differences(target, ranks=ranks, transport=transport, torchrun=torchrun, **asked)
+        first = not torchrun or os.environ["RANK"] == "0"
     if first and as_json:
         print_json(found.as_dict())
     elif first:
         people.print(str(found), highlight=False)
-    finish(found.ok)
+    finish(found.ok or not first)  # torchrun ends rank 0, which prints, as soon as another rank fails
 
 
 def _lengths(documents: str) -> tuple[int, ...]:
@@ -53,20 +50,6 @@ def _lengths(documents: str) -> tuple[int, ...]:
     if not all(each.isdigit() for each in lengths):
         _refuse("--documents 20,12", repr(documents))
     return tuple(map(int, lengths))
-
-
-@contextmanager
-def _ring(context: typer.Context, transport: str, limit: float) -> Iterator[Ring | None]:
-    """Yield the ring of torchrun's processes, or None without torchrun."""
-    if "TORCHELASTIC_RUN_ID" not in os.environ:
-        yield None
-        return
-    from ringlab.comm.processes.connect import connect
-
-    if given := ignored(context, ("ranks",)):
-        _refuse(f"torchrun without {given}", "both", "leave one of them out")
-    with connect("gloo" if transport == "virtual" else transport, timeout=limit) as ring:
-        yield ring
 
 
 def _refuse(needed: str, got: str, remedy: str = "") -> NoReturn:

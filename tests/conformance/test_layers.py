@@ -344,6 +344,7 @@ def fails(ring: Ring, tokens: Tensor) -> None:
     torch.manual_seed(0)
     x = nn.Embedding(32, 4)(contiguous(tokens.shape[1], ring.world_size).shard(tokens, ring.rank, 1))
     nn.Linear(4, 4)(x[..., ring.rank :])
+    ring.all_reduce(torch.ones(1))  # on which rank 0 waits
 
 
 def shares_rows(ring: Ring, tokens: Tensor) -> None:
@@ -395,6 +396,23 @@ def test_an_error_of_a_rank_is_reported_with_what_came_before() -> None:
     report = first_differences(fails)
     assert [each.stage for each in report.differences] == ["error"], str(report)
     assert "Rank 1 ended" in str(report) and "mat1 and mat2" in str(report)
+
+
+def has_half_a_loss(ring: Ring, tokens: Tensor) -> Tensor | None:
+    torch.manual_seed(0)
+    x = nn.Embedding(32, 4)(contiguous(tokens.shape[1], ring.world_size).shard(tokens, ring.rank, 1))
+    return None if ring.rank else x.mean()
+
+
+def cuts_nothing(ring: Ring, tokens: Tensor) -> None:
+    torch.manual_seed(0)
+    nn.Embedding(32, 4)(tokens)
+
+
+def test_tensors_that_a_rank_lacks_and_sequences_that_are_not_cut_are_noted() -> None:
+    assert "the loss of the step (none on rank 1)" in first_differences(has_half_a_loss).notes[0]
+    assert "each rank has all tokens" in first_differences(cuts_nothing).notes[0]
+    assert not first_differences(plain_step).notes
 
 
 def test_another_number_of_calls_is_told() -> None:
@@ -466,19 +484,24 @@ def test_processes_that_the_command_starts() -> None:
 
 @pytest.mark.thorough
 @pytest.mark.parametrize(
-    "target", ["tests.conformance.test_layers:wrong_step", "tests.conformance.right_steps:gathered"]
+    ("target", "module"),
+    [
+        ("tests.conformance.test_layers:wrong_step", "model.layers.0.post_attention_layernorm"),
+        ("tests.conformance.test_layers:fails", "Linear"),
+        ("tests.conformance.right_steps:gathered", ""),
+    ],
 )
-def test_under_torchrun(target: str) -> None:
+def test_under_torchrun(target: str, module: str) -> None:
     launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
-    command = [sys.executable, *launcher, "-m", "ringlab", "diff", target, "--json"]
+    command = [sys.executable, *launcher, "-m", "ringlab", "diff", target, "--json", "--limit", "30"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, env=environment, cwd=CHECKOUT, capture_output=True, text=True, timeout=300)
     found = json.loads(done.stdout)
-    assert (found["transport"], found["ok"]) == ("torchrun", "gathered" in target), done.stderr
-    if not found["ok"]:
-        (first, *_) = found["differences"]
-        assert (first["module"], first["rank"], first["token"]) == (
-            "model.layers.0.post_attention_layernorm",
-            1,
-            12,
-        )
+    assert (found["transport"], found["ok"], bool(done.returncode)) == (
+        "torchrun",
+        not module,
+        bool(module),
+    ), done.stderr
+    assert [(each["module"], each["rank"]) for each in found["differences"][:1]] == (
+        [(module, 1)] if module else []
+    )

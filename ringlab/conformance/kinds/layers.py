@@ -28,20 +28,25 @@ A rank's tokens are found by the token ids in the inputs of its modules: no two 
 
 from __future__ import annotations
 
+import itertools
 import math
+import os
 import pickle
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import redirect_stdout
 from dataclasses import asdict, dataclass, replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from jaxtyping import Float
 from torch import Tensor
 
+from ringlab.comm.processes.connect import connect, torchrun_store
 from ringlab.comm.processes.launch import launch
 from ringlab.comm.ring import Ring
 from ringlab.comm.virtual.cluster import VirtualCluster
@@ -140,25 +145,25 @@ def first_differences(
     layout: str = "",
     seed: int = 0,
     limit: float = 120.0,
-    ring: Ring | None = None,
+    torchrun: bool = False,
 ) -> LayerReport:
     """Return where `target`, a training step or "package.module:name", first differs on P ranks from one process.
 
     transport: of a step over ringlab's Comm; a step over torch.distributed runs in gloo processes. tokens: the
     length of the sequence, rounded up to what any layout divides. documents: lengths of packed documents in its place, at most
     VOCABULARY tokens in all. layout: the name of the step's layout, if no module takes token ids. limit:
-    seconds for each run on processes. ring: of processes that run already, such as torchrun's; each of them
-    calls this function, and each gets the report.
+    seconds for each run on processes. torchrun: the ranks are the processes that torchrun started; each of
+    them calls this function, and each gets the report.
 
     Raises: BackendError for a step that cannot be called, fails on one process, is random, or hides its
-    tokens; WorldSizeError for fewer than 2 ranks.
+    tokens; WorldSizeError for fewer than 2 ranks; TransportTimeout if torchrun's processes do not connect.
 
     >>> from ringlab.conformance.kinds.layers import first_differences
     >>> from ringlab.plain_step import step
     >>> first_differences(step, ranks=2).ok
     True
     """
-    ranks = ranks if ring is None else ring.world_size
+    ranks = int(os.environ["WORLD_SIZE"]) if torchrun else ranks
     if ranks < 2:
         raise WorldSizeError("at least 2 ranks, to compare with one process", str(ranks))
     function = named(target) if isinstance(target, str) else target
@@ -168,12 +173,12 @@ def first_differences(
     plan = _plan(ranks, tokens, documents, layout, seed, packs=not required(function).isdisjoint(PACKED))
     with TemporaryFolder(prefix="ringlab-diff-") as name, redirect_stdout(sys.stderr):
         runs = _Runs(target, over == RING, transport, limit, Path(name))
-        if ring is None:
+        if torchrun:
+            truth, plain, parts = runs.of_torchrun(plan)
+            transport = "torchrun"
+        else:
             truth, plain = runs.alone(plan)
             parts = runs.on_ranks(plan)
-        else:
-            truth, plain, parts = runs.of_ring(plan, ring)
-            transport = "torchrun"
     who = target if isinstance(target, str) else name_of(function)
     return _Comparison(plan, truth, plain, parts).report(who, over, transport)
 
@@ -214,12 +219,14 @@ def _program(
 
 
 TRUTH, PLAIN, AGAIN, RANKS = "truth", "plain", "again", "ranks"
+SILENT = "it ended without a word"
+_uses = itertools.count()
 
 
 def _left(folder: Path, name: str, rank: int) -> Recording:
     path = folder / f"{name}-{rank}"
     if not path.exists():
-        return Recording(error="it ended without a word")
+        return Recording(error=SILENT)
     found: Recording = pickle.loads(path.read_bytes())
     return found
 
@@ -260,25 +267,46 @@ class _Runs:
                 raise
         return [_left(self.folder, RANKS, rank) for rank in range(plan.P)]
 
-    def of_ring(self, plan: Plan, ring: Ring) -> tuple[Recording, Recording, list[Recording]]:
-        """Return the truth, the plain run and all ranks' recordings, on each rank of processes that run already."""
-        said: Any = None
-        if ring.rank == 0:
-            try:
-                said = self.alone(plan)
-            except Exception as error:
-                said = (
-                    error
-                    if isinstance(error, RinglabError)
-                    else BackendError("a run on one process", str(error))
-                )
-        said = _of_all(ring, said)[0]
+    def of_torchrun(self, plan: Plan) -> tuple[Recording, Recording, list[Recording]]:
+        """Return the truth, the plain run and all ranks' recordings, on each process that torchrun started.
+
+        They travel through torchrun's store, which still works after the step has failed on a rank.
+        """
+        rank = int(os.environ["RANK"])
+        store = dist.PrefixStore(f"ringlab/diff/{next(_uses)}", torchrun_store(self.limit))
+        if rank == 0:
+            store.set("alone", pickle.dumps(self._tried_alone(plan)))
+        store.wait(["alone"], timedelta(seconds=4 * self.limit))
+        said = pickle.loads(store.get("alone"))
         if isinstance(said, Exception):
             raise said
         truth, plain = said
         leave(self.folder / f"{TRUTH}-0", truth)
-        _program(ring, self.target, self.over_ring, plan, None, RANKS, str(self.folder))
-        return truth, plain, _of_all(ring, _left(self.folder, RANKS, ring.rank))
+        try:
+            with connect("gloo" if self.transport == VIRTUAL else self.transport, timeout=self.limit) as ring:
+                _program(ring, self.target, self.over_ring, plan, None, RANKS, str(self.folder))
+        except Exception:  # a recording holds the error
+            if not (self.folder / f"{RANKS}-{rank}").exists():
+                raise
+        store.set(str(rank), pickle.dumps(_left(self.folder, RANKS, rank)))
+        return truth, plain, [self._sent(store, str(each)) for each in range(plan.P)]
+
+    def _tried_alone(self, plan: Plan) -> tuple[Recording, Recording] | RinglabError:
+        try:
+            return self.alone(plan)
+        except RinglabError as error:
+            return error
+        except Exception as error:
+            return BackendError("a run on one process", str(described(error)))
+
+    def _sent(self, store: dist.Store, rank: str) -> Recording:
+        """Return the recording of a rank, which may still wait for a rank that has failed."""
+        try:
+            store.wait([rank], timedelta(seconds=2 * self.limit))
+        except RuntimeError:  # torch's DistStoreError
+            return Recording(error=SILENT)
+        found: Recording = pickle.loads(store.get(rank))
+        return found
 
     def _one(self, plan: Plan, name: str, dtype: torch.dtype | None) -> Recording:
         try:
@@ -311,13 +339,6 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
     while cause is not None:
         yield cause
         cause = cause.__cause__
-
-
-def _of_all(ring: Ring, value: Any) -> list[Any]:
-    """Return each rank's value, on every rank."""
-    content = torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8)
-    sizes = [int(x) for x in ring.all_gather(torch.tensor([len(content)]))]
-    return [pickle.loads(x.numpy().tobytes()) for x in ring.all_gather(content, [(size,) for size in sizes])]
 
 
 def _check_repeated(plain: Recording, again: Recording) -> None:
@@ -421,6 +442,10 @@ class _Comparison:
                 f"none on {_ranks(hidden)}",
                 "give the name of the step's layout: --layout; ranks that share out rows are not compared",
             )
+        if all(sorted(part.tokens) == sorted(self.truth.tokens) for part in self.parts):
+            self.notes.append(
+                "each rank has all tokens: the model is called before the sequence is cut, or it is not cut"
+            )
         missing = [token for token in self.truth.tokens if token not in owned]
         if not missing or any(part.positions is None for part in self.parts):
             return
@@ -449,7 +474,9 @@ class _Comparison:
                 (
                     r
                     for r, part in enumerate(self.parts)
-                    if not part.error and calls[r][key.module] != self.truth.calls[key.module]
+                    if not part.error
+                    and key.module != STEP
+                    and calls[r][key.module] != self.truth.calls[key.module]
                 ),
                 None,
             )
@@ -457,6 +484,10 @@ class _Comparison:
                 skipped.append(
                     f"{key.module} ({self.truth.calls[key.module]} calls on one process, {calls[other][key.module]} on rank {other})"
                 )
+                continue
+            without = tuple(r for r, part in enumerate(self.parts) if xs[r] is None and not part.error)
+            if without:
+                skipped.append(f"{key} (none on {_ranks(without)})")
                 continue
             found = self._leaves(whole, self.plain.values[key], xs)
             if isinstance(found, str):
@@ -552,9 +583,7 @@ class _Comparison:
     def _errors(self) -> Iterator[Difference]:
         told = [(rank, part) for rank, part in enumerate(self.parts) if part.error]
         told.sort(
-            key=lambda each: any(
-                word in each[1].error for word in ("PeerDied", "AgreementError", "without a word")
-            )
+            key=lambda each: any(word in each[1].error for word in ("PeerDied", "AgreementError", SILENT))
         )
         if told:
             rank, part = told[0]
