@@ -1,12 +1,12 @@
 """Block backends by name: attention of some query rows over one K/V block.
 
-naive      all scores at once, in torch; the definition
+naive      the definition: all scores at once, in torch
 blockwise  tile by tile in torch, memory linear in the sequence
 native     torch's flash attention operators
-cudnn      cuDNN's attention, by torch's operators; a GPU
-flex       FlexAttention of torch, compiled for a GPU; on a CPU its definition, without its backward
-flash      the flash-attn packages, versions 2, 3 and 4; a GPU
-triton     kernels that compute all tiles of a K/V block in one launch; a GPU, or Triton's interpreter
+cudnn      cuDNN's attention, called through torch's operators; needs a GPU
+flex       torch's FlexAttention: compiled on a GPU; on a CPU uncompiled and without its own backward
+flash      the flash-attn packages, versions 2, 3 and 4; needs a GPU
+triton     kernels that compute all tiles of a K/V block in one launch; needs a GPU or Triton's interpreter
 """
 
 from __future__ import annotations
@@ -65,9 +65,9 @@ def get_block(
 ) -> Block:
     """Return the block backend called `name`, after a check that it supports tensors like `q`.
 
-    "auto" means the first block of `AUTO` that supports `q`, `v` and all requirements. A block of a library, such
-    as `native`, gives tiles with requirements to `blockwise`, so "auto" means `blockwise` for these. A block
-    object is returned unchanged.
+    "auto" means the first block of `AUTO` that supports `q` and `v` and meets all requirements itself. A
+    library's block, such as `native`, passes tiles with requirements to `blockwise`, so "auto" skips it if
+    there are any. A block object is returned unchanged.
     requirements: the score rules that the block must support, among "softcap" and "dropout". v: the values,
     if their head dim differs from that of `q`.
     Raises: BackendError for an unknown name, for an object that is not a block, or for a block that does not
@@ -139,7 +139,10 @@ def _named(name: str, tensors: tuple[Tensor, ...]) -> Block:
 
 
 def _newest(tensors: tuple[Tensor, ...]) -> Block:
-    """Return the newest version of flash-attn that supports these tensors, or else one that says why it does not."""
+    """Return the newest version of flash-attn that supports these tensors.
+
+    If there is none, return the newest installed version, or else the newest of all, for its reason.
+    """
     fitting = (block for block in VERSIONS if _unsupported(block, tensors) is None)
     installed = (block for block in VERSIONS if block.missing() is None)
     return next(fitting, None) or next(installed, None) or VERSIONS[-1]

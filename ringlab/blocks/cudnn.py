@@ -1,4 +1,6 @@
-"""The block backend `cudnn`: cuDNN's attention, by torch's own operators, which return lse and take the final lse.
+"""The block backend `cudnn`: cuDNN's attention, called through torch's own operators.
+
+The operators return lse, and their backward takes the lse over all keys.
 
 cuDNN builds an execution plan for every combination of shapes and strides, and torch keeps it. The first tile of a
 new length therefore takes longer than the next ones. Layouts with few lengths of tiles, such as zig-zag without
@@ -35,7 +37,8 @@ class Cudnn(LibraryBlock):
         return None if version >= 90000 else f"needs cuDNN 9.0 or later (90000), got {version}"
 
     def largest_head_dim(self, capability: Capability) -> int:
-        # Some versions of torch and cuDNN take up to 256 on Hopper, and later ones refuse them again.
+        # Some versions of torch and cuDNN support head dims up to 256 on Hopper, but later versions no
+        # longer do.
         return 128 if (8, 0) <= capability <= (12, 1) else 0
 
     def _library_forward(
@@ -48,7 +51,7 @@ class Cudnn(LibraryBlock):
 
     def _library_backward(self, tile: BackwardTile) -> tuple[Tensor, Tensor, Tensor]:
         q, dout, out = _one_layout(tile.q, tile.dout, tile.out)
-        # Takes the place of the random state of dropout.
+        # The operator requires a random state for dropout, which is not used here.
         unused = torch.zeros((), dtype=torch.int64, device=tile.q.device)
         # The schema calls attn_bias a tensor. torch turns None into an undefined tensor, which the operator expects.
         return _aten._scaled_dot_product_cudnn_attention_backward(
@@ -72,10 +75,11 @@ class Cudnn(LibraryBlock):
 
 
 def _one_layout(q: Tensor, dout: Tensor, out: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the tensors, copied unless the strides of q and all shapes determine the strides of dout and out.
+    """Return the tensors, copied where necessary, so that dout and out always have the same strides for the
+    same q.
 
-    torch finds the plan of a backward by the strides of q, k and v only. With other strides of dout and out than those
-    for which the plan was made, gradients would be silently wrong.
+    torch looks up the plan of a backward by the strides of q, k and v only. If dout and out had other
+    strides than those for which the plan was made, gradients would be silently wrong.
     """
     if q.shape != out.shape:
         return q, dout.contiguous(), out.contiguous()

@@ -3,9 +3,10 @@
 block="flash" means the newest installed version that supports the tensors, and the trace records which. A package
 is imported when tensors on a GPU ask for it. Its functions take and return (B, L, H, D), and lse is (B, H, L).
 
-The functions for sequences of varying length take one axis for all tokens, (tokens, H, D), with the bounds of the
-sequences in it, and lse is (H, tokens). They compute several tiles of a step in one call: each tile is a sequence. So a
-step of packed documents takes one call for all causal tiles, and one for all others, however many documents there are.
+The functions for sequences of varying length take one axis for all tokens, (tokens, H, D), with the bounds
+of the sequences in it, and lse is (H, tokens). They compute several tiles of a step in one call, with each
+tile as a sequence. A step of packed documents therefore takes one call for all causal tiles, and one for all
+others, whatever the number of documents.
 Source: github.com/Dao-AILab/flash-attention: flash_attn/flash_attn_interface.py (version 2; 2.7.0 to 2.8.3 have the same
 arguments as far as they are used here), hopper/flash_attn_interface.py (version 3, from commit 1e3539e4 of November 2025
 on) and flash_attn/cute/interface.py (version 4), read at commit 0251105a.
@@ -72,7 +73,10 @@ class FlashAttention(LibraryBlock, StepBlock):
     def _call_backward(
         self, functions: Any, given: dict[str, Any], lse: Tensor, causal: bool, scale: float
     ) -> None:
-        """Write the gradients. given: as for the forward, with dout and out, and with dq, dk and dv to write to."""
+        """Write the gradients into dq, dk and dv.
+
+        given: the tensors that the forward takes, and also dout, out, dq, dk and dv.
+        """
 
     def begin_forward(self, q: Query, count: int, *, scale: float) -> ForwardSteps:
         return FlashForward(self, q, scale)
@@ -81,7 +85,7 @@ class FlashAttention(LibraryBlock, StepBlock):
         return FlashBackward(self, rows, scale)
 
     def forward_of(self, tiles: Tiles, q: Query, k: KeyValue, v: Value, scale: float) -> Partial:
-        """Return the partials of tiles of one call of `calls_of`, in the order of their rows."""
+        """Compute the tiles of one call of `calls_of`. Return their partials, in the order of their rows."""
         packed = Packed(tiles)
         given = dict(zip("qkv", of_one_width(packed.rows(q), packed.keys(k), packed.keys(v)), strict=True))
         given = {name: loadable(x) for name, x in given.items()}
@@ -91,7 +95,10 @@ class FlashAttention(LibraryBlock, StepBlock):
     def backward_of(
         self, tiles: Tiles, rows: BackwardRows, k: KeyValue, v: Value, scale: float
     ) -> tuple[Float[Tensor, "B H rows D"], Float[Tensor, "B K keys D"], Float[Tensor, "B K keys Dv"]]:
-        """Return (dq, dk, dv) of tiles of one call of `calls_of`, in the order of the tiles' rows and of their keys."""
+        """Compute the backward of the tiles of one call of `calls_of`. Return (dq, dk, dv).
+
+        dq is in the order of the tiles' rows, and dk and dv are in the order of the tiles' keys.
+        """
         assert rows.out is not None
         packed, B = Packed(tiles), len(rows.q)
         tensors = (
@@ -230,7 +237,7 @@ VERSIONS: tuple[FlashAttention, ...] = (FlashAttention4(), FlashAttention3(), Fl
 
 
 class FlashForward(TilewiseForward):
-    """`ForwardSteps` with one call for all tiles of a step that a function for sequences of varying length takes."""
+    """`ForwardSteps` that compute all similar tiles of a step in one call, as sequences of one batch."""
 
     block: FlashAttention
 
@@ -248,14 +255,14 @@ class FlashForward(TilewiseForward):
 
 
 class FlashBackward(TilewiseBackward):
-    """`BackwardSteps` with one call for all tiles of a step that a function for sequences of varying length takes."""
+    """`BackwardSteps` that compute all similar tiles of a step in one call, as sequences of one batch."""
 
     block: FlashAttention
 
     def differentiate(
         self, tiles: Tiles, k: KeyValue, v: Value, rules: TileRules = PLAIN_RULES
     ) -> list[Gradient]:
-        """Return these rows' contribution to the gradients of the next block, in calls of `calls_of`."""
+        """Return these rows' contribution to the gradients of the next block."""
         alone = self.block.leaves_backward(self.rows, rules) or not self.rows.q.numel()
         gradients = []
         for call in calls_of(tiles):
@@ -273,7 +280,8 @@ class FlashBackward(TilewiseBackward):
 
 @lru_cache(maxsize=4096)
 def calls_of(tiles: Tiles) -> tuple[Tiles, ...]:
-    """Return the tiles by calls, each of them by rows: those without a diagonal, with one, or with a mirrored one.
+    """Group the tiles into calls: full tiles, causal tiles, and mirrored causal tiles. Sort each group by
+    rows.
 
     >>> one, other, before = Tile(0, 2, 0, 2, True), Tile(2, 5, 2, 5, True), Tile(2, 5, 0, 2, False)
     >>> calls_of((one, before, other)) == ((one, other), (before,))
@@ -286,7 +294,8 @@ def calls_of(tiles: Tiles) -> tuple[Tiles, ...]:
 
 
 def stretches(parts: Iterable[slice]) -> list[tuple[slice, slice]]:
-    """Return each stretch of adjacent parts, and its place in a tensor that holds all parts one after the other.
+    """Join adjacent parts to stretches. Return each with its place in a tensor of all parts, one after the
+    other.
 
     >>> stretches([slice(2, 4), slice(4, 5), slice(7, 8)])
     [(slice(2, 5, None), slice(0, 3, None)), (slice(7, 8, None), slice(3, 4, None))]
@@ -304,9 +313,9 @@ def stretches(parts: Iterable[slice]) -> list[tuple[slice, slice]]:
 
 
 class Packed:
-    """The tiles of one call, whose tokens stand one after the other: each tile of each batch is one sequence.
+    """The tiles of one call, with their tokens one after the other. Each tile of each batch is one sequence.
 
-    Mirrored tiles are causal in a sequence of rows and a sequence of keys that are reversed as a whole.
+    Mirrored tiles become causal when all packed rows and all packed keys are put in reverse order.
     """
 
     def __init__(self, tiles: Tiles) -> None:
@@ -321,23 +330,23 @@ class Packed:
         return self._packed(x, [tile.keys for tile in self.tiles])
 
     def _packed(self, x: Tensor, parts: list[slice]) -> Tensor:
-        # A single stretch of a single batch is a view, without a copy.
+        # A single stretch of a single batch is not copied: the result is a view.
         found = _picked(x.transpose(1, 2), parts, axis=1)
         return (found.flip(1) if self.mirrored else found).flatten(0, 1)
 
     def unpacked(self, x: Float[Tensor, "tokens heads D"], B: int) -> Heads:
-        """Return a result for packed tokens of B batches with an axis of batches."""
+        """Return a result for packed tokens, unpacked: with an axis for the B batches."""
         found = x.unflatten(0, (B, -1)).transpose(1, 2)
         return found.flip(-2) if self.mirrored else found
 
     def rows_of_lse(self, lse: RowState) -> Float[Tensor, "H tokens"]:
-        """Return the lse of the rows, dense."""
+        """Return the lse of the rows as a dense tensor."""
         found = _picked(lse, [tile.rows for tile in self.tiles], axis=2)
         found = found.flip(-1) if self.mirrored else found
         return found.transpose(0, 1).flatten(1, 2).contiguous()
 
     def unpacked_lse(self, lse: Float[Tensor, "H tokens"], B: int) -> RowState:
-        """Return the lse of packed tokens of B batches with an axis of batches."""
+        """Return the lse of packed tokens, unpacked: with an axis for the B batches."""
         found = lse.unflatten(1, (B, -1)).transpose(0, 1)
         return found.flip(-1) if self.mirrored else found
 
@@ -355,7 +364,7 @@ def _picked(x: Tensor, parts: list[slice], axis: int) -> Tensor:
 
 
 @lru_cache(maxsize=4096)
-@torch.inference_mode(False)  # an evaluation may come first, and autograd could not save tensors of its mode
+@torch.inference_mode(False)  # the first call may be in inference mode, whose tensors autograd cannot save
 def _bounds(tiles: Tiles, B: int, device: torch.device) -> dict[str, Any]:
     ordered = tiles[::-1] if tiles[0].mirrored else tiles
     found: dict[str, Any] = {}
@@ -371,5 +380,5 @@ def _loaded(module: str) -> ModuleType | str:
     """Return the module, or the error that its import raises."""
     try:
         return importlib.import_module(module)
-    except Exception as error:  # a broken package raises anything, and an older version may be whole
+    except Exception as error:  # a broken package may raise any error, and an older version may still work
         return str(error)

@@ -1,18 +1,20 @@
 """The block backend `flex`: FlexAttention of torch, which takes a mask and a soft cap as functions.
 
-One call computes all tiles of a K/V block. Each row has a list of the intervals of keys that it sees, and the mask function
-reads that list, so one function serves every mask and layout. A second table names the squares of 128 × 128 scores that
-hold a visible pair, and FlexAttention computes no other square.
+One call computes all tiles of a K/V block. Each row has a list of the intervals of keys that it sees, and
+the mask function reads that list, so one function serves every mask and layout. A second table lists the
+squares of 128 × 128 scores that contain a visible pair, and FlexAttention computes no other square.
 
-On a GPU torch compiles FlexAttention to a Triton kernel. A ring of equal shards needs one kernel for the forward and one
-pair for the backward, and twice as many if some rows see two intervals of keys, as with a prefix and a window. The first
-call of each takes seconds. At a second length of the shards torch compiles the kernels once more, for all lengths, but
-lengths up to 128 and longer ones have separate kernels.
+On a GPU torch compiles FlexAttention to a Triton kernel. A ring of equal shards needs one kernel for the
+forward and one pair for the backward, and twice as many if some rows see two intervals of keys, as with a
+prefix and a window. The first call of each takes seconds. When shards of a second length come, torch
+compiles the kernels once more, now for all lengths. Lengths up to 128 and longer ones have separate kernels.
 
-FlexAttention's own backward is that of its own lse, which covers one block. With the weight w = e^(lse of the block − lse),
-a row of the block contributes P = w·P_block to the whole, so the gradients of the ring are those of the block for
+FlexAttention's own backward uses the lse of one block, not the ring's lse. With the weight w = e^(lse of the
+block − lse), the probabilities in the ring are P = w·P_block. FlexAttention therefore returns the gradients
+of the ring if it is given
 
-    the gradient w·dout of the block's out, and rowsum(w·dout·out of the block) − w·delta of the block's lse.
+    w·dout as the gradient of the block's out, and
+    rowsum(w·dout·out of the block) − w·delta as the gradient of the block's lse.
 
 So the backward needs neither out nor a private operator of torch, but it computes the forward of the block again.
 Source: arXiv 2412.05496 (FlexAttention).
@@ -124,8 +126,9 @@ class FlexForward:
             self.state = RunningPartial(self.q, v.shape[-1])
         if tiles and self.q.numel():
             self.state.copy_first()
-            # torch's compiler would try to compile a mode, such as the meter of memory. So the meter does not see what
-            # FlexAttention allocates, only the sums that are kept. And torch compiles a graph for each grad mode.
+            # Outside modes, because torch's compiler would try to compile a mode, such as the meter of
+            # memory. The meter therefore sees only the sums that are kept, and not what FlexAttention
+            # allocates. In one grad mode, because torch compiles a separate graph for each.
             with outside_modes(), torch.no_grad():
                 out, lse = _attend(tiles, self.q, _dense(k), _dense(v), self.scale, rules)
             self.state.add(slice(0, self.q.shape[-2]), Partial(out, lse))
@@ -146,7 +149,7 @@ class FlexBackward:
     def differentiate(
         self, tiles: Tiles, k: KeyValue, v: Value, rules: TileRules = PLAIN_RULES
     ) -> list[Gradient]:
-        """Return these rows' contribution to the gradients of the next block: one entry, or none for no tile."""
+        """Return these rows' contribution to the gradients of the next block: at most one entry."""
         if not tiles or not self.q.numel():
             return []
         self.dq.copy_first()
@@ -165,11 +168,11 @@ class FlexBackward:
         return self.dq.value()
 
     def _of_block(self, out: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the gradients of the block's own out and lse for which its dq, dk and dv are those of the ring."""
+        """Return the gradients of the block's own out and lse that give the ring's dq, dk and dv."""
         final = self.rows.lse.masked_fill(self.rows.lse == -math.inf, 0.0)  # −inf − −inf would be NaN
         weight = torch.exp(lse - final)  # 0 where a row sees no key of the block, whose lse is −inf there
         dout = (weight.unsqueeze(-1) * self.rows.dout).to(out.dtype)
-        # The rounded dout is multiplied here, as the kernel multiplies it, so that both products cancel.
+        # The kernel multiplies the rounded dout. This product uses it too, so that the two products cancel.
         own = (dout.to(lse.dtype) * out.to(lse.dtype)).sum(dim=-1)
         return dout, own - weight * self.rows.delta
 
@@ -232,9 +235,9 @@ def visible_squares(
 
 
 @lru_cache(maxsize=256)
-@torch.inference_mode(False)  # an evaluation may come first, and autograd could not save tensors of its mode
+@torch.inference_mode(False)  # the first call may be in inference mode, whose tensors autograd cannot save
 def block_tables(tiles: Tiles, n_rows: int, n_keys: int, device: torch.device) -> BlockTables:
-    """Return the mask in which the rows of a block see the keys of these tiles."""
+    """Return the mask of a block, under which each row sees the keys that these tiles show it."""
     from torch.nn.attention.flex_attention import BlockMask
 
     size = 128  # FlexAttention's own default
@@ -242,7 +245,7 @@ def block_tables(tiles: Tiles, n_rows: int, n_keys: int, device: torch.device) -
     counts = visible_squares(intervals, n_keys, size)
     pairs = [tuple(torch.from_numpy(edge).to(device) for edge in interval) for interval in intervals]
 
-    @no_type_check  # torch cannot compile the check of shapes that jaxtyping's import hook would add
+    @no_type_check  # jaxtyping's import hook would add a check of shapes, which torch cannot compile
     def sees(batch: Tensor, head: Tensor, row: Tensor, key: Tensor) -> Tensor:
         seen = (pairs[0][0][row] <= key) & (key < pairs[0][1][row])
         for begin, end in pairs[1:]:
@@ -250,7 +253,7 @@ def block_tables(tiles: Tiles, n_rows: int, n_keys: int, device: torch.device) -
         return seen
 
     def listed(chosen: np.ndarray) -> tuple[Tensor, Tensor]:
-        """Return the number of chosen squares of each row of squares, and their indices before all others."""
+        """Return, for each row of squares, how many are chosen, and the indices of all, the chosen first."""
         order = np.argsort(~chosen, axis=1, kind="stable")
         both = chosen.sum(1).astype(np.int32), order.astype(np.int32)
         number, indices = (torch.from_numpy(table)[None, None] for table in both)
@@ -268,7 +271,10 @@ def block_tables(tiles: Tiles, n_rows: int, n_keys: int, device: torch.device) -
 def _attend(
     tiles: Tiles, q: Tensor, k: Tensor, v: Tensor, scale: float, rules: TileRules
 ) -> tuple[Tensor, Tensor]:
-    """Return out and lse of the rows over the keys that the tiles show them; out is 0 and lse −inf without keys."""
+    """Return out and lse of the rows over the keys that the tiles show them.
+
+    For a row without keys, out is 0 and lse is −inf.
+    """
     found = block_tables(tiles, q.shape[-2], k.shape[-2], q.device)
     used_on_this_stream(found.tensors)
     # torch compiles a separate graph for a length of 1.
@@ -298,13 +304,14 @@ def _compiled(
         )  # fmt: skip
         return out, found.lse
 
-    # torch counts the graphs of a code object, and refuses the ninth. By a code's name, it remembers numbers that varied,
-    # and would make a scale or a cap an input of the graph, which FlexAttention does not take.
+    # Each function has a code object and a name of its own. torch refuses to compile a ninth graph of one
+    # code object. And for each name torch remembers the numbers that varied: it would make a scale or a cap
+    # an input of the graph, which FlexAttention does not accept.
     name = re.sub(r"\W+", "_", f"attend_{signature}_{scale}_{softcap}")
     attend.__code__ = attend.__code__.replace(co_name=name)
     return torch.compile(attend, backend=COMPILERS[kind], fullgraph=True)
 
 
 def _dense(x: Tensor) -> Tensor:
-    """Return `x` as a leaf of autograd whose strides are those of its shape, so that other strides need no other graph."""
+    """Return `x` as a contiguous leaf of autograd, because other strides would need another graph."""
     return x.detach().contiguous()

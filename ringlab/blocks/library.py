@@ -29,9 +29,9 @@ Capability = tuple[int, int]
 
 @dataclass(frozen=True)
 class BackwardTile:
-    """What a library's backward gets: loadable tensors (B, H, L, D), and the dense lse (B, H, L).
+    """The arguments of a library's backward: loadable tensors (B, H, L, D), and the dense lse (B, H, L).
 
-    out and lse are those of all keys. A causal tile is square.
+    out and lse are those over all keys. A causal tile is square.
     """
 
     dout: Tensor
@@ -48,8 +48,8 @@ class LibraryBlock(Block, Handled):
     """Attention by two functions of a library, for float16 and bfloat16 on NVIDIA GPUs.
 
     The functions have no soft cap, their dropout does not depend on positions, and they take no gradient of
-    lse. Tiles with these rules, the backward of rows with a gradient of lse, and the backward of rows without
-    out are computed by `Blockwise`.
+    lse. `Blockwise` therefore computes tiles with these rules, and the backward of rows that have a gradient
+    of lse or no out.
     """
 
     largest_causal: int | None = None
@@ -170,7 +170,7 @@ class LibraryBlock(Block, Handled):
         return 0 < min(rows, keys) < self.shortest
 
     def _check_square(self, q: Tensor, k: Tensor, causal: bool) -> None:
-        """Return if a causal tile is square. Raises: BackendError."""
+        """Check that a causal tile is square. Raises: BackendError."""
         # Libraries and their versions differ in how they align a rectangular causal mask.
         if causal and q.shape[-2] != k.shape[-2]:
             raise BackendError(
@@ -192,9 +192,9 @@ def on_cuda(x: Shaped[Tensor, "..."]) -> bool:
 
 
 def used_on_this_stream(tables: Iterable[Shaped[Tensor, "..."]]) -> None:
-    """Register the current stream as a reader of the memory of cached tables, which were made on any stream.
+    """Register the current stream as a reader of cached tables, which may have been made on another stream.
 
-    The allocator then reuses the memory only once the stream is done with it.
+    The allocator then reuses their memory only after this stream has finished reading.
     """
     for table in tables:
         if table.is_cuda:

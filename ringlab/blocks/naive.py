@@ -117,5 +117,5 @@ def _weighted_sum(weights: Tensor, v: Tensor, causal: bool) -> Tensor:
 
 
 def _read_at_once(x: Tensor) -> bool:
-    """Return whether Python can read a value of `x` at once, without waiting for a GPU to compute it."""
+    """Return whether Python can read a value of `x` without waiting for a GPU to compute it."""
     return x.device.type == "cpu"

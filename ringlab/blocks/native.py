@@ -26,8 +26,9 @@ class Native(LibraryBlock):
     name = "native"
 
     def __init__(self, largest_causal: int | None = None) -> None:
-        # On the diagonal the CPU operator computes whole blocks of 512 keys, so smaller causal tiles waste less.
-        # They were faster on AVX-512 machines without AMX. With AMX the additional calls and merges cost more.
+        # On the diagonal the CPU operator computes whole blocks of 512 keys, so smaller causal tiles waste
+        # less. They were faster on AVX-512 machines without AMX. With AMX the additional calls and merges
+        # cost more than they save.
         self.largest_causal = largest_causal
 
     def supports(self, q: Query) -> str | None:
@@ -70,7 +71,7 @@ class Native(LibraryBlock):
         return out, lse
 
     def _library_backward(self, tile: BackwardTile) -> tuple[Tensor, Tensor, Tensor]:
-        # Takes the place of the random state of dropout.
+        # The operator requires a random state for dropout, which is not used here.
         unused = torch.zeros((), dtype=torch.int64, device=tile.q.device)
         lengths = tile.q.shape[-2], tile.k.shape[-2]
         return _aten._scaled_dot_product_flash_attention_backward(

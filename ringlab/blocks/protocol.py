@@ -22,7 +22,7 @@ from ringlab.types import KeyValue, Out, Query, RowState, Value
 
 @dataclass(frozen=True)
 class BackwardRows:
-    """Some query rows with all tensors of these rows that backward needs.
+    """Some query rows, with all tensors that the backward needs for them.
 
     out and lse are results of the forward over all keys, not over one block, and include the sinks if there
     are any. delta is rowsum(dout·out) minus the gradient of lse, if lse has one. through_lse: whether lse has
@@ -217,7 +217,9 @@ class StepBlock(Block, Protocol):
 
 
 def _one_tile(q: Tensor, k: Tensor, causal: bool) -> tuple[Tile, ...]:
-    """Return one tile of a block backend as tiles of a step. A causal tile may have more rows than keys.
+    """Return the tiles of a step that make up one tile of a block backend.
+
+    A causal tile may have more rows than keys. It is cut into a square causal tile and a full one.
 
     Raises: ShapeError for a causal tile with more keys than rows.
     """

@@ -148,7 +148,7 @@ class TilewiseForward:
             state.add(tile.rows, self._tile_partial(tile, k, v, rules))
 
     def running(self, v: Value) -> RunningPartial:
-        """Return the partial so far, which is made for the first v, as that determines the width of out."""
+        """Return the partial so far. The first call creates it, because `v` determines the width of out."""
         if self.state is None:
             self.state = RunningPartial(self.q, v.shape[-1])
         return self.state

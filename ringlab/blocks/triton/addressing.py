@@ -8,14 +8,14 @@ import triton.language as tl
 
 from ringlab.blocks.triton.interpreter import repair
 
-repair()  # before a kernel is defined; does nothing where kernels are compiled
+repair()  # must come before a kernel is defined; does nothing where kernels are compiled
 
 
 @triton.jit
 def strides(batch, heads, tokens, DIM: tl.constexpr):
-    """Return strides in elements. They come in units of the largest power of two that divides DIM, 8 at most.
+    """Return strides in elements, given strides in units of the largest power of two in DIM, 8 at most.
 
-    So the compiler knows that they have this factor, and loads rows 16 bytes at a time where DIM is a multiple of 8.
+    The compiler then knows this factor, and loads rows 16 bytes at a time where DIM is a multiple of 8.
     """
     UNIT: tl.constexpr = (DIM | 8) & -(DIM | 8)
     # A tensor may have more than 2^31 elements; the offsets within a tile have 32 bits.
@@ -31,7 +31,7 @@ def tile(
 # fmt: on
     """Return rows start … start + ROWS of a head; 0 where not `within`, and beyond the head dim."""
     offsets = tl.arange(0, ROWS)[:, None] * stride + tl.arange(0, BLOCK_D)[None, :]
-    # Advanced in 64 bits once per tile: a long sequence has more than 2^31 elements.
+    # The pointer is advanced in 64 bits once per tile, because a long sequence has more than 2^31 elements.
     pointers = base + tl.cast(start, tl.int64) * stride + offsets
     deep = (tl.arange(0, BLOCK_D) < HEAD_DIM)[None, :]
     if MASKED:
@@ -48,7 +48,10 @@ def tile(
 
 @triton.jit
 def places(row, owned, ROWS: tl.constexpr, DIM: tl.constexpr, BLOCK: tl.constexpr):
-    """Return offsets of rows, `row` the first, in a dense tensor; and which are of `owned` rows and within the head dim."""
+    """Return the offsets of ROWS rows of a dense tensor, from `row` on, and a mask of the valid ones.
+
+    The mask selects the entries that are in `owned` rows and within the head dim.
+    """
     offsets = tl.cast(row, tl.int64) * DIM
     offsets += tl.arange(0, ROWS)[:, None] * DIM + tl.arange(0, BLOCK)[None, :]
     return offsets, owned[:, None] & (tl.arange(0, BLOCK) < DIM)[None, :]

@@ -48,9 +48,10 @@ def candidates(slot: Slot, arch: str) -> list[Config]:
 
 
 def least_shared_bytes(slot: Slot, config: Config) -> int:
-    """Return a lower bound of a program's shared memory: a tile of the two tensors it walks over, per stage.
+    """Return a lower bound of a program's shared memory, in bytes.
 
-    With one stage no tile waits in shared memory for a later iteration, so the bound is 0.
+    Every stage but one adds a tile of each of the two tensors that the program walks over. With one stage no
+    tile waits in shared memory for a later iteration, so the bound is 0.
     """
     walked = config.block_m if slot.kernel == "backward_dkv" else config.block_n
     width = 4 if slot.dtype == "float32" else 2
@@ -63,8 +64,8 @@ _SIDES = (16, 32, 64, 128)
 def _all(slot: Slot) -> Iterator[Config]:
     wide = slot.dtype == "float32"
     for block_m, block_n, warps, stages in product(_SIDES, _SIDES, (4, 8), (1, 2, 3, 4)):
-        # The scores of a tile that one thread holds in registers. With fewer scores the thread idles while it
-        # waits for memory. With more scores no other values fit into its registers.
+        # The number of a tile's scores that one thread has in registers. With fewer scores the thread would
+        # idle while it waits for memory. With more scores no other values would fit into its registers.
         scores = block_m * block_n // (32 * warps)
         if 1 <= scores <= (64 if wide else 128):
             yield Config(block_m, block_n, warps, stages, slot.precision)

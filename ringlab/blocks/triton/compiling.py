@@ -102,7 +102,7 @@ if __name__ == "__main__":
 
 
 _WIDTH = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
-_INPUTS = {"Q", "K", "V", "DOUT", "OUT", "DQ"}  # have the dtype of q; other tensors are float32 state
+_INPUTS = {"Q", "K", "V", "DOUT", "OUT", "DQ"}  # in the dtype of q; all other tensors are float32 state
 _TABLES = {"PROGRAMS", "SEGMENTS", "LOWS", "ROWS_AT", "KEYS_AT"}
 _COUNTS = {"n_programs", "n_rows", "n_keys", "H"}
 _FACTORS = {"scale", "cap", "keep"}

@@ -3,8 +3,8 @@
 The interpreter of Triton 3.6 to 3.9 has faults. It multiplies bfloat16 as if the bits were integers,
 truncates when it rounds to bfloat16, and mixes up the programs of two threads that launch at the same time.
 `repair` replaces the faulty functions, each by one entry of `REPAIRS`, and does nothing if kernels are
-compiled. Two entries change no result. They skip work without effect, which takes most of a small tile's
-time.
+compiled. Two entries change no result: they skip useless work, which would take most of the time of a small
+tile.
 
 These faults are not repaired, because no kernel here is affected: float8, atomics on bfloat16, casts with an
 explicit rounding mode, and index reductions of NaN. After the repair a float32 `tl.dot` is exact whatever its

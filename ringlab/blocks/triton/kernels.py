@@ -12,10 +12,12 @@ State is float32: `acc` = Σ e^(s−m) v, not normalized, `m` the largest score 
 `total` = Σ e^(s−m), with s = scale·q·k. Rows that have seen no key hold (0, −inf, 0). Products of 16-bit numbers
 are added in float32; `scale` multiplies float32 scores and is never folded into q.
 
-With SOFTCAP s = cap·tanh(scale·q·k / cap), before the mask. With DROPOUT a weight that is not `kept` counts in
-`total` and nowhere else; ROWS_AT and KEYS_AT are the global positions that decide it. Head dims are padded to BLOCK_D, a
-power of two; those of v, out and their gradients are VALUE_DIM, padded to BLOCK_V. Axes and letters as in `ringlab.types`; `_b`, `_h`, `_l` after a tensor's name are its strides over batch,
-heads and tokens, in the units of `addressing.strides`; the head dim is dense.
+With SOFTCAP s = cap·tanh(scale·q·k / cap), before the mask. With DROPOUT a weight that is not `kept` counts
+only in `total`; the global positions ROWS_AT and KEYS_AT decide which weights are kept. The head dim of q
+and k is HEAD_DIM, padded to BLOCK_D, a power of two. The head dim of v, out and their gradients is
+VALUE_DIM, padded to BLOCK_V. Axes and letters are those of `ringlab.types`. The names of a tensor's strides
+over batch, heads and tokens end in `_b`, `_h` and `_l`; they count the units of `addressing.strides`. The
+head dim is dense.
 
 Source: arXiv 2307.08691 (tiles and state), arXiv 2310.01889 (state carried from step to step).
 """
@@ -30,9 +32,10 @@ from ringlab.blocks.triton.addressing import places, strides, tile
 from ringlab.blocks.triton.interpreter import repair
 from ringlab.blocks.triton.scoring import kept, spoil, tanh
 
-repair()  # before a kernel is defined; does nothing where kernels are compiled
+repair()  # must come before a kernel is defined; does nothing where kernels are compiled
 
-# These differ between calls; kernels specialised for multiples of 16 would be no faster, and more would be compiled.
+# These arguments differ between calls. Kernels specialised for multiples of 16 would be no faster, and there
+# would be more of them to compile.
 _COUNTS = ["n_programs", "n_rows", "n_keys", "H", "first_head", "seed_low", "seed_high", "dropped"]
 _STRIDES = [f"{name}_{axis}" for name in ("q", "k", "v", "dout") for axis in ("b", "h", "l")]
 
@@ -60,9 +63,9 @@ def _attend(
         scores = tl.where(visible, scores * unit, -float("inf"))
         factor = 1.0
     else:
-        factor = unit  # left to the exponent, where it is one fused multiply-add
+        factor = unit  # applied in the exponent, where it is part of a fused multiply-add
     m_new = tl.maximum(m, tl.max(scores, 1) * factor)
-    # A row that has seen no score above −inf: −inf − (−inf) would be NaN.
+    # In a row that has seen no score above −inf, −inf − (−inf) would be NaN.
     m_safe = tl.where(m_new == -float("inf"), 0.0, m_new)
     p = tl.math.exp2(scores * factor - m_safe[:, None])
     decay = tl.math.exp2(m - m_safe)
@@ -74,7 +77,7 @@ def _attend(
     v = tile(v_base, key, v_l, inside, BLOCK_N, VALUE_DIM, BLOCK_V, MASKED)
     acc = acc * decay[:, None]
     if MASKED and NON_FINITE:
-        # 0·NaN = NaN: the value of a hidden key, whose weight is 0, must not reach the row.
+        # A hidden key has weight 0, but 0·NaN = NaN, so its value is replaced by 0 if it is not finite.
         acc = tl.dot(p.to(v.dtype), tl.where(v - v == 0.0, v, 0.0), acc, input_precision=PRECISION)
         acc = spoil(acc, visible, v)
     else:

@@ -15,15 +15,15 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from ringlab.blocks.triton.offline import Compiled
 
-REGISTERS, REGISTERS_AT_ONCE = 65_536, 256  # registers of an SM, and those allocated to a warp at once
+REGISTERS, REGISTERS_AT_ONCE = 65_536, 256  # registers of an SM, and the unit in which a warp gets them
 MOST_WARPS, MOST_PROGRAMS = 64, 32
-SHARED_OF_A_PROGRAM = 1024  # bytes that the system uses in addition to a program's own
+SHARED_OF_A_PROGRAM = 1024  # bytes that the system adds to a program's own
 TENSOR_MEMORY = 512  # columns, sm_100
 LOADED, READ = 64, 128  # bytes per clock, from L2 and from shared memory
 LATENCY, LOOP = 600, 80  # clocks until data from L2 arrive; clocks for barriers and addresses per tile
-MATRIX_ROWS = 64  # rows of one warpgroup instruction; mma.sync has the rows of one warp
-TOKENS = 8192  # tokens of a block; tiles on its diagonal are partly wasted
-# A thread's instructions for softmax and mask, per score.
+MATRIX_ROWS = 64  # rows that one warpgroup instruction multiplies; mma.sync multiplies those of one warp
+TOKENS = 8192  # tokens of a block, which determine what share of the computed scores is hidden
+# Instructions that a thread needs per score for softmax and mask.
 PER_SCORE = {"forward_step": 8, "backward_dq": 10, "backward_dkv": 12}
 PRODUCTS = {"forward_step": 2, "backward_dq": 3, "backward_dkv": 4}  # matrix products per tile
 
@@ -75,7 +75,7 @@ def clocks_per_score(found: Compiled) -> float:
     walked = config.block_m if job.kernel == "backward_dkv" else config.block_n
     owned, width = scores // walked, 4 if job.dtype == "float32" else 2
     rescaled = owned * job.head_dim if job.kernel == "forward_step" else 0
-    spilled = 2 * found.spill_bytes / 4 * 32 * config.num_warps  # each word: one store, one load per tile
+    spilled = 2 * found.spill_bytes / 4 * 32 * config.num_warps  # a word is stored and loaded once per tile
     lanes = PER_SCORE[job.kernel] * scores + rescaled + spilled
     matrix = PRODUCTS[job.kernel] * 2 * scores * job.head_dim / _rate(found, sm)
     load = 2 * walked * job.head_dim * width / LOADED

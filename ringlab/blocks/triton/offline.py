@@ -25,16 +25,18 @@ from ringlab.blocks.triton.configs import COMPILED, KERNELS, SCORES, Config, Row
 from ringlab.errors import BackendError
 from ringlab.temporary import TemporaryFolder
 
-# Shared memory that one program may use, bytes. Source: CUDA C++ Programming Guide, table "Technical
+# The bytes of shared memory that one program may use. Source: CUDA C++ Programming Guide, table "Technical
 # Specifications per Compute Capability": 163 KiB for 8.0, 227 KiB for 9.0 and 10.0. Triton compiles programs that need
-# more without a warning, and then their launch fails.
+# more without a warning, and their launch fails.
 SHARED_LIMIT = {"sm_80": 163 * 1024, "sm_90": 227 * 1024, "sm_100": 227 * 1024}
 # The matrix instructions that an architecture's kernels should use.
 TENSOR_CORE = {"sm_80": "mma.sync", "sm_90": "wgmma", "sm_100": "tcgen05"}
 TENSOR_MEMORY_LIMIT = 512  # columns, sm_100
-NO_SPILL = ("forward_step", "backward_dq")  # with 16-bit inputs and up to NO_SPILL_HEAD_DIM
+# These kernels must not spill with 16-bit inputs and head dims up to NO_SPILL_HEAD_DIM.
+NO_SPILL = ("forward_step", "backward_dq")
 NO_SPILL_HEAD_DIM = 128
-# Head dims between the rows. They are multiples of 8, and not of 16: 8 numbers of 16 bits fill a load of 16 bytes.
+# Head dims between those of the rows. They are multiples of 8 but not of 16; 8 numbers of 16 bits fill a
+# load of 16 bytes.
 BETWEEN = (40, 72, 88, 104, 120)
 RULES = tuple(" ".join(rules) for n in range(1, len(SCORES) + 1) for rules in combinations(SCORES, n))
 # The steps of a ring as (first, last). Each step is compiled to a separate kernel.
@@ -87,7 +89,7 @@ class Compiled:
     error: str = ""
 
     def broken(self) -> tuple[str, ...]:
-        """Return the exceeded budgets as sentences, or nothing if all budgets are kept."""
+        """Return a sentence for each exceeded budget."""
         return (f"does not compile: {self.error}",) if self.error else tuple(_broken(self))
 
     def as_json(self) -> dict[str, Any]:
@@ -199,7 +201,7 @@ def compile_all(
 
 
 def require_triton() -> None:
-    """Return if Triton is installed. Raises: BackendError."""
+    """Check that Triton is installed. Raises: BackendError."""
     if importlib.util.find_spec("triton") is None:
         here = f"{platform.system()} on {platform.machine()}, without it"
         remedy = "Triton's packages are for Linux on x86-64: run this command there"
@@ -262,7 +264,7 @@ class _Child:
 
 
 def clean_environment(cache: str) -> dict[str, str]:
-    """Return the environment of a child: no interpreter, and compiler logs also for cached kernels."""
+    """Return the environment of a child: no interpreter, and compiler logs even for cached kernels."""
     kept = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     ours = {"TRITON_ALWAYS_COMPILE": "1", "TRITON_DUMP_PTXAS_LOG": "1", "TRITON_CACHE_DIR": cache}
     return kept | ours | {"OMP_NUM_THREADS": "1"}

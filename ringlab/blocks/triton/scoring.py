@@ -8,7 +8,7 @@ import triton.language as tl
 
 from ringlab.blocks.triton.interpreter import repair
 
-repair()  # before a kernel is defined; does nothing where kernels are compiled
+repair()  # must come before a kernel is defined; does nothing where kernels are compiled
 
 
 @triton.jit
@@ -49,7 +49,10 @@ def kept(keys_at, rows_at, draw):
 
 @triton.jit
 def spoil(acc, visible, v):
-    """Return `acc` with ±inf or NaN where a row sees such a value: by products that overflow, 0 for hidden keys."""
+    """Return `acc` with ±inf or NaN added where a row sees such a value.
+
+    The numbers come from products that overflow. For hidden keys the products are 0.
+    """
     large = tl.where(visible, 1.7e38, 0.0).to(tl.bfloat16)
     infinite = tl.where(v == -float("inf"), -1.7e38, tl.where(v - v == 0.0, 0.0, 1.7e38))
     acc = tl.dot(large, infinite.to(tl.bfloat16), acc)

@@ -269,7 +269,7 @@ class TritonBackward:
 def _check_step(step: int, count: int, tiles: Tiles, q: Tensor, k: Tensor, v: Tensor) -> None:
     """Raise an error if the kernels, which check nothing, would read or write beyond a tensor."""
     if step >= count:
-        raise BackendError(f"{count} steps, the number given before the first", "one more")
+        raise BackendError(f"at most {count} steps, as given before the first", "one more")
     _check_kinds(q, k=k, v=v)
     if k.shape[:3] != v.shape[:3] or (q.shape[0], q.shape[3]) != (k.shape[0], k.shape[3]):
         raise _misfit("q (B, H, L, D), k (B, K, L, D) and v (B, K, L, Dv)", q=q, k=k, v=v)
@@ -326,7 +326,7 @@ def dense(x: Shaped[Tensor, "B H L D"]) -> Shaped[Tensor, "B H L D"]:
 
 
 def dense_rows(x: Shaped[Tensor, "B H L"]) -> Float[Tensor, "B H L"]:
-    """Return the number of each row as the kernels read it: in float32, contiguous."""
+    """Return `x`, which has one number per row, as the kernels read it: in float32 and contiguous."""
     x = x.to(torch.float32)
     return x if x.is_contiguous() and _starts_evenly(x) else _copy(x)
 
@@ -341,7 +341,7 @@ def _copy(x: Tensor) -> Tensor:
 
 
 def _unit(dim: int) -> int:
-    """Return the number of elements that a unit of strides has for this head dim."""
+    """Return the number of elements in which strides are counted for this head dim."""
     return math.gcd(dim, 8)
 
 

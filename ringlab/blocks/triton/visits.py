@@ -1,14 +1,13 @@
 """From tiles to launch tables: the rows that each program owns, and the keys that it walks over.
 
-Rows are cut into bands where tiles begin and end. Adjacent bands are merged again if one rule describes their
-masks. A band is cut into programs of at most a block of rows. A program visits a list of segments of keys.
-Each segment has two
-bounds: key j is visible to row i where i + low ≤ j ≤ i + high. Causal tiles set `high`. The left edge of a
-window, whose tiles are mirrored, sets `low`. A segment begins with the tiles that all rows of the program see
-in full, which need no mask. Masked tiles follow. The left edge of a window is a separate segment. Keys that
-no row sees are not visited.
+Rows are cut into bands where tiles begin and end. Adjacent bands are merged again if one rule describes
+their masks. A band is cut into programs of at most a block of rows. A program visits a list of segments of
+keys. Each segment has two bounds: key j is visible to row i where i + low ≤ j ≤ i + high. Causal tiles set
+`high`. The left edge of a window, whose tiles are mirrored, sets `low`. A segment begins with the tiles that
+all rows of the program see in full, which need no mask. Masked tiles follow. The left edge of a window is a
+separate segment. Keys that no row sees are not visited.
 
-Programs of dK/dV own keys and walk over rows. If the order of both axes is reversed, this is the same
+Programs of dK/dV own keys and walk over rows. With the order of both axes reversed, this is the same
 problem, and the same functions solve it.
 """
 
@@ -169,7 +168,7 @@ def key_visits(
 
 @lru_cache(maxsize=4096)
 def check_tiles(tiles: tuple[Tile, ...], n_rows: int, n_keys: int) -> None:
-    """Return if all tiles are within `n_rows` rows and `n_keys` keys, and causal tiles are square.
+    """Check that all tiles are within `n_rows` rows and `n_keys` keys, and that causal tiles are square.
 
     Raises: ShapeError.
     """
