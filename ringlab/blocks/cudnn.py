@@ -75,8 +75,7 @@ class Cudnn(LibraryBlock):
 
 
 def _one_layout(q: Tensor, dout: Tensor, out: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the tensors, copied where necessary, so that dout and out always have the same strides for the
-    same q.
+    """Return the tensors, copied where necessary, so that the strides of q determine those of dout and out.
 
     torch looks up the plan of a backward by the strides of q, k and v only. If dout and out had other
     strides than those for which the plan was made, gradients would be silently wrong.

@@ -280,8 +280,7 @@ class FlashBackward(TilewiseBackward):
 
 @lru_cache(maxsize=4096)
 def calls_of(tiles: Tiles) -> tuple[Tiles, ...]:
-    """Group the tiles into calls: full tiles, causal tiles, and mirrored causal tiles. Sort each group by
-    rows.
+    """Return the tiles in groups, one for each call: full, causal, and mirrored causal tiles, each by rows.
 
     >>> one, other, before = Tile(0, 2, 0, 2, True), Tile(2, 5, 2, 5, True), Tile(2, 5, 0, 2, False)
     >>> calls_of((one, before, other)) == ((one, other), (before,))
@@ -294,8 +293,7 @@ def calls_of(tiles: Tiles) -> tuple[Tiles, ...]:
 
 
 def stretches(parts: Iterable[slice]) -> list[tuple[slice, slice]]:
-    """Join adjacent parts to stretches. Return each with its place in a tensor of all parts, one after the
-    other.
+    """Join adjacent parts. Return each stretch with its place in a tensor of all parts, laid end to end.
 
     >>> stretches([slice(2, 4), slice(4, 5), slice(7, 8)])
     [(slice(2, 5, None), slice(0, 3, None)), (slice(7, 8, None), slice(3, 4, None))]
