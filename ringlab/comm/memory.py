@@ -52,7 +52,7 @@ class MemoryMeter:
         return MemoryReport(self.rank, self.peak_bytes, self.largest_bytes, self.live_bytes)
 
     def ignore(self, tensor: AnyTensor) -> None:
-        """Exclude the memory of `tensor`, if new to the meter, from the count: another rank made it."""
+        """Do not count the memory of `tensor`, made elsewhere, unless the meter knows it already."""
         storage = tensor.untyped_storage()
         if storage._cdata not in self._storages:
             self._remember(storage, 0)
@@ -63,8 +63,8 @@ class MemoryMeter:
 
     def trade(self, gone: AnyTensor, come: AnyTensor, nbytes: int) -> None:
         """Stop counting the memory of `gone`, and count `nbytes` for `come`, which another rank made."""
-        # Both changes are made under one lock, so that the peak of a concurrent computation of this rank is
-        # exact.
+        # Both changes are made under one lock, so that the peak is exact even if this rank computes
+        # meanwhile.
         with self._lock:
             self.live_bytes -= self.counted(gone)
             self._storages.pop(gone.untyped_storage()._cdata, None)

@@ -28,15 +28,15 @@ CONTROL = "control:"
 
 
 def thread_safe(function: F) -> F:
-    """Return `function`, marked as touching only its arguments, so that several ranks may run it at once."""
+    """Return `function`, marked as touching only its arguments: several ranks may run it at once."""
     function.thread_safe = True  # type: ignore[attr-defined]
     return function
 
 
 def thread_safe_if(safe: bool, function: Callable[..., T]) -> Callable[..., T]:
-    """Return `function`, marked as thread-safe if `safe`, for example because the block of this call is.
+    """Return `function`, or a copy that is marked as thread-safe if `safe` is true.
 
-    The mark is on a copy, because another call may use another block.
+    `safe` depends on the block of a call. The mark is on a copy, because another call may use another block.
     """
     return thread_safe(partial(function)) if safe else function
 
@@ -97,7 +97,7 @@ class Comm(ABC):
         source: int,
         tag: str = "",
     ) -> Work:
-        """Return the work of an `exchange` after whose `wait` the content of `send` is undefined.
+        """Return the work of an `exchange` that gives `send` away: after `wait` its content is undefined.
 
         Transports inside one process swap the memory of both ends instead of copying.
         """
@@ -113,11 +113,12 @@ class Comm(ABC):
         source: int,
         tag: str = "",
     ) -> Work:
-        """Return the work of a `hand_over` of a block that has made `hops` hops unchanged since it left its owner.
+        """Return the work of a `hand_over` of a block that left its owner `hops` hops ago and is unchanged.
 
-        All ranks relay together, by the same distance: first their own block (hops 0), which each rank keeps,
-        and then the block that they received last. A transport may fetch a block directly from its owner,
-        past the ranks in between. A round has at most P − 1 relays. A relay with hops 0 begins another round.
+        All ranks relay together, by the same distance: first their own block (hops 0), which each rank
+        keeps, and then the block that they received last. A transport may fetch a block directly from its
+        owner instead of from the previous rank. A round has at most P − 1 relays. A relay with hops 0 begins
+        another round.
         """
         post = self.hand_over if hops else self.exchange
         return post(send=send, to=to, receive=receive, source=source, tag=tag)
@@ -139,9 +140,10 @@ class Comm(ABC):
     def name_call(self, ranks: Sequence[int] | None = None) -> str:
         """Return a name for the next call of attention over `ranks`. It is the same on each of these ranks.
 
-        ranks: by default all. The name is a count. All ranks of a call take part in the call, so their counts
-        agree. Wrappers and subgroups leave counting to the transport that they wrap, because a rank may make
-        new wrappers for every call, or may have more wrappers than another rank.
+        ranks: by default all. The name contains the number of calls over these ranks so far. Each rank
+        takes part in every such call, so their counts agree. Wrappers and subgroups leave counting to the
+        transport that they wrap, because a rank may make new wrappers for every call, or may have more
+        wrappers than another rank.
         """
         among = tuple(range(self.world_size) if ranks is None else ranks)
         inner = getattr(self, "inner", None)  # the transport that a wrapper wraps
@@ -153,7 +155,7 @@ class Comm(ABC):
         return f"call {counts[among]} of attention{over}"
 
     def fail(self, error: BaseException) -> None:  # noqa: B027 (most transports need nothing here)
-        """Report to the other ranks, if the transport can, that this rank ends because of `error`."""
+        """Tell the other ranks, if the transport can, that this rank ends because of `error`."""
 
     def all_gather(
         self, tensor: AnyTensor, shapes: Sequence[Sequence[int]] | None = None, tag: str = "all_gather"
@@ -196,7 +198,7 @@ class Comm(ABC):
         return total
 
     def barrier(self) -> None:
-        """Return once every rank has called this method."""
+        """Wait until every rank has called this method."""
         self.all_gather(torch.zeros(1, dtype=torch.uint8), tag=CONTROL + "barrier")
 
 

@@ -52,13 +52,14 @@ class Ring(Handled):
 
     @classmethod
     def of_group(cls, group: ProcessGroup | DeviceMesh | None = None, timeout: float = 600.0) -> Ring:
-        """Return the ring of the processes of a group that the program opened itself, in the order of their ranks.
+        """Return the ring of a group that the program opened itself. Its processes keep their order.
 
-        group: a process group of torch.distributed, a DeviceMesh of one dimension such as `mesh["cp"]`, or None for all
-        processes. Every process of the group must call this method. Calls for the same group share a
-        transport. The program must close the group itself. If the group is of NCCL only, its processes open a
-        gloo group beside it for headers, which are CPU tensors.
-        timeout: the seconds that a message may take, including time in which other ranks save or evaluate.
+        group: a process group of torch.distributed, a DeviceMesh of one dimension such as `mesh["cp"]`, or
+        None for all processes. Every process of the group must call this method. Calls for the same group
+        share a transport. The program must close the group itself. If the group has only NCCL, its processes
+        open a gloo group beside it for headers, which are CPU tensors.
+        timeout: the seconds that a message may take, including time in which another rank saves or
+        evaluates.
 
         Raises: BackendError if no process group is open, for an object that is not a group, or for a group
         of a backend other than gloo and NCCL; TransportTimeout if not all processes open the gloo group;
@@ -94,15 +95,15 @@ class Ring(Handled):
     ) -> Work:
         """Return the work of sending `tensors` to the next rank and receiving as many from the previous rank.
 
-        `post` returns at once. `wait` on the work returns the received tensors, in the shapes of the sent
-        tensors. The method calls the transport's `relay` if `hops` is passed, `hand_over` if
+        `post` returns at once. The work's `wait` returns the received tensors, which have the shapes of the
+        sent tensors. `post` calls the transport's `relay` if `hops` is passed, `hand_over` if
         `release_after_send` is true, and otherwise `exchange`.
         length: the number of tokens to receive, on axis −2, if ranks hold different numbers of tokens.
         into: the receive buffers; by default new tensors.
         release_after_send: whether the content of `tensors` may be undefined after `wait`, which may save a
         copy.
-        hops: the number of hops that `tensors`, a block that travels around the ring unchanged, has made. A
-        rank keeps its own block (hops 0), and gives up the blocks of other ranks.
+        hops: passed if `tensors` are a block that travels around the ring unchanged: the number of hops that
+        it has made. A rank keeps its own block (hops 0), and gives up the blocks of other ranks.
         stride: how many ranks ahead to send, and from how many ranks behind to receive.
 
         Raises: ShapeError if an argument to send is not a tensor.
@@ -144,7 +145,7 @@ class Ring(Handled):
         return self.comm.all_reduce(tensor, op)
 
     def barrier(self) -> None:
-        """Return once every rank has called this method."""
+        """Wait until every rank has called this method."""
         self.comm.barrier()
 
 
@@ -167,7 +168,7 @@ def _buffer_like(tensor: Tensor, length: int | None) -> Tensor:
 def check_ring(ring: Any) -> None:
     """Check that an argument `ring` is a Ring.
 
-    Raises: WorldSizeError, which names the call that makes a Ring of a process group.
+    Raises: WorldSizeError. Its remedy is the call that makes a Ring of a process group.
     """
     if isinstance(ring, Ring):
         return

@@ -12,10 +12,9 @@ from ringlab.errors import WorldSizeError
 
 
 def members(comm: Comm) -> tuple[Comm, tuple[int, ...]]:
-    """Return the innermost transport that `comm` wraps, and the numbers of the ranks of `comm` in it.
+    """Return the innermost transport that `comm` wraps, and the numbers that the ranks of `comm` have in it.
 
-    The results for two transports of one rank are equal exactly if both have the same ranks in the same
-    order.
+    Two transports of one rank give equal results if and only if they have the same ranks in the same order.
     """
     ranks = tuple(range(comm.world_size))
     while isinstance(comm, Wrapper):
@@ -29,9 +28,9 @@ class SubGroup(Wrapper):
     """The ranks `ranks` of `comm`, numbered 0, 1, … in this order. This rank must be among them.
 
     Each member makes its own SubGroup, without communication. Messages are messages of `comm`, so traces,
-    meters and errors name the ranks of `comm`, and two ranks that are both in several subgroups receive in
-    the order in which they sent. A relayed block goes from neighbour to neighbour, even if `comm` would fetch
-    it from its owner.
+    meters and errors use the numbers of `comm`. If two ranks are both in several subgroups, the messages
+    between them arrive in the order in which they were sent, whatever the subgroup. A relayed block goes
+    from neighbour to neighbour, even if `comm` would fetch it from its owner.
 
     Raises: WorldSizeError unless `ranks` are different ranks of `comm` and include this one.
     """

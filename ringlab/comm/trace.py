@@ -70,7 +70,7 @@ class Exchange:
 class Compute:
     """One computation on one rank, with its times.
 
-    On a GPU they are the times of launching it: the GPU computes later, and usually for longer.
+    On a GPU these are the times at which it was launched: the GPU computes later, and usually for longer.
     """
 
     rank: int
@@ -81,7 +81,7 @@ class Compute:
 
 @dataclass(frozen=True)
 class Choice:
-    """A choice that the program left open. asked: such as block="auto". chosen: the value that was used."""
+    """A choice that the program left open. asked: for example block="auto". chosen: the value in use."""
 
     rank: int
     asked: str
@@ -126,8 +126,8 @@ class Trace:
     def exposed(self, rank: int | None = None) -> float:
         """Return the seconds of exposed communication of `rank`, or the sum over all ranks if `rank` is None.
 
-        `[e.exposed for e in trace.exchanges(rank)]` are the seconds of each step. On the virtual cluster they
-        are virtual.
+        `[e.exposed for e in trace.exchanges(rank)]` is a list of the seconds of each step. On the virtual
+        cluster the seconds are virtual.
         """
         return sum(e.exposed for e in self.exchanges(rank))
 

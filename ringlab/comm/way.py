@@ -1,8 +1,8 @@
 """Ways of a transport: groups of exchanges that must not wait for each other, such as the two directions of a ring.
 
-A schedule says which of its rings go by a way of their own. Over NCCL each way has its own communicator and
-stream, because the exchanges of one communicator run one after the other. All other transports move the
-exchanges of a rank at the same time anyway, so a way changes nothing there.
+A schedule decides which of its rings have a way of their own. Over NCCL each way has its own communicator
+and stream, because the exchanges of one communicator run one after the other. All other transports move a
+rank's exchanges at the same time anyway, so a way changes nothing there.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def current_way() -> Key | None:
 
 
 class OnWay(Wrapper):
-    """The transport `comm` with its exchanges on the way called `name`, which all ranks of `comm` call alike."""
+    """The transport `comm` with its exchanges on the way called `name`, the same name on all its ranks."""
 
     def __init__(self, comm: Comm, name: str) -> None:
         super().__init__(comm)
@@ -56,7 +56,7 @@ class OnWay(Wrapper):
 
     @contextmanager
     def _posting(self) -> Iterator[None]:
-        token = _current.set(_current.get() or self)  # a way inside a way goes the outer, narrower way
+        token = _current.set(_current.get() or self)  # of nested ways the outer, narrower one counts
         try:
             yield
         finally:

@@ -2,9 +2,9 @@
 
 The ranks are threads, as on the virtual cluster, and each runs until it must wait for a message. A message
 completes at once: the sender logs the send and continues, and a receiver continues if its message was sent
-already. So a rank blocks a few times in a whole ring instead of once per hop, and no data moves. The log
-contains the computations, posts and waits of each rank. `Recording.clock` computes their times afterwards, on
-any network.
+already. A rank therefore blocks only a few times in a whole ring, not once per hop, and no data moves. The
+log contains the computations, posts and waits of each rank. `Recording.clock` computes their times
+afterwards, on any network.
 
 Pass tensors on the device "meta" to the program. They have a shape and a dtype, but no memory.
 """
@@ -48,9 +48,9 @@ T = TypeVar("T")
 class ClockedCluster:
     """`P` ranks whose program is recorded.
 
-    costs: the seconds of a computation, in addition to those that the computation itself spends
-    (`_ClockedComm.spend`); none by default. The times of messages come from the network on which the
-    recording is clocked.
+    costs: the seconds that a computation takes, by default 0. Seconds that the computation itself spends
+    (`_ClockedComm.spend`) are added. The times of messages come from the network on which the recording is
+    clocked.
     memory: whether to count the bytes of each rank's tensors (about 25 µs per torch operation).
 
     Raises: WorldSizeError unless P is an integer ≥ 1.
@@ -88,10 +88,10 @@ class ClockedCluster:
     ) -> Recording:
         """Return the recording of a program in which many ranks do the same operations with other neighbours.
 
-        models: for each rank, its model: the rank whose operations it repeats, with peers at the same
-        distances. Only the models run. They receive tensors of the shapes that they expect, and messages are
-        compared afterwards.
-        seconds: returns the seconds of each computation of a rank, whose labels are those of its model.
+        models: for each rank, the rank whose operations it repeats, with peers at the same distances. Only
+        these models run. They receive tensors of the shapes that they expect, and messages are compared
+        afterwards.
+        seconds: a function that returns the seconds of a rank's computations, given the labels of its model.
 
         Raises: as `run`; CommError if the models' messages do not fit together.
         """
@@ -108,9 +108,9 @@ class ClockedCluster:
 
 
 class _Run:
-    """Passes the turn to run, counts messages per pair of ranks, and finds messages that do not fit.
+    """Passes the turn from rank to rank, counts messages per pair of ranks, and finds those that do not fit.
 
-    ranks: the ranks that run, each as if alone. None means that all ranks run, together.
+    ranks: the ranks that run, each as if alone. None means that all ranks run together.
     """
 
     def __init__(
@@ -146,7 +146,7 @@ class _Run:
 
     def run(self) -> Recording:
         collecting = gc.isenabled()
-        gc.disable()  # a rank makes thousands of small objects and no reference cycles to collect
+        gc.disable()  # a rank makes thousands of small objects, but no reference cycles that need collecting
         try:
             self.turns.run()
         finally:
@@ -376,7 +376,7 @@ class _ClockedWork(Work):
                 raise MismatchError(*problem)
         more = [str(end) for end in (*sends[len(receives) :], *receives[len(sends) :])]
         raise MismatchError(
-            "both ends of an exchange to hold as many tensors",
+            "as many tensors sent as expected in an exchange",
             f"{len(sends)} sent and {len(receives)} expected: {'; '.join(more)}",
             "all ranks must post the same tensors in the same order",
         )
@@ -384,7 +384,7 @@ class _ClockedWork(Work):
     def seen(self, open_ends: bool = False) -> Posted:
         """Return this exchange in the form that errors need.
 
-        open_ends: whether to add the messages it waits for.
+        open_ends: whether to add the messages that the exchange waits for.
         """
         run, rank = self.comm.run, self.comm.rank
         ends = run.ends(rank, self.index, sending=False) if open_ends else ()

@@ -82,8 +82,8 @@ class Lockstep(Timeline):
 class Blocks:
     """The blocks of tokens that messages carry.
 
-    lengths: the number of tokens in the block of each rank. sent, received: for each exchange, the distance
-    from the rank back to the owner of the block that the exchange sends, or receives.
+    lengths: the number of tokens in each rank's block. sent, received: for each exchange, the owner of the
+    block that it sends, or receives, as a number of ranks behind the rank.
     """
 
     lengths: Int[np.ndarray, " P"]
@@ -102,9 +102,9 @@ def evaluate_alike(
 ) -> Lockstep | None:
     """Return the times of `P` ranks that repeat rank 0's operations, with peers at the same distances.
 
-    keep: ranks whose operations are kept. blocks: None if all blocks have one length. The result is None if
-    the ranks cannot continue together, because sender and receiver post a message in different exchanges, or
-    because a message is awaited before it is sent.
+    keep: ranks whose operations are kept. blocks: None if all blocks have the same length. The result is
+    None if the ranks cannot continue together, because sender and receiver post a message in different
+    exchanges, or because a message is awaited before it is sent.
     Raises: CommError if sends and receives do not fit together.
     """
     moved = _Moved(log, forms, blocks)
@@ -114,7 +114,7 @@ def evaluate_alike(
 
 
 class _Moved:
-    """The forms that each exchange sends and receives, one for every rank, or one that all ranks share."""
+    """The forms that each exchange sends and receives: one for each rank, or a single one for all ranks."""
 
     def __init__(self, log: Log, forms: Forms, blocks: Blocks | None) -> None:
         self.log, self.blocks = log, blocks
@@ -146,8 +146,8 @@ class _Pairs:
     """For each exchange, the distances to its peers, and the exchanges at the other ends of its messages.
 
     ahead, behind: how many ranks ahead the exchange sends, and from how many ranks behind it receives; 0
-    means no message. receive: the exchange that receives its message. send: the exchange that sends the
-    message it receives.
+    means no message. receive: the exchange that receives the sent message. send: the exchange that sends the
+    received message.
     """
 
     ahead: list[int]
@@ -168,16 +168,16 @@ def _pairs(log: Log, moved: _Moved, P: int) -> _Pairs | None:
         if distance:
             left = of_distance.get(distance)
             if not left:
-                raise CommError("as many sends as receives between each pair of ranks", "others")
+                raise CommError("as many sends as receives between each pair of ranks", "different numbers")
             receive[exchange] = left.pop(0)
             send[receive[exchange]] = exchange
             of_receivers = moved.received(receive[exchange])
             if not np.array_equal(moved.sent(exchange), np.roll(of_receivers, -distance)):
                 raise CommError(
-                    "both ends of every message to have one form", "models whose messages do not fit"
+                    "the same form at both ends of every message", "models whose messages do not fit"
                 )
     if any(of_distance.values()):
-        raise CommError("as many sends as receives between each pair of ranks", "others")
+        raise CommError("as many sends as receives between each pair of ranks", "different numbers")
     fits = all(sent == received for sent, received in enumerate(receive) if received >= 0)
     return _Pairs(ahead, behind, receive, send) if fits else None
 
@@ -217,7 +217,7 @@ class _Lockstep:
         return Lockstep(program, self.forms, *of_rank, both, keep, self.bytes_sent, *times)
 
     def _link(self, distance: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """The port, bytes per second and latency of each rank's messages to a rank at this distance."""
+        """Return port, bytes per second and latency of each rank's messages to the rank at this distance."""
         found = self.links.get(distance)
         if found is None:
             if len(self.links) >= _LINKS:

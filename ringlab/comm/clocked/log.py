@@ -67,9 +67,9 @@ class _Numbers(dict[Any, int]):
 
 
 class Forms:
-    """Numbers for forms and for labels. Equal forms have the same number, and so have equal labels.
+    """Numbers for forms and for labels. Equal forms have the same number, and so do equal labels.
 
-    messages: the number of each form, by (tag, number of its shapes and dtypes).
+    messages: the number of each form, by its tag and the number of its shapes and dtypes.
     labels: the number of each label of a computation.
     """
 
@@ -114,7 +114,7 @@ class Forms:
 class Program:
     """The operations of all ranks, rank after rank, as arrays.
 
-    starts: the index of each rank's first operation, and at the end the number of all operations.
+    starts: the index of each rank's first operation, and as the last entry the number of all operations.
     kinds: COMPUTE, POST or WAIT.
     refs: the number of the computation or exchange, counted over all ranks.
     labels contains a value for each computation. The other arrays contain a value for each exchange: its
@@ -144,12 +144,12 @@ class Program:
         posts = np.cumsum([0, *(len(log.to) for log in logs)])
         computes = np.cumsum([0, *(len(log.labels) for log in logs)])
         kinds, refs = np.empty(starts[-1], np.int8), np.empty(starts[-1], np.int32)
-        # One rank at a time, because all ranks together have millions of operations.
+        # Convert one rank's log at a time, because all ranks together have millions of operations.
         for rank, log in enumerate(logs):
             codes, own = np.array(log.codes), slice(starts[rank], starts[rank + 1])
             kinds[own] = codes & 3
             refs[own] = (codes >> 2) + np.where(kinds[own] == COMPUTE, computes[rank], posts[rank])
-        # The last entry, 0 bytes, is for index −1, which means no tensors.
+        # The last entry is 0 bytes. Index −1, which means no tensors, selects it.
         nbytes = np.append(forms.nbytes(), 0)
         sent, received = joined("sent"), joined("received")
         return Program(
@@ -178,11 +178,11 @@ class Program:
         The n-th send from one rank to another and their n-th receive are one message.
         """
         sends, receives = (np.flatnonzero(peers >= 0).astype(np.int32) for peers in (self.to, self.source))
-        # Exchanges are in order of rank and posting. Sorting is stable, so those of a pair stay in order of
-        # posting.
+        # Exchanges are in the order of ranks and, for each rank, of posting. Sorting is stable, so the
+        # exchanges of a pair stay in the order of posting.
         sends = sends[np.lexsort((self.to[sends], self.post_rank[sends]))]
         receives = receives[np.lexsort((self.post_rank[receives], self.source[receives]))]
-        order = np.argsort(sends, kind="stable")  # restores the order of rank and posting
+        order = np.argsort(sends, kind="stable")  # restores the order of ranks and posting
         sends, receives = sends[order], receives[order]
         count = len(self.to)
         outgoing, incoming = np.full(count, -1, np.int32), np.full(count, -1, np.int32)

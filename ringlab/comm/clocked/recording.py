@@ -52,7 +52,7 @@ def posted(log: Log, forms: Forms, rank: int, index: int, open_ends: Sequence[Ha
 
 
 class Recording:
-    """All ranks' operations, results and memory; `clock` returns the times of the operations."""
+    """The operations, results and memory of all ranks. `clock` returns the times of the operations."""
 
     def __init__(
         self, logs: Sequence[Log], forms: Forms, results: list[Any], memory: list[MemoryReport]
@@ -70,17 +70,18 @@ class Recording:
         """Return the times of all operations on `network`, in virtual seconds.
 
         slow: for each slow rank, the factor by which its computations take longer.
-        jitter: the standard deviation of the logarithm of a random factor of mean 1 on every computation. A rank's
-        factors depend only on `seed` and on the number of the rank.
-        Raises: DeadlockError if sends wait for receives that are posted only after them; WorldSizeError for a slow rank
+        jitter: every computation is multiplied by a random factor of mean 1; `jitter` is the standard
+        deviation of its logarithm. A rank's factors depend only on `seed` and on the number of the rank.
+        Raises: DeadlockError if ranks wait for each other to post receives; WorldSizeError for a slow rank
         that does not exist.
         """
         return self.timeline(network, self._seconds(slow or {}, jitter, seed))
 
     def timeline(self, network: Links, seconds: Float[np.ndarray, " computations"]) -> Timeline:
-        """Return the times of all operations on `network`. seconds: those of all computations, rank by rank.
+        """Return the times of all operations on `network`.
 
-        Raises: DeadlockError if sends wait for receives that are posted only after them.
+        seconds: the length of each computation, rank by rank.
+        Raises: DeadlockError if ranks wait for each other to post receives.
         """
         ends, messages, stuck = evaluate(self.program, network, seconds)
         if stuck:
@@ -88,7 +89,7 @@ class Recording:
         return Timeline(self.program, self.forms, ends, seconds, messages)
 
     def _posted(self, stuck: Stuck) -> Posted:
-        """Return the exchange that a rank cannot complete, with the ends of messages that are waiting."""
+        """Return the exchange that a rank cannot complete, with the ends of messages that are still open."""
         rank, forms = stuck.rank, self.forms
         index = stuck.post - int(np.searchsorted(self.program.post_rank, rank))
         log = self.logs[rank]

@@ -40,7 +40,7 @@ def replicate_ranks(found: Recording, models: Sequence[int], seconds: Seconds) -
 
 
 def _rotated(log: Log, by: int, P: int, seconds: Float[np.ndarray, " computations"]) -> Log:
-    """Return the operations of the rank `by` ranks further on. Arrays that are equal are shared."""
+    """Return the operations of the rank that is `by` ranks further on. Equal arrays are shared."""
     made = Log()
     made.codes, made.labels, made.sent, made.received = log.codes, log.labels, log.sent, log.received
     made.to, made.source = (_moved(peers, by, P) for peers in (log.to, log.source))
@@ -63,14 +63,14 @@ def _check_messages(made: Recording) -> None:
     program = made.program
     sends, receives = (np.bincount(_pairs(made, sending), minlength=made.P**2) for sending in (True, False))
     if not np.array_equal(sends, receives):
-        raise CommError("as many sends as receives between each pair of ranks", "others")
+        raise CommError("as many sends as receives between each pair of ranks", "different numbers")
     messages = program.messages
     if not np.array_equal(program.forms_sent[messages.sends], program.forms_received[messages.receives]):
-        raise CommError("both ends of every message to have one form", "models whose messages do not fit")
+        raise CommError("the same form at both ends of every message", "models whose messages do not fit")
 
 
 def _pairs(made: Recording, sending: bool) -> np.ndarray:
-    """Return sender · P + receiver of each message, computed from its send or from its receive."""
+    """Return sender · P + receiver for each message, computed from its send or from its receive."""
     program = made.program
     peers = program.to if sending else program.source
     posts = peers >= 0

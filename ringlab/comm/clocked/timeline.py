@@ -1,16 +1,16 @@
 """Virtual times for a recorded program, computed from its messages, not from the order of the threads.
 
-A message starts when both its ends are posted and its port is free. The sends of one rank over one kind of
-link use the port one after the other, in the order of posting. A message occupies the port for
-bytes/bandwidth, and arrives one latency later. An exchange is complete, also for its sender, when all its
-messages have arrived, as on the virtual cluster.
+A message starts when both its ends are posted and its port is free. A rank has one port for each kind of
+link, which its sends use one after the other, in the order of posting. A message occupies the port for
+bytes/bandwidth, and arrives one latency later. An exchange is complete, even for its sender, only when all
+its messages have arrived, as on the virtual cluster.
 
 This model differs from real networks in three ways. First, the port of the RECEIVER is never busy in the
-model, so if many ranks send to one rank at the same time, it receives all messages together. Second, an
-all-gather of P − 1 sends by each rank uses one port, one send after another, whereas NCCL's ring all-gather
-uses all rails between nodes and can be several times faster. Third, exchanges of one rank over different
-kinds of link do not wait for each other in the model, and where no rank could continue otherwise, a message
-that is ready overtakes messages posted before it. NCCL runs the exchanges of one communicator in the order of
+model, so if many ranks send to one rank at the same time, it receives all messages together. Second, in an
+all-gather each rank makes P − 1 sends through one port, one after the other, whereas NCCL's ring all-gather
+uses all rails between nodes and can be several times faster. Third, in the model a rank's exchanges over
+different kinds of link do not wait for each other, and if no rank could continue otherwise, a message that
+is ready overtakes messages posted before it. NCCL runs the exchanges of one communicator in the order of
 posting, so a real backward whose hops are not hidden may be slower than in the model.
 
 All ranks advance together, with one NumPy operation for all of them, so the cost grows with the length of the
@@ -201,8 +201,8 @@ class _Clock:
         self.posted = np.full(len(program.to), UNKNOWN)
         self.messages = program.messages
         count = len(self.messages.sends)
-        # One entry more than there are messages. It stands for a message that arrived at −inf, for which an
-        # exchange without a message waits.
+        # There is one entry more than there are messages. It is for exchanges without a message, and has
+        # arrived at −inf.
         self.arrival = np.full(count + 1, UNKNOWN)
         self.arrival[-1] = -np.inf
         self.departure = np.full(count + 1, np.inf)
@@ -295,7 +295,7 @@ class _Clock:
     def _overtake(self) -> bool:
         """Let the first ready message of each port pass those before it, and return whether any message did.
 
-        This is needed if no rank can continue otherwise.
+        This is done only if no rank can continue otherwise.
         """
         moved = False
         for port in np.flatnonzero(self.head < self.tail):

@@ -1,1 +1,1 @@
-"""Ranks that are processes, started by `launch` or torchrun, and transports: gloo, NCCL, symmetric memory."""
+"""Ranks that are processes, which `launch` or torchrun starts, and the transports between them."""

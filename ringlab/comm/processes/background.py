@@ -20,8 +20,8 @@ class Lane:
     """Does jobs in the order in which they were submitted, on a separate thread.
 
     On a GPU a job begins when the kernels launched before it have finished, and its copies run on a separate
-    stream. After a job has failed with an error other than MismatchError, the two ends of the lane may be at
-    different messages, so every later job fails with the same error.
+    stream. If a job fails with an error other than MismatchError, this rank and its peer may no longer be at
+    the same message, so every later job fails with the same error.
     """
 
     def __init__(self, name: str) -> None:
@@ -34,10 +34,11 @@ class Lane:
         """Queue `function`, which reads and writes `tensors`, and return the move to wait for."""
         job = _Job()
         on_gpu = [t for t in tensors if t.is_cuda]
-        if on_gpu:  # the current stream is that of the program's thread, for which the move must wait
+        if on_gpu:  # the current stream belongs to the program's thread, whose kernels the job must wait for
             device = on_gpu[0].device
             if self._stream is None:
-                # High priority, so that its short kernels do not wait behind queued computations.
+                # The stream has high priority, so that its short kernels do not wait behind queued
+                # computations.
                 self._stream = torch.cuda.Stream(device, priority=-1)
             job.ready = torch.cuda.current_stream(device).record_event()
             for tensor in on_gpu:
@@ -58,8 +59,8 @@ class Lane:
             job, function = task
             del task
             self._do(job, function)
-            # Delete this first, because it holds tensors, and a caller may count live tensors when the job is
-            # done.
+            # Delete this first, because it refers to tensors, and a caller may count live tensors when the
+            # job is done.
             del function
             job.over.set()
             del job

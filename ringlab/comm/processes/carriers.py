@@ -27,7 +27,7 @@ class Carrier(ABC):
     relays = False
 
     def check(self, label: Label) -> None:  # noqa: B027 (most carriers take every exchange)
-        """Return if the exchange, of which nothing is posted yet, can be carried.
+        """Check, before anything is posted, that the exchange can be carried.
 
         Raises: CommError if it cannot.
         """
@@ -44,7 +44,7 @@ class Carrier(ABC):
         raise NotImplementedError
 
     def finish(self) -> None:  # noqa: B027
-        """Wait briefly, after a program without error, until no other rank needs this rank's memory."""
+        """After a program without error, wait briefly until no other rank needs this rank's memory."""
 
     def close(self) -> None:  # noqa: B027
         """End the threads that run in the background, and close the groups that the carrier opened."""
@@ -53,12 +53,12 @@ class Carrier(ABC):
 def high_priority(limit: timedelta | None = None) -> Any:
     """Return the options of an NCCL group whose kernels run on streams of high priority.
 
-    With a normal priority, NCCL's kernel may wait until all thread blocks of the computation that runs have
-    begun, because they leave no registers for it. limit: the time that an operation may take.
+    With normal priority, NCCL's kernel might not start until all thread blocks of the running computation
+    have begun, because they leave no registers for it. limit: the time that an operation may take.
     """
     options = dist.ProcessGroupNCCL.Options(is_high_priority_stream=True)
     if limit is not None:
-        options._timeout = limit  # torch warns if it differs from the timeout of the group
+        options._timeout = limit  # torch would warn if this differed from the timeout of the group
     return options
 
 
@@ -128,7 +128,7 @@ class PointToPoint(Carrier):
         numbers = [dist.get_global_rank(whole, rank) for rank in ranks]
         bound = dist.distributed_c10d._get_default_group().bound_device_id is not None
         if bound and len(ranks) < dist.get_world_size():
-            # torch would split the communicator of all processes, for which all of them would be needed.
+            # torch would split the communicator of all processes, and all of them would have to take part.
             return self._lines[None]
         group = dist.new_group(
             sorted(numbers),
@@ -179,15 +179,15 @@ class _OnStream(Move):
         self.event = event
 
     def wait(self, timeout: float) -> None:
-        """Return at once, because the host has nothing to do, and NCCL's own watchdog checks the timeout."""
+        """Do nothing: the host has nothing to wait for, and NCCL's own watchdog checks the timeout."""
 
 
 class AllToAll(Carrier):
     """One collective per exchange, in which each rank sends to one rank and receives from one.
 
-    It is for processes that share one GPU, because gloo's all-to-all supports CUDA tensors, through pinned
-    memory, but gloo's sends and receives do not. All ranks must take part, and all must shift around the ring
-    by the same distance.
+    It is for processes that share one GPU. gloo's all-to-all supports CUDA tensors, through pinned memory,
+    but gloo's sends and receives do not. All ranks must take part, and all must shift around the ring by the
+    same distance.
     """
 
     def __init__(self, rank: int, world_size: int, group: dist.ProcessGroup | None, timeout: float) -> None:
@@ -195,7 +195,7 @@ class AllToAll(Carrier):
         self._lane = Lane("all-to-all")
 
     def check(self, label: Label) -> None:
-        """Return if the exchange is part of a shift by one distance on all ranks. Raises: CommError if it is not."""
+        """Check that the exchange can be part of a shift by one distance. Raises: CommError if it cannot."""
         to, source = label.to, label.source
         if {to, source} <= {self.rank, None}:
             return
@@ -225,7 +225,7 @@ class AllToAll(Carrier):
             expected.meet(self.timeout)
             problem = None
         except MismatchError as error:
-            # Other ranks wait in the collective, so this rank takes part before it raises the error.
+            # Other ranks wait in the collective, so this rank takes part in it before it raises the error.
             problem = error
         like = message.tensors[0] if message.tensors else torch.empty(0)
         sent = torch.cat([as_bytes(t) for t in message.tensors]) if message.tensors else _no_bytes(like)

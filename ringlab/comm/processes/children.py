@@ -75,7 +75,7 @@ class Child:
 def _started(folder: Path, rank: int, environment: dict[str, str]) -> ForkedProcess | subprocess.Popen[bytes]:
     """Return the rank's process, which leads a new session.
 
-    So Ctrl-C reaches only the parent, and killing the session ends all processes that the rank started.
+    Ctrl-C then reaches only the parent, and killing the session ends all processes that the rank started.
     """
     if fork_server.AVAILABLE:
         return ForkedProcess(fork_server.running(environment), folder, rank)
@@ -88,16 +88,16 @@ def _started(folder: Path, rank: int, environment: dict[str, str]) -> ForkedProc
 
 
 class Clock:
-    """The seconds for which this process watched.
+    """Counts the seconds for which this process has watched the ranks.
 
-    A longer pause, such as a suspended machine, counts as `_STRIDE`.
+    A pause longer than `_STRIDE`, for example of a suspended machine, counts as `_STRIDE`.
     """
 
     def __init__(self) -> None:
         self.seconds, self._read = 0.0, time.monotonic()
 
     def tick(self) -> float:
-        """Return the seconds until now."""
+        """Return the seconds counted until now."""
         now = time.monotonic()
         self.seconds += min(now - self._read, _STRIDE)
         self._read = now
@@ -134,9 +134,9 @@ class Children:
         self.output.close()
 
     def supervise(self, startup: float, timeout: float, look: Callable[[], None] = lambda: None) -> None:
-        """Return when every process has ended. Processes that wait in vain for a failed rank are killed.
+        """Wait until every process has ended. Processes that wait in vain for a failed rank are killed.
 
-        look: a function that is called repeatedly meanwhile.
+        look: a function that is called repeatedly while waiting.
 
         Raises: TransportTimeout if not all ranks connect within `startup` seconds, or do not end within
         `timeout` seconds after that.
@@ -154,7 +154,7 @@ class Children:
             elif self.failed_at is None and now > deadline:
                 if self.board.first_failure() is None:
                     raise self._timed_out(timeout if connected else startup, connected)
-                # Not an error yet, because the failed rank will soon end with a better one.
+                # Do not raise an error here: the failed rank will soon end with a better one.
                 self.failed_at = now
 
     def _reap(self) -> None:
@@ -163,7 +163,7 @@ class Children:
             if code is None and not child.overdue():
                 continue
             self.running.remove(child)
-            child.kill()  # ends processes that the rank started and that still run
+            child.kill()  # also ends processes that the rank started and that still run
             if not child.reported():
                 self.board.record(child.rank, f"{child.ending()}; last: {child.doing()}")
             if not child.reported() or code == _FAILED:

@@ -1,7 +1,7 @@
 """`connect` makes a ring of the processes that torchrun started; `join` lets any process join a transport.
 
-`TRANSPORTS` names the transports between processes. `lack` returns the need of a transport that this machine
-does not meet.
+`TRANSPORTS` lists the names of the transports between processes. `lack` returns what this machine lacks for
+a transport.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ BACKENDS = {"gloo": "gloo", "nccl": "cpu:gloo,cuda:nccl", "symmetric": "gloo", "
 
 @dataclass(frozen=True)
 class Lack:
-    """A need of a transport that this machine does not meet: `needed`, `got` and `remedy`."""
+    """A requirement of a transport that this machine does not meet: `needed`, `got` and `remedy`."""
 
     needed: str
     got: str
@@ -54,8 +54,8 @@ class Lack:
 def available() -> dict[str, str | None]:
     """Return for each transport None if it runs on this machine as intended, or else the reason and a remedy.
 
-    On a machine without a GPU, 'symmetric' and 'shared-gpu' still carry CPU tensors, 'symmetric' through
-    shared memory, so that all their code except the transfer between GPUs can be tried.
+    On a machine without a GPU, 'symmetric' and 'shared-gpu' still carry CPU tensors, so that all their code
+    except the transfer between GPUs can be tried. 'symmetric' then uses shared memory.
     """
     ranks = {"gloo": 1, "nccl": 2, "symmetric": 2, "shared-gpu": 1}
     lacks = {name: lack(name, ranks[name]) or _no_gpu_to_use(name) for name in TRANSPORTS}
@@ -63,14 +63,14 @@ def available() -> dict[str, str | None]:
 
 
 def check(transport: str, ranks: int) -> None:
-    """Return if `ranks` ranks of this machine can use `transport`. Raises: BackendError if they cannot."""
+    """Check that `ranks` ranks of this machine can use `transport`. Raises: BackendError if they cannot."""
     found = lack(transport, ranks)
     if found is not None:
         raise BackendError(f"{found.needed}, for transport '{transport}'", found.got, found.remedy)
 
 
 def lack(transport: str, ranks: int) -> Lack | None:
-    """Return the unmet need that keeps `ranks` ranks of this machine from using `transport`, or None.
+    """Return the unmet requirement that keeps `ranks` ranks of this machine from using `transport`, or None.
 
     Raises: BackendError for an unknown name.
     """
@@ -130,8 +130,8 @@ def connect(transport: str = "gloo", timeout: float = 60.0, startup: float | Non
     """Yield the ring of the processes that torchrun started, and close the group at the end of the block.
 
     transport: "gloo" for tensors on the CPU; "nccl", or on one machine "symmetric", if each rank has its own
-    GPU; "shared-gpu" if ranks share a GPU. The CUDA device of this rank is set: the one that LOCAL_RANK numbers
-    among the GPUs that the process sees, or the only one that it sees.
+    GPU; "shared-gpu" if ranks share a GPU. The function sets this rank's CUDA device: GPU number LOCAL_RANK
+    among the GPUs that the process sees, or the only GPU that it sees.
     timeout: the seconds that a message may take.
     startup: the seconds in which all ranks must connect; by default `timeout`.
 
@@ -164,7 +164,7 @@ def connect(transport: str = "gloo", timeout: float = 60.0, startup: float | Non
         check(transport, 1)
     else:
         _check_here(transport, int(here), world_size)
-    # Each group gets its own keys in the store, and otherwise would find an earlier group's addresses.
+    # Each group gets its own keys in the store. Otherwise it would find an earlier group's addresses.
     startup = timeout if startup is None else startup
     store = dist.PrefixStore(f"ringlab/connect/{next(_uses['connect'])}", torchrun_store(startup))
     hosts = _wait_for_all(store, rank, world_size, startup)
@@ -178,9 +178,9 @@ def connect(transport: str = "gloo", timeout: float = 60.0, startup: float | Non
 
 
 def _check_here(transport: str, here: int, world_size: int) -> None:
-    """Return if this process, one of `here` on this machine, can use `transport`. Raises: BackendError.
+    """Check that this process, one of `here` on this machine, can use `transport`. Raises: BackendError.
 
-    Over NCCL the process may see no GPUs but its own, and `device_of` checks that it has one.
+    Over NCCL one GPU is enough here, because the process may see only its own. `device_of` checks the rest.
     """
     if transport == "symmetric" and here != world_size:
         got = f"{here} of {world_size} ranks here"
@@ -189,7 +189,7 @@ def _check_here(transport: str, here: int, world_size: int) -> None:
 
 
 def _wait_for_all(store: dist.Store, rank: int, world_size: int, startup: float) -> list[str]:
-    """Return the names of the machines of all ranks when every rank has connected.
+    """Wait until every rank has connected, and return the name of each rank's machine.
 
     Raises: TransportTimeout, with the ranks that have not connected.
     """
@@ -207,7 +207,7 @@ def _wait_for_all(store: dist.Store, rank: int, world_size: int, startup: float)
         raise TransportTimeout(
             f"all ranks connected within {startup:g} s",
             got,
-            "look for the missing ranks: their output, and their machine",
+            "look at the output of the missing ranks, and at their machines",
         ) from error
 
 
@@ -221,7 +221,7 @@ def join(
     local_rank: int,
     **options: Any,
 ) -> DistributedComm:
-    """Return this rank's end of `transport`, over addresses that all ranks write to `store`.
+    """Return this rank's end of `transport`. The ranks find each other by addresses in `store`.
 
     local_rank: the number of this rank among the ranks of its machine, which selects the GPU.
     startup: the seconds in which all ranks must connect. timeout: the seconds that a message may take.
@@ -237,8 +237,8 @@ def join(
         torch.cuda.set_device(device_of(local_rank))
     elif transport == "shared-gpu" and torch.cuda.is_available():
         torch.cuda.set_device(local_rank % torch.cuda.device_count())
-    # NCCL's watchdog ends a process whose message takes longer than the limit of the group, so it gets the
-    # limit of messages.
+    # NCCL's watchdog ends a process if a message takes longer than the limit of the group, so this limit
+    # must be at least that of messages.
     limit = timedelta(seconds=max(startup, timeout))
     try:
         dist.init_process_group(
@@ -255,10 +255,10 @@ def join(
         if transport == "nccl":
             dist.all_reduce(torch.zeros(1, device="cuda"))
         carriers = _carriers(transport, rank, world_size, timeout, limit)
-    except BackendError:  # on all ranks, which may now connect by another transport
+    except BackendError:  # all ranks get it, and may now connect by another transport
         dist.destroy_process_group()
         raise
-    except RuntimeError as error:  # gloo raises RuntimeError, with no class of its own
+    except RuntimeError as error:  # gloo's errors have no class of their own
         raise _not_connected(error, startup) from error
     return DistributedComm(None, timeout, start=_shared_start(startup), carriers=carriers, **options)
 
@@ -279,7 +279,7 @@ def _carriers(
 
 @contextmanager
 def closing(comm: DistributedComm) -> Iterator[None]:
-    """Finish `comm` after the block, or report the block's error to other ranks, and close the group."""
+    """After the block, finish `comm` or report the block's error to the other ranks, and close the group."""
     leave = dist.destroy_process_group
     try:
         yield
@@ -294,13 +294,13 @@ def closing(comm: DistributedComm) -> Iterator[None]:
     finally:
         leave()
         comm.close()
-        if comm.board.first_failure() is not None:  # torchrun ends all ranks as soon as one has ended
+        if comm.board.first_failure() is not None:  # torchrun ends all ranks as soon as one of them ends
             comm.board.linger(list(range(comm.world_size)), _LAST_WORDS)
 
 
 @cache
 def torchrun_store(timeout: float) -> dist.Store:
-    """Return the store that torchrun hosts. It is kept, because without torchrun's agent rank 0 hosts it.
+    """Return torchrun's store. It is cached, because without torchrun's agent rank 0 hosts it.
 
     Raises: TransportTimeout if the store does not answer within `timeout` seconds.
     """
@@ -314,7 +314,7 @@ def torchrun_store(timeout: float) -> dist.Store:
 def _not_connected(error: Exception, timeout: float) -> TransportTimeout:
     first_line = str(error).split("\n")[0]
     return TransportTimeout(
-        f"all ranks connected within {timeout:g} s", first_line, "start every rank, and see how it fares"
+        f"all ranks connected within {timeout:g} s", first_line, "start every rank, and look at its output"
     )
 
 

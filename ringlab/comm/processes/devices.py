@@ -29,15 +29,15 @@ def device_of(local_rank: int) -> int:
 
 
 def check_own_gpus(transport: str) -> None:
-    """Return if every rank of the default group has another GPU as its current device.
+    """Check that the current devices of all ranks of the default group are different GPUs.
 
     All ranks must call this function. They compare the identifiers of their GPUs on the CPU, over gloo,
-    because on one GPU two ranks of NCCL wait for each other without end, or end with an error about NCCL.
+    because two NCCL ranks on one GPU would wait for each other forever, or fail with an obscure NCCL error.
 
     Raises: BackendError on all ranks, with the ranks that share a GPU.
     """
     gpu = str(torch.cuda.get_device_properties(torch.cuda.current_device()).uuid)
-    own = torch.frombuffer(bytearray(gpu.encode()), dtype=torch.uint8)  # all identifiers have one length
+    own = torch.frombuffer(bytearray(gpu.encode()), dtype=torch.uint8)  # all identifiers are equally long
     gathered = [torch.empty_like(own) for _ in range(dist.get_world_size())]
     dist.all_gather(gathered, own)
     ranks_of: dict[str, list[str]] = {}

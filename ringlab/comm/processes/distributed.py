@@ -1,4 +1,4 @@
-"""The transports over torch.distributed, which have the same headers, errors and order of messages.
+"""The transports over torch.distributed, which share their headers, errors and order of messages.
 
 A carrier for each kind of device moves the tensors: by sends and receives of gloo or NCCL, by gloo's
 all-to-all for ranks that share a GPU, or by windows into each other's memory.
@@ -10,8 +10,8 @@ messages of the same tag, dtypes and shapes, this is not detected. On NCCL a mis
 GPU transfer has begun. Then the error is raised, but the GPU stays busy until the process group is closed.
 
 A send is a rendezvous, as in the virtual cluster: it completes once its receiver has posted the receive. The
-collectives of the base class are used. They call `exchange`, add in rank order, and give the same bits as the
-virtual cluster.
+collectives are those of the base class: they call `exchange` and add in rank order, so their results have
+the same bits as on the virtual cluster.
 """
 
 from __future__ import annotations
@@ -51,10 +51,10 @@ class DistributedComm(Comm):
 
     Every rank of the group must make one. A wait of more than `timeout` seconds is an error. Peers are
     numbered within the group. `note` is called with a line about each action of this rank; `doing` is the
-    last line. `headers` is a group of the same processes that carries CPU tensors, if `group` does not;
-    `close` closes it.
+    last line. `headers` is needed if `group` does not carry CPU tensors: a group of the same processes that
+    does. `close` closes it.
 
-    Raises: BackendError if the group cannot carry CPU tensors. Headers are CPU tensors.
+    Raises: BackendError if no group carries CPU tensors, which headers are.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class DistributedComm(Comm):
         self._pending: dict[int, _DistributedWork] = {}  # gloo drops a message if its work object is deleted
         if "cpu" not in self._carriers:
             got = str(dist.get_backend_config(group))
-            raise BackendError("a group that carries CPU tensors too", got, _REMEDY)
+            raise BackendError("a group that also carries CPU tensors", got, _REMEDY)
 
     def _note(self, line: str) -> None:
         self.doing = line
@@ -159,15 +159,15 @@ class DistributedComm(Comm):
         self.board.fail(self.rank, error)
 
     def finish(self) -> None:
-        """Record that this rank's program has ended, and wait briefly for the other ranks to end as well.
+        """Record that this rank's program has ended, and wait briefly for the other programs to end.
 
         Raises: UnreceivedError if an exchange was posted but never waited for.
         """
         if self._pending:
             label = next(iter(self._pending.values())).label
             error = UnreceivedError(
-                "every posted exchange waited for before the program ends",
-                f"{label} was posted and not waited for ({len(self._pending)} such in all)",
+                "a wait for every posted exchange before the program ends",
+                f"{label}, which was posted but not waited for ({len(self._pending)} such exchanges in all)",
                 "call .wait() on what post() or exchange() returns",
             )
             self.fail(error)
@@ -179,9 +179,9 @@ class DistributedComm(Comm):
         self.board.linger(list(range(self.world_size)), _LINGER)
 
     def close(self) -> None:
-        """End the background threads, and close the groups beside the process group.
+        """End the background threads, and close the groups that this transport opened.
 
-        The code that opened the process group must close it.
+        The process group itself must be closed by the code that opened it.
         """
         for carrier in self._carriers.values():
             carrier.close()

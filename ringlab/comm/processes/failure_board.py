@@ -1,4 +1,4 @@
-"""Reports of ranks in real processes to each other and to their parent.
+"""The reports that ranks in real processes make to each other and to their parent.
 
 `Board` records which rank failed first, and which ranks have ended. `Journal` is a small file in which a rank
 writes its current action, so that other processes can read the action even if the rank hangs. `Told` and
@@ -41,7 +41,7 @@ class Failure:
 
 
 class Board:
-    """A view of a key-value store that never raises. If the store is gone, the board is empty."""
+    """A view of a key-value store that never raises an error. If the store is gone, the board is empty."""
 
     def __init__(self, store: dist.Store | None) -> None:
         self.store = store
@@ -54,7 +54,7 @@ class Board:
         return self.first_failure() or mine
 
     def fail(self, rank: int, error: BaseException) -> Failure | None:
-        """Record the class and first line of `error` if no failure is recorded yet; return the first failure."""
+        """Record the class and first line of `error`, as `record` does, and return the first failure."""
         return self.record(
             rank, f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
         )
@@ -87,7 +87,7 @@ class Board:
         return None
 
     def linger(self, ranks: list[int], seconds: float) -> None:
-        """Return when all of `ranks` have ended, or after `seconds`."""
+        """Wait until all of `ranks` have ended, but at most for `seconds`."""
         deadline = time.monotonic() + seconds
         while self.store is not None and not self.ended(ranks) and time.monotonic() < deadline:
             time.sleep(_POLL)

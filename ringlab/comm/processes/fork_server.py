@@ -97,7 +97,8 @@ class ForkedProcess:
                 kind, _, value = self._status.recv(_LONGEST, flags).decode().partition(" ")
             except BlockingIOError:
                 return None
-            self.returncode = int(value) if kind == "ended" else -signal.SIGKILL  # as after the server
+            # If the server is gone, it has killed the rank.
+            self.returncode = int(value) if kind == "ended" else -signal.SIGKILL
             self._status.close()
         return self.returncode
 
@@ -119,7 +120,7 @@ class ForkServer:
         weakref.finalize(self, _end, self.owner, self._control, self.process)
 
     def serves(self, environment: dict[str, str]) -> bool:
-        """Return whether this server runs, and its forks would equal new processes with this environment."""
+        """Return whether this server runs and its forks would equal new processes with this environment."""
         own = self.owner == os.getpid() and self._inherited == _inherited(environment)
         return own and self.process.poll() is None
 
@@ -138,10 +139,10 @@ class ForkServer:
     def late(self) -> TransportTimeout:
         """End a server that does not answer, and return the error for it."""
         self._stop()
-        return TransportTimeout(f"an answer of the process that forks the ranks within {STARTUP:g} s", "none")
+        return TransportTimeout(f"an answer from the process that forks ranks within {STARTUP:g} s", "none")
 
     def forget(self) -> None:
-        """Close a fork's copy of the socket, so that the server ends with the process that started it."""
+        """Close this fork's copy of the socket, so that the server ends when its parent process ends."""
         self._control.close()
 
     def _stop(self) -> int:
@@ -175,7 +176,7 @@ if AVAILABLE:
 
 
 def _inherited(environment: dict[str, str]) -> tuple[Any, ...]:
-    """Return the properties that a new process inherits from this process, but a fork from the server."""
+    """Return what a new process would inherit from this process, but a fork inherits from the server."""
     lasting = {name: value for name, value in environment.items() if name != _CHANGING}
     names = sorted(name for name in dir(resource) if name.startswith("RLIMIT_"))
     limits = [resource.getrlimit(getattr(resource, name)) for name in names]
@@ -219,7 +220,7 @@ def main() -> NoReturn:
 
 
 def _exit(code: int) -> NoReturn:
-    """End a fork without clearing its modules, which would take longer than the fork."""
+    """End a fork without clearing its modules, because that would take longer than the fork."""
     threading._shutdown()  # type: ignore[attr-defined]  # joins all threads but daemons
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
@@ -287,7 +288,7 @@ class _Server:
         message, descriptors, _, _ = socket.recv_fds(self.control, _LONGEST, 3)
         if not message:
             self._end_as_the_parent_did()
-        if len(descriptors) < 3:  # too many files are open; the parent notices that the socket closes
+        if len(descriptors) < 3:  # too many files are open; closing the socket tells the parent
             for descriptor in descriptors:
                 os.close(descriptor)
             return None
@@ -309,8 +310,8 @@ class _Server:
         os.close(err)
         if pid > 0:
             with suppress(OSError):
-                # In the server as well as in the rank, so that the group exists before the parent is
-                # answered.
+                # The rank makes this call too. Here it ensures that the group exists before the parent gets
+                # its answer.
                 os.setpgid(pid, pid)
             self.running[pid] = status
             self.selector.register(status, selectors.EVENT_READ)

@@ -1,4 +1,4 @@
-"""`comm_of_group`: a transport over a process group that the program made itself, or over a dimension of its DeviceMesh."""
+"""`comm_of_group`: a transport over a process group or DeviceMesh dimension that the program made itself."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _comms: dict[dist.ProcessGroup, DistributedComm] = {}
 
 
 def comm_of_group(group: dist.ProcessGroup | DeviceMesh | None, timeout: float) -> DistributedComm:
-    """Return this process's end of the transport over `group`, which is the same object at every call.
+    """Return this process's end of the transport over `group`. Every call returns the same object.
 
-    Each group has one transport, because the transport counts the calls of attention that ranks compare in
-    backward.
+    Each group has only one transport, because the transport counts the calls of attention, and ranks compare
+    these counts in backward.
 
     Raises: BackendError for an object that is not a group, if torch.distributed is not initialized, or for a
     group that cannot carry CPU tensors; WorldSizeError for a mesh of several dimensions, or for a group
@@ -36,9 +36,9 @@ def comm_of_group(group: dist.ProcessGroup | DeviceMesh | None, timeout: float) 
 
 
 def _comm_over(group: dist.ProcessGroup, timeout: float) -> DistributedComm:
-    """Return a transport over `group`; all its processes open a gloo group beside it if it is of NCCL only.
+    """Return a transport over `group`. If the group has only NCCL, also open a gloo group of its processes.
 
-    Megatron and Accelerate open such groups. They carry no CPU tensors, which headers are.
+    Megatron and Accelerate open groups with only NCCL. These cannot carry headers, which are CPU tensors.
     """
     limit = timedelta(seconds=timeout)
     carriers = carriers_of(group, limit)
@@ -54,7 +54,7 @@ def _comm_over(group: dist.ProcessGroup, timeout: float) -> DistributedComm:
         )
     except RuntimeError as error:
         raise TransportTimeout(
-            f"a gloo group of the same processes beside a group of NCCL, opened within {timeout:g} s",
+            f"a gloo group of the same processes beside an NCCL group, opened within {timeout:g} s",
             str(error).split("\n")[0],
             "call Ring.of_group on every process of the group, or open it with 'cpu:gloo,cuda:nccl'",
         ) from error

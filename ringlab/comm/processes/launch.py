@@ -27,7 +27,8 @@ from ringlab.comm.processes.rank_process import STARTUP, Job, Report, report_pat
 from ringlab.comm.trace import Outcome, Trace
 from ringlab.errors import BackendError, CommError, RankFailedError, WorldSizeError
 
-# The fraction of the launch's timeout after which a single wait fails, because its error says more.
+# The fraction of the launch's timeout after which a single wait fails. It is below 1, because the error of a
+# wait says more than the error of the launch.
 _MESSAGE_SHARE = 0.75
 
 
@@ -138,9 +139,9 @@ def environment(threads: int) -> dict[str, str]:
     """Return the environment of a rank's process that computes on `threads` threads."""
     environment = dict(os.environ, OMP_NUM_THREADS=str(threads), MKL_NUM_THREADS=str(threads))
     environment["PYTHONUNBUFFERED"] = "1"
-    # Blocks of some megabytes are allocated and freed often. glibc is told to keep freed memory, because
-    # returning the pages and taking them again would slow the backward by some percent. Other C libraries
-    # ignore these variables.
+    # Memory in pieces of a few megabytes is allocated and freed often. These variables make glibc keep freed
+    # memory, because returning the pages and taking them again would slow the backward by a few percent.
+    # Other C libraries ignore them.
     for name, value in (("MMAP_THRESHOLD_", 1 << 30), ("TRIM_THRESHOLD_", 4 << 30), ("TOP_PAD_", 64 << 20)):
         environment.setdefault(f"MALLOC_{name}", str(value))
     loopback = "lo" if sys.platform == "linux" else "lo0"

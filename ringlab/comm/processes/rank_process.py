@@ -17,7 +17,7 @@ from typing import Any
 
 from ringlab.comm.processes.failure_board import STARTING, Journal
 
-STARTUP = 120.0  # seconds that all ranks have to import torch and connect, enough for a slow machine
+STARTUP = 120.0  # seconds in which all ranks must import torch and connect; enough for a slow machine
 
 
 @dataclass(frozen=True)
@@ -34,13 +34,13 @@ class Job:
     faults: tuple[Any, ...]
     memory: bool
     grad: bool
-    cells: dict[str, Any]  # sources that are not in files, in the form of linecache
+    cells: dict[str, Any]  # sources that are not in files, as entries of linecache
     watched: bool = False  # whether the parent wants to see events while the ranks run
 
 
 @dataclass
 class Report:
-    """The report of one rank: its pickled result, or its error as a traceback, as a message and pickled."""
+    """The report of one rank: its pickled result; or its error as a traceback, as a message, and pickled."""
 
     result: bytes | None = None
     events: list[Any] = field(default_factory=list)
@@ -161,7 +161,7 @@ def _with_faults(comm: Any, faults: tuple[Any, ...]) -> Any:
 
 
 def _traceback(error: BaseException) -> str:
-    """Return the traceback from the program on, without the frames of this module."""
+    """Return the traceback without the frames of this module, so that it begins in the program."""
     frame = error.__traceback__
     while frame is not None and frame.tb_frame.f_code.co_filename == __file__:
         frame = frame.tb_next

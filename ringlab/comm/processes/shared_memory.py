@@ -1,8 +1,8 @@
 """Windows: memory of each rank that all ranks of the machine can read, and signals between the ranks.
 
 There are two kinds: shared memory between processes on the CPU, and torch's symmetric memory on GPUs. On GPUs
-the copy engine of the reader copies, so the computation keeps all multiprocessors. For both kinds, the module
-`symmetric` decides when to put, get and signal.
+the reader's copy engine moves the data, so all multiprocessors remain free for the computation. For both
+kinds, the module `symmetric` decides when to put, get and signal.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ _WINDOWS = 1 << 12  # the number of windows whose messages gloo can distinguish 
 
 
 class Window(ABC):
-    """`nbytes` of memory of each rank of `group`. All ranks open a window together; `number` distinguishes windows.
+    """`nbytes` of memory of each rank of `group`. All ranks open a window together, as window `number`.
 
-    All calls are made on a lane, in order. A signal arrives after every put and get before it has taken
+    All calls are made on a lane, in order. A signal arrives only after all earlier puts and gets have taken
     effect. A channel can contain only one signal: the next signal is sent after the peer has waited for the
     last one.
 
@@ -81,7 +81,7 @@ class Window(ABC):
         work.wait(self.timeout)
 
     def settle(self, peer: int, channel: int) -> None:
-        """Return when `peer` has waited for the last signal on `channel`."""
+        """Wait until `peer` has waited for the last signal on `channel`."""
         last = self._sent.pop((peer, channel), None)
         if last is not None:
             last.wait(self.timeout)
@@ -109,8 +109,9 @@ class SharedMemory(Window):
 class SymmetricMemory(Window):
     """torch's symmetric memory, for GPUs that can read each other's memory.
 
-    Both the lane's stream and its thread signal and wait. The thread signals last and waits first, so a
-    kernel waits only for kernels that have been launched already, never for another rank's host.
+    Each signal and each wait is made twice: on the lane's stream and on its thread. The thread signals last
+    and waits first, so a kernel waits only for kernels that have been launched already, never for another
+    rank's host.
     """
 
     def __init__(self, nbytes: int, number: int, group: dist.ProcessGroup, timeout: float) -> None:

@@ -1,8 +1,8 @@
 """The transport in which ranks of one machine read each other's memory.
 
 A message is cut into pieces. The sender puts the pieces into its own window, in two slots for this receiver,
-and the receiver gets them from the slots. A slot is filled again only after the receiver has read it. A block
-that is relayed unchanged around the ring is put once, by its owner, and every rank gets the block directly
+and the receiver gets them from the slots. A slot is filled again only after the receiver has read it. A
+block that is relayed unchanged around the ring is put only once, by its owner. Every rank gets it directly
 from the owner's window, so no rank forwards it. The owner replaces the block only after all ranks have read
 it.
 """
@@ -33,8 +33,8 @@ OpenWindow = Callable[[int, int, dist.ProcessGroup, float], Window]
 class Windows(Carrier):
     """Moves tensors through windows, which `open_window` opens. All ranks must make this carrier together.
 
-    The windows need `2 * slot_bytes` per pair of ranks and, once a block has been relayed, the bytes of the
-    largest block.
+    Each rank's windows take `2 * slot_bytes` for each receiver and, once a block has been relayed, the bytes
+    of the largest block.
     """
 
     relays = True
@@ -54,7 +54,7 @@ class Windows(Carrier):
         self._lanes: dict[tuple[str, int], Lane] = {}
         self._counts: defaultdict[tuple[str, int], int] = defaultdict(int)
         self._block: Window | None = None
-        self._unread: set[int] = set()  # the ranks whose current block this rank has not fetched
+        self._unread: set[int] = set()  # the ranks whose current block this rank has not fetched yet
         self._others = [r for r in range(self.world_size) if r != rank]
 
     def start(self, message: Message | None, expected: Expected | None) -> None:
@@ -95,7 +95,7 @@ class Windows(Carrier):
         return self._lanes[way, peer]
 
     def _slot(self, way: str, peer: int) -> tuple[int, bool]:
-        """Return the next slot for messages to or from `peer`, and whether the slot was used before."""
+        """Return the next slot for messages to or from `peer`, and whether the slot has been used before."""
         count = self._counts[way, peer]
         self._counts[way, peer] += 1
         return count % _SLOTS, count >= _SLOTS
@@ -174,9 +174,9 @@ class Windows(Carrier):
 
 
 def pieces(tensors: Tensors, nbytes: int) -> Iterator[list[Bytes]]:
-    """Yield the memory of contiguous `tensors` in pieces of `nbytes` bytes, each a list of parts.
+    """Yield the memory of contiguous `tensors` in pieces of `nbytes` bytes; the last piece may be shorter.
 
-    The last piece may be shorter.
+    Each piece is a list of parts, because it may contain parts of several tensors.
     """
     piece: list[Tensor] = []
     room = nbytes

@@ -1,9 +1,9 @@
-"""The two halves of an exchange over torch.distributed, the message sent and the message expected, and their headers.
+"""The two halves of an exchange over torch.distributed: the message sent, and the message expected.
 
 Gloo pairs sends and receives only by (peer, number). It checks neither shape nor dtype nor tag, fills only a
-part of the buffer if the message is too short, and aborts the process if the message is too long. So every
-message starts with a header of fixed size that describes it. The numbers of its tensors contain a digest of
-the description, so tensors that do not fit are never paired.
+part of the buffer if the message is too short, and aborts the process if the message is too long. Every
+message therefore starts with a header of fixed size that describes it. The numbers under which its tensors
+are sent contain a digest of the description, so tensors that do not fit are never paired.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from ringlab.errors import DeadlockError, MismatchError, WorldSizeError
 HEADER_BYTES = 512
 _DIGEST_BYTES = 16
 _LENGTH_BYTES = 8
-_TEXT = _DIGEST_BYTES + _LENGTH_BYTES  # where it begins
+_TEXT = _DIGEST_BYTES + _LENGTH_BYTES  # the byte of the header at which the text begins
 _MESSAGES = 1 << 16  # messages in flight between two ranks, far more than any program posts
 _MARKS = 1 << 15  # gloo's numbers are signed 32-bit: 16 bits count messages, 15 bits describe a tensor
 
@@ -108,12 +108,12 @@ class Label:
         return f"exchange {self.number} {self.tag!r} of rank {self.rank} ({', '.join(ends) or 'empty'})"
 
     def waits(self, peer: int | None) -> str:
-        """Return the text for errors that states for which action of `peer` this rank waits."""
+        """Return a text for errors, which says what this rank waits for `peer` to do."""
         verb = "send" if peer == self.source else "take"
         return f"rank {peer} to {verb} {self.tag!r}, exchange {self.number} of rank {self.rank}"
 
     def check(self, world_size: int) -> None:
-        """Return if both ends are ranks. Raises: WorldSizeError if one is not."""
+        """Check that both ends are ranks. Raises: WorldSizeError if one is not."""
         for peer in (self.to, self.source):
             if peer is not None and not 0 <= peer < world_size:
                 raise WorldSizeError(f"ranks 0..{world_size - 1}", f"rank {peer} in {self}")
@@ -129,7 +129,7 @@ class Move(ABC):
 
     @abstractmethod
     def wait(self, timeout: float) -> None:
-        """Return when the host's part is done. Raises: RuntimeError or CommError if the transfer fails."""
+        """Wait until the host's part is done. Raises: RuntimeError or CommError if the transfer fails."""
 
 
 class Message:
@@ -145,9 +145,9 @@ class Message:
         self.local, self.taken = peer == label.rank, False
 
     def wait(self, timeout: float) -> None:
-        """Return once the receiver has posted its receive and all tensors have been sent.
+        """Wait until the receiver has posted its receive and all tensors have been sent.
 
-        Raises: DeadlockError for a message to this rank itself that the rank has not received.
+        Raises: DeadlockError if this rank has sent a message to itself but posted no receive for it.
         """
         if self.local and not self.taken:
             raise DeadlockError(
@@ -162,7 +162,7 @@ class Message:
 class Expected:
     """The message that this rank receives.
 
-    `met_elsewhere`: whether the code that moves the tensors waits for the header, so that `wait` need not.
+    `met_elsewhere`: whether the code that moves the tensors waits for the header, and `wait` does not.
     """
 
     met_elsewhere = False
@@ -179,10 +179,10 @@ class Expected:
         self.source: Message | None = None
 
     def wait(self, timeout: float) -> None:
-        """Check the header, and return once the host's part of the transfer is done.
+        """Check the header, and wait until the host's part of the transfer is done.
 
-        Raises: MismatchError if the message is not the expected one; DeadlockError for a message from this
-        rank itself that the rank has not sent.
+        Raises: MismatchError if the message is not the expected one; DeadlockError if this rank expects a
+        message from itself but has not sent it.
         """
         if self.local:
             self._take_from_self()
@@ -192,7 +192,7 @@ class Expected:
             move.wait(timeout)
 
     def meet(self, timeout: float) -> None:
-        """Return once the header has arrived. Raises: MismatchError if it is not the expected header."""
+        """Wait for the header, and check it. Raises: MismatchError if it is not the expected header."""
         for work in self.header_works:
             work.wait(timedelta(seconds=timeout))
         found = difference(self.signature, self.header)

@@ -1,4 +1,4 @@
-"""Virtual ranks: threads of one process that run one at a time, so that all runs are equal."""
+"""Virtual ranks: threads of one process that run one at a time, so that every run gives the same result."""
 
 from __future__ import annotations
 

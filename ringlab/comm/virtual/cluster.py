@@ -3,7 +3,7 @@
 A rank runs until it blocks, and then the next rank that can continue runs. The order is deterministic, so a
 run gives the same events and the same bits every time. A deadlock is found at once, when no rank can continue
 and at least one rank has not finished. A message moves, and its send completes, when both its ends are
-posted, as on gloo. So a program that would hang on gloo also fails here.
+posted, as on gloo. A program that would hang on gloo therefore fails here too.
 
 There is one exception to "one at a time": computations that are marked `thread_safe`, because they touch only
 tensors of their own rank, may run on several ranks at once (see `turns`).
@@ -155,8 +155,8 @@ class _Scheduler:
             self._raise_failures()
             results = [thread.result for thread in self.threads]
         finally:
-            # Breaks a reference cycle (threads and comms refer to this scheduler) that would keep all tensors
-            # of a run.
+            # Break a reference cycle, which would keep all tensors of a run: threads and comms refer to this
+            # scheduler.
             self.threads.clear()
             self.comms.clear()
         return Outcome(results, self.trace, [meter.report() for meter in self.meters])
@@ -206,7 +206,7 @@ class _Scheduler:
             send.partner = receive
 
     def give(self, work: _VirtualWork) -> None:
-        """Complete the messages that the sender gives away. It now waits, and no longer needs the tensors."""
+        """Complete the messages that `work` gives away. Its rank waits and no longer needs their tensors."""
         for half in list(work.open_ends):
             half.free = True
             if half.partner is not None:
@@ -229,8 +229,8 @@ class _Scheduler:
                 self.turns.ready.append(thread)
         if problem:
             return
-        # This runs on the thread of the rank that posted last. Its program's modes must see no message at
-        # all, because they would see only some of the messages.
+        # This runs on the thread of the rank that posted last, so the modes of a program would see only some
+        # of its messages. They must therefore see none.
         meeting = self.streams.meeting(send.rank, receive.rank, send.tensor, receive.tensor)
         with outside_modes(), meeting:
             if send.given and receive.given:
@@ -322,7 +322,7 @@ class _VirtualComm(Comm):
         return result
 
     def _only_in_the_program(self, what: str) -> None:
-        """Raise CommError outside the program, where a call would hang, as the rank has no turn to pass on."""
+        """Raise CommError outside the program. A call would hang there: the rank has no turn to pass on."""
         if self.scheduler.over:
             raise CommError(
                 f"{what} of rank {self.rank} while its cluster runs",

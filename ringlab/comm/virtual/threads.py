@@ -24,7 +24,7 @@ class _Abandoned(BaseException):
 class RankThread:
     """The program of one rank.
 
-    Between `resume` and the time when it passes on the turn, only this thread runs.
+    From `resume` until it passes on the turn, only this thread runs.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class RankThread:
         self.error: BaseException | None = None
         self.waiting: Waiting | None = None
         self.interrupt: BaseException | None = None
-        # A plain lock that is held until the rank gets the turn is faster than a semaphore.
+        # The lock is locked until the rank gets the turn. It is faster than a semaphore.
         self._turn = threading.Lock()
         self._turn.acquire()
         self._thread: threading.Thread | None = None
@@ -97,7 +97,7 @@ class RankThread:
 
 
 def let_through(lock: threading.Lock) -> None:
-    """Release `lock` if it is held. When a run is abandoned, the lock may be open already."""
+    """Release `lock` if it is locked. When a run is abandoned, it may have been released already."""
     if lock.locked():
         lock.release()
 
@@ -110,7 +110,7 @@ def entered_modes() -> list[TorchDispatchMode]:
 
 @contextmanager
 def inside_modes(modes: list[TorchDispatchMode]) -> Iterator[None]:
-    """Activate modes of another thread without entering them again, because entering could reset them."""
+    """Activate the modes of another thread. They are not entered again, because that could reset them."""
     for mode in modes:
         dispatch._push_mode(mode)
     try:

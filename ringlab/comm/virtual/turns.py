@@ -1,8 +1,8 @@
 """The turns of ranks: one rank runs at a time, in an order that never depends on the clock.
 
-A rank passes the turn directly to the next rank. Workers do the computations marked `thread_safe`, while
-other ranks run until they reach their computations. A rank continues when its turn comes, not when its
-computation is done.
+A rank passes the turn directly to the next rank. Workers do the computations marked `thread_safe`. Meanwhile
+the other ranks run until they, in turn, reach a computation. A rank continues when its turn comes, not when
+its computation is done.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Turns:
         self._crash: BaseException | None = None
 
     def run(self) -> None:
-        """Return when all ranks have ended. Until then, run computations that are not `thread_safe` here.
+        """Run the ranks until all have ended. Computations that are not `thread_safe` run on this thread.
 
         `stuck` is called when no rank can continue. It makes ranks ready, or no rank if all ranks have ended.
         Raises: an error that occurred while a rank that had ended passed on its turn.
@@ -66,7 +66,7 @@ class Turns:
             let_through(self._caller)
 
     def block(self, thread: RankThread, work: Waiting) -> None:
-        """Return when `work` is done. Raises: `thread.interrupt`, if it was set to an error meanwhile."""
+        """Wait until `work` is done. Raises: `thread.interrupt`, if it was set to an error meanwhile."""
         thread.waiting = work
         self.pass_on()
         thread.pause()
@@ -116,7 +116,7 @@ class _Job:
         except Exception as error:
             self._error = error
         finally:
-            del function  # it refers to tensors, and the rank, which may count live tensors, continues now
+            del function  # it refers to tensors, and the rank, which continues now, may count live tensors
             self._done.release()
 
     def result(self) -> Any:
@@ -128,11 +128,11 @@ class _Job:
 
 
 class _Workers:
-    """Threads that take jobs from one queue. The number of torch's threads is divided among them.
+    """Threads that take jobs from one queue. torch's threads are divided among them.
 
     Every thread that calls torch gets its own team of OpenMP threads. A job on a team of one thread loses no
-    time at the barriers inside an operator. A worker takes the next job without waiting until another thread
-    wakes up.
+    time at the barriers inside an operator, and its worker takes the next job without waiting for another
+    thread to wake up.
     """
 
     def __init__(self, ranks: int) -> None:

@@ -1,4 +1,4 @@
-"""Sends and receives on a virtual cluster whose other end is not posted yet, and the errors about them."""
+"""Sends and receives on a virtual cluster that wait for their other end, and the errors about them."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ class Waiting(Protocol):
 class Half:
     """One end of one message: the `place`-th tensor that `rank` sends to, or receives from, `peer`.
 
-    given: whether the tensor may be handed to the receiver instead of being copied. free: whether its owner
-    no longer needs the tensor. partner: the other end, which waits until the tensor is free.
+    given: whether the receiver may take the tensor instead of a copy. free: whether its owner no longer
+    needs the tensor. partner: the other end, which waits until the tensor is free.
     """
 
     work: Waiting
@@ -119,7 +119,7 @@ def raise_failure(rank: int, error: BaseException | None, P: int) -> NoReturn:
 
 
 def deadlock(works: dict[int, Waiting]) -> DeadlockError:
-    """Return the error that names the rank for which each rank waits, and the cycle of waiting ranks."""
+    """Return an error that says for which rank each rank waits, with the cycle of waiting ranks."""
     lines = [f"rank {rank} waits: {'; '.join(map(str, work.open_ends))}" for rank, work in works.items()]
     cycle = _cycle({rank: work.open_ends[0].peer for rank, work in works.items()})
     drawn = " → ".join(map(str, cycle)) if cycle else "none: they wait for a rank that has finished"

@@ -1,8 +1,8 @@
 """A wrapper that makes a chosen exchange go wrong, in the same way in each run.
 
 A message under this wrapper has a sequence number in its tag, as on any network that may lose or swap
-messages. So a receiver that gets a message other than the next one raises an error, on every transport, even
-if tag and shape agree:
+messages. A receiver that gets a message other than the next one therefore raises an error, on every
+transport, even if tag and shape agree:
 
 | kind      | what happens to the message of that exchange      | what follows                          |
 |-----------|---------------------------------------------------|---------------------------------------|
@@ -66,7 +66,7 @@ class Fault:
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
-            raise CommError(f"a fault of kind {', '.join(KINDS)}", repr(self.kind))
+            raise CommError(f"a kind of fault among {', '.join(KINDS)}", repr(self.kind))
         if self.rank < 0 or self.exchange < 0:
             raise CommError("rank and exchange 0 or above", f"rank {self.rank}, exchange {self.exchange}")
 
@@ -99,10 +99,10 @@ def _raise_killed(fault: Fault) -> None:
 
 
 class Faulty(Wrapper):
-    """The transport `comm` with the faults of this rank among `faults`.
+    """The transport `comm` with those of `faults` that are for this rank.
 
-    Wrap all ranks or no rank, because both ends must number the messages. `die` is called to end this rank
-    for a kill. By default it raises RankKilled. `fired` lists the faults that have happened.
+    Wrap all ranks or no rank, because both ends must number the messages. For a kill, `die` is called to end
+    this rank; by default it raises RankKilled. `fired` lists the faults that have happened.
 
     Raises: WorldSizeError for a fault of a rank that does not exist; CommError for two faults in one exchange.
     """
@@ -169,7 +169,7 @@ class Faulty(Wrapper):
     def _both(self, outgoing: _End, incoming: _End) -> Work:
         """Return the work of posting both halves, in one exchange if their tags agree.
 
-        Without faults they do.
+        Without faults their tags agree.
         """
         if outgoing.tensors and incoming.tensors and outgoing.tag != incoming.tag:
             first = self.inner.exchange(send=outgoing.tensors, to=outgoing.peer, tag=outgoing.tag)

@@ -38,13 +38,13 @@ class Strict(Wrapper):
         Raises: CommError if a receive buffer shares memory with a sent tensor. `wait` raises CommError if a
         sent tensor was written.
         """
-        if tag.startswith(CONTROL):  # the transport's own
+        if tag.startswith(CONTROL):  # the transport's own message
             return self.inner.exchange(send=send, to=to, receive=receive, source=source, tag=tag)
         index, self._count = self._count, self._count + 1
         memory = {t.untyped_storage().data_ptr() for t in send if t.numel()}
         if any(t.numel() and t.untyped_storage().data_ptr() in memory for t in receive):
             raise CommError(
-                f"receive buffers of their own in exchange {index} of rank {self.rank}",
+                f"receive buffers apart from the sent tensors in exchange {index} of rank {self.rank}",
                 "a receive buffer that is also sent",
                 "arriving data would overwrite data that is still being sent",
             )
