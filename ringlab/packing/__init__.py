@@ -7,7 +7,7 @@ picking.py   picking tokens of arrays or tensors
 assigning.py   dynamic context parallelism: the number of ranks of each sequence depends on its length
 assignment.py  Assignment: which ranks hold which sequence, in which micro-batch
 groups.py      GroupedContext: attention in which each sequence goes around its own group of ranks
-comparison.py  how much faster dynamic is than static, for given lengths; python -m ringlab.packing prints it
+comparison.py  the speedup of dynamic context parallelism over static; python -m ringlab.packing prints it
 """
 
 from __future__ import annotations

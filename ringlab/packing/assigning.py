@@ -1,6 +1,6 @@
 """Dynamic context parallelism: long sequences of a batch get more ranks, so that all ranks finish together.
 
-    static    one degree for all sequences, as the longest needs it, so short sequences mostly wait for hops
+    static    one degree for all sequences, which the longest one needs; short ones mostly wait for hops
     dynamic   a degree for each sequence: the smallest at which it fits and delays no other rank
 
 Source: Megatron-LM's hybrid context parallelism, and arXiv 2412.01523 (FlexSP).
@@ -19,7 +19,7 @@ from ringlab.errors import LayoutError
 from ringlab.packing.assignment import Assignment, Placement
 
 TARGETS = 16
-"""How many times a sequence may take are tried, between what the work allows at best and the longest alone."""
+"""The number of target times for a sequence that `Problem.degrees_by_target` tries."""
 
 
 def assign(
@@ -34,9 +34,10 @@ def assign(
     It is never slower than `static`, but not always the fastest; `least_seconds` is a lower bound for all
     assignments.
     lengths: in tokens. capacity: the largest number of tokens of a rank in a micro-batch. degrees: the sizes
-    of groups. Each is a multiple of the one before, and the last divides P. By default they are 1 and the
-    products of P's prime factors, such as 1, 2, 4, 8.
-    Raises: LayoutError for a sequence that does not fit on all ranks together, degrees that do not nest, or sizes below 1.
+    that groups may have, ascending. Each must divide the next one, and the last must divide P. By default
+    they are 1 and the products of P's prime factors, such as 1, 2, 4, 8.
+    Raises: LayoutError for a sequence that does not fit on all ranks together, for degrees that do not
+    divide each other, or for sizes below 1.
 
     >>> from ringlab.cost.hardware import Link
     >>> from ringlab.cost.sequence_time import Pass
@@ -61,7 +62,7 @@ def static(
     costs: SequenceCosts,
     degrees: Sequence[int] | None = None,
 ) -> Assignment:
-    """Return the fastest assignment in which all sequences have one degree. Raises: as `assign`.
+    """Return the fastest assignment in which all sequences have the same degree. Raises: as `assign`.
 
     >>> from ringlab.cost.sequence_time import Pass
     >>> costs = SequenceCosts(token_s=1e-6, passes=(Pass(pair_s=1e-9),))
@@ -80,9 +81,10 @@ def least_seconds(
     costs: SequenceCosts,
     degrees: Sequence[int] | None = None,
 ) -> float:
-    """Return a lower bound, in seconds, of every assignment's time.
+    """Return a lower bound, in seconds, for the time of every assignment.
 
-    It is the larger of the time of all work spread evenly over P ranks and the time of the slowest sequence.
+    It is the larger of two times: that of all work if it were spread evenly over P ranks, and that of the
+    slowest sequence.
 
     Raises: as `assign`.
 
@@ -95,7 +97,7 @@ def least_seconds(
 
 
 def nested_degrees(P: int) -> tuple[int, ...]:
-    """Return sizes of groups that nest in P ranks: 1, and the products of P's prime factors, smallest first.
+    """Return sizes of groups that nest in P ranks: 1 and the products of P's prime factors, smallest first.
 
     >>> nested_degrees(8), nested_degrees(12)
     ((1, 2, 4, 8), (1, 2, 4, 12))
@@ -112,8 +114,8 @@ def nested_degrees(P: int) -> tuple[int, ...]:
 class Problem:
     """Sequences to be placed.
 
-    seconds, tokens: by degree, the numbers of each sequence's slowest rank; infinite where the sequence does
-    not fit.
+    seconds, tokens: for each degree and sequence, the seconds of the slowest rank and the tokens of the
+    fullest rank. The seconds are infinite where the sequence does not fit.
     """
 
     lengths: tuple[int, ...]
@@ -138,7 +140,7 @@ class Problem:
         lengths = tuple(map(int, lengths))
         chosen = nested_degrees(P) if degrees is None else tuple(degrees)
         if not chosen or chosen[0] < 1 or any(b % a for a, b in zip(chosen, (*chosen[1:], P), strict=True)):
-            raise LayoutError(f"degrees that divide each other, the last one P={P}", f"{chosen}")
+            raise LayoutError(f"degrees of which each divides the next, and the last P={P}", f"{chosen}")
         tokens = {d: np.array([shares(n, d).max() for n in lengths], np.int64) for d in chosen}
         seconds = {d: np.array([costs.rank_s(n, d) for n in lengths]) for d in chosen}
         for degree in chosen:
@@ -154,7 +156,7 @@ class Problem:
 
     @property
     def least_seconds(self) -> float:
-        """Return the larger of the time of all work spread evenly over P ranks, and that of the slowest sequence."""
+        """Return the larger of two times: all work spread evenly over P ranks, and the slowest sequence."""
         if not self.lengths:
             return 0.0
         work = np.min([degree * self.seconds[degree] for degree in self.degrees], axis=0)
@@ -167,11 +169,11 @@ class Problem:
         return max(1, -(-sum(self.lengths) // (self.P * self.capacity)))
 
     def degrees_of_all(self) -> list[int]:
-        """Return the degrees on which every sequence fits."""
+        """Return the degrees at which every sequence fits."""
         return [degree for degree in self.degrees if np.isfinite(self.seconds[degree]).all()]
 
     def degrees_by_target(self) -> list[np.ndarray]:
-        """Return degrees for all sequences, once for each of several target times.
+        """Return several arrays with a degree for each sequence, each of them made for a target time.
 
         The degree of a sequence is the smallest at which it takes no longer than the target.
         """
@@ -190,8 +192,9 @@ class Problem:
     def place(self, degrees: Int64[np.ndarray, " sequences"], micro_batches: int = 1) -> Assignment:
         """Return a placement of the sequences with these degrees.
 
-        Sequences with the largest groups are placed first, and among them those with the longest times. Each
-        is placed where the time of the step grows least. If no micro-batch has room, a further one is opened.
+        Sequences with the largest groups are placed first; of two with equal groups, the slower one is
+        first. Each is placed where the time of the step grows least. If no micro-batch has room, another one
+        is opened.
         """
         busy = np.zeros((micro_batches, self.P))
         held = np.zeros((micro_batches, self.P), np.int64)
@@ -217,6 +220,6 @@ class Problem:
 
 
 def _by_group(of_ranks: np.ndarray, degree: int) -> np.ndarray:
-    """Return the largest value among the ranks of each group, (micro-batches, groups)."""
+    """Return the largest value among the ranks of each group, as an array (micro-batches, groups)."""
     largest: np.ndarray = of_ranks.reshape(len(of_ranks), -1, degree).max(axis=2)
     return largest

@@ -1,9 +1,9 @@
 """`Assignment`: which ranks hold which sequence of a batch in which micro-batch, with layouts and packings.
 
-A short sequence is on one rank, a long sequence on a group of many ranks. Two groups of a micro-batch are
+A short sequence is on one rank, and a long one is on a group of many ranks. Two groups of a micro-batch are
 disjoint, or one is inside the other. Every rank computes its sequences in the same order, from the largest
-group to the smallest. So no ranks wait for each other in a circle, and the ranks of a group have done equal
-work when they start a sequence.
+group to the smallest. Ranks therefore never wait for each other in a circle, and the ranks of a group have
+done equal work when they start a sequence.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ringlab.packing.packing import Packing
 
 @dataclass(frozen=True)
 class Placement:
-    """The place of sequence number `sequence`, of `length` tokens: on `degree` ranks from rank `first` on.
+    """The place of a sequence: number `sequence`, with `length` tokens, on `degree` ranks from `first` on.
 
     >>> Placement(sequence=5, length=900, first=2, degree=2).ranks
     range(2, 4)
@@ -66,7 +66,7 @@ class Assignment:
     def __post_init__(self) -> None:
         placed = sorted((each.sequence, each.length) for batch in self.micro_batches for each in batch)
         if placed != list(enumerate(self.lengths)):
-            raise LayoutError(f"each of {len(self.lengths)} sequences exactly once, whole", f"{placed[:12]}")
+            raise LayoutError(f"each of {len(self.lengths)} whole sequences exactly once", f"{placed[:12]}")
         for number, batch in enumerate(self.micro_batches):
             _check_groups(batch, self.P)
             tokens = self.tokens(number)
@@ -92,7 +92,7 @@ class Assignment:
         return Packing.of_lengths([each.length for each in self.micro_batches[micro_batch]])
 
     def layout(self, micro_batch: int) -> Layout:
-        """Return the layout of a micro-batch's packed sequences, in which ranks own shares of their groups' tokens.
+        """Return the layout of a micro-batch's packed sequences. Ranks own shares of their groups' tokens.
 
         The layout can be used like any other. `ring_attention` over all ranks is also correct with it, but
         sends all blocks around all ranks.
@@ -120,7 +120,7 @@ class Assignment:
         return float(self.seconds_by_rank(costs).max(axis=1, initial=0.0).sum())
 
     def owners(self, micro_batch: int) -> tuple[tuple[tuple[int, int], ...], ...]:
-        """Return, for each rank, (sequence, tokens) of each of its shares in local order, for pictures.
+        """Return each rank's shares in local order, each as (sequence, tokens), for pictures.
 
         >>> long_and_short = (Placement(0, 6, 0, 2), Placement(1, 2, 1, 1))
         >>> Assignment((6, 2), 2, 8, (long_and_short,)).owners(0)

@@ -14,7 +14,7 @@ from ringlab.packing.assignment import Assignment
 
 @dataclass(frozen=True)
 class Comparison:
-    """The step that `assign` found, the fastest step with one degree for all, and a lower bound in seconds.
+    """The step that `assign` found, the fastest step with one degree for all sequences, and a lower bound.
 
     >>> from ringlab.packing import Placement
     >>> made = Assignment((4,), P=1, capacity=4, micro_batches=((Placement(0, 4, 0, 1),),))
@@ -70,7 +70,7 @@ def compare(
     """
     if min(lengths, default=0) < 0 or not sum(lengths):
         raise LayoutError(
-            "lengths in tokens, none below 0 and at least one above",
+            "lengths in tokens, none below 0 and at least one above 0",
             f"{len(lengths)} lengths, {sum(lengths)} tokens in all, the shortest {min(lengths, default=0)}",
         )
     dynamic = assign(lengths, P, capacity, costs, degrees)

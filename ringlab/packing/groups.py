@@ -1,7 +1,7 @@
 """`GroupedContext`: a model's attention in which each sequence goes around its own group of ranks.
 
-All ranks compute their sequences in the order of the assignment. Therefore the first unfinished sequence is
-the next sequence of all its ranks, so no ranks wait for each other in a circle, forward or backward.
+All ranks compute their sequences in the order of the assignment. The first unfinished sequence is therefore
+the next one on all its ranks, so ranks never wait for each other in a circle, in forward or backward.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class GroupedContext(Context):
         lengths = [int(shares(each.length, each.degree)[rank - each.first]) for each in mine]
         parts = zip(*(x.split(lengths, dim=2) for x in (q, k, v)), strict=True)
         outs = [self._attend_to(each, sinks, *part) for each, part in zip(mine, parts, strict=True)]
-        none = q[..., :1].expand(*q.shape[:-1], v.shape[-1])  # q has no token either
+        none = q[..., :1].expand(*q.shape[:-1], v.shape[-1])  # empty, because q then has no tokens
         return torch.cat(outs, dim=2) if outs else none
 
     def _attend_to(self, each: Placement, sinks: Tensor | None, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -94,7 +94,7 @@ class GroupedContext(Context):
 def sent_bytes(
     assignment: Assignment, micro_batch: int, rank: int, sizes: Attention, *, backward: bool = False
 ) -> int:
-    """Return the bytes that a rank sends in one layer of a micro-batch, around the rings of its sequences.
+    """Return the bytes that a rank sends around the rings of its sequences, in one layer of a micro-batch.
 
     >>> assignment = Assignment((2, 6), 2, 8, ((Placement(1, 6, 0, 2), Placement(0, 2, 0, 1)),))
     >>> sent_bytes(assignment, 0, 1, Attention(H=2, K=1, D=4, dtype="float32"))  # K and V of 4 tokens

@@ -32,9 +32,9 @@ class Packing:
     """The places of documents in one packed sequence of S tokens, and of its tokens in the original arrays.
 
     documents: the lengths of documents in tokens, without padding. padding: the number of padding tokens
-    after each document. shape: the (rows, columns) of the arrays that `pack` takes. places: for each of the S
-    tokens its index in such an array after flattening, or −1 for padding that `pack` adds. Use the methods
-    `of_…` to make a packing.
+    after each document. shape: the (rows, columns) of the arrays that `pack` takes. places: for each of the
+    S tokens its index in such an array after flattening, or −1 for padding that `pack` adds. The methods
+    `of_…` make a packing.
 
     >>> import torch
     >>> packing = Packing.of_cu_seqlens([0, 3, 4, 8])
@@ -225,7 +225,7 @@ class Packing:
         if tuple(x.shape[:2]) != self.shape:
             S = x.shape[:2][-1] if x.ndim else 0
             raise ShapeError(
-                f"{rows} rows of {columns} tokens, as the packing was made of",
+                f"{rows} rows of {columns} tokens, from which the packing was made",
                 f"shape {tuple(x.shape)}",
                 "the lengths look like cu_seqlens: Packing.of_cu_seqlens(cu_seqlens)"
                 if look_like_cu_seqlens(self.documents, S)
@@ -268,8 +268,8 @@ class Packing:
     def next_tokens(self, labels: Any, ahead: int = 1) -> Any:
         """Return the label of each packed token, (1, S): the label `ahead` tokens later in the same document.
 
-        labels: not shifted, as transformers expects labels, (rows, columns), and IGNORE where a token does
-        not count. The last `ahead` tokens of a document, and padding, get IGNORE. Multi-token prediction uses
+        labels: (rows, columns), not shifted, as transformers expects them; IGNORE for a token that does not
+        count. The last `ahead` tokens of a document, and padding, get IGNORE. Multi-token prediction uses
         ahead = 2, 3, …
         Raises: ShapeError for labels of another shape; TrainingError for `ahead` below 1.
 
@@ -360,7 +360,7 @@ class Packing:
         return layout.unshard(shards, dim=1)
 
     def gather(self, layout: Layout, ring: Ring, part: Any) -> Any:
-        """Return, on every rank, the packed sequence (1, S, …) of which this rank has `part` (1, L, …).
+        """Return the whole packed sequence (1, S, …) on every rank; each rank passes its `part` (1, L, …).
 
         Every rank must call this method. The result is not differentiable.
         Raises: LayoutError for a layout of another length; WorldSizeError for a layout of another number of

@@ -26,7 +26,7 @@ def like(ids: Int64[np.ndarray, "..."], other: Any) -> Any:
 
 
 def picked(x: Any, places: Int64[np.ndarray, " n"], fill: Any = 0) -> Any:
-    """Return a copy of the elements of `x` at these places of its first axis, or `fill` for places below 0."""
+    """Return copies of the elements of `x` at these places of its first axis; `fill` for places below 0."""
     there = np.flatnonzero(places >= 0)
     shape = (len(places), *x.shape[1:])
     if isinstance(x, Tensor):

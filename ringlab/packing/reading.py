@@ -83,14 +83,14 @@ def of_batch(batch: Mapping[str, Any]) -> Fields:
     Documents are read from "position_ids", "seq_idx" and cu_seqlens under any of its names, such as
     "cu_seq_lens_q". All of these entries that the batch has must agree. Without them, each row is a document,
     without the padding that "attention_mask" marks.
-    Raises: MaskError for entries that contradict each other, for padding together with entries that cannot
-    express it, and for entries that describe documents but can be read in more than one way, such as
+    Raises: MaskError for entries that contradict each other, for padding beside entries that cannot express
+    it, and for entries that describe documents but could be read in more than one way, such as
     "segment_ids".
     """
     shape, mask = _shape(batch), batch.get("attention_mask")
     _check_all_are_read(batch)
     found = {name: read(batch[name]) for name, read in _ENTRIES.items() if batch.get(name) is not None}
-    if "position_ids" in found and found["position_ids"][2] == (1, shape[1]):  # of all rows alike
+    if "position_ids" in found and found["position_ids"][2] == (1, shape[1]):  # the same for all rows
         found["position_ids"] = of_position_ids(np.repeat(_rows(batch["position_ids"]), shape[0], axis=0))
     if not found:
         return of_attention_mask(np.ones(shape, int) if mask is None else mask)

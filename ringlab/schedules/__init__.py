@@ -5,7 +5,7 @@ allgather    every rank first fetches all blocks
 ulysses      ranks exchange tokens for heads, and exchange back after attention
 hybrid       Ulysses within rows of ranks, and rings across the rows: hybrid(ring=4, ulysses=2)
 double-ring  blocks go around inside a node, then on to the next node: double-ring(node=8)
-query-ring   queries travel with their partials, and in backward with their gradients; blocks stay
+query-ring   blocks stay; queries travel with their partials, and in backward with their gradients
 burst        blocks travel in forward, and queries in backward
 bidirectional  blocks come from both sides, in half as many rounds as in a ring
 multi-ring   the heads are distributed among rings of different strides: multi-ring(rings=4)

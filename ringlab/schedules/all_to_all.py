@@ -64,7 +64,7 @@ def _place_tokens(mesh: Mesh, whole: Tensor, part: Tensor, member: int) -> None:
 def to_tokens(
     mesh: Mesh, *tensors: Float[Tensor, "B _ row _"], heads: tuple[int, ...], tag: str
 ) -> list[Float[Tensor, "B _ L _"]]:
-    """Return all heads of this rank's tokens, given its heads of all tokens of the row; inverts `to_heads`.
+    """Return all heads of this rank's tokens, given its heads of all tokens of the row. Inverts `to_heads`.
 
     heads: the total number of heads of each tensor. If several ranks hold the same head, their parts are
     summed in rank order and in the state dtype; pass such tensors in the state dtype.

@@ -1,7 +1,7 @@
-"""The ring in both directions: blocks of ranks behind come from the previous rank, others from the next rank.
+"""The ring in both directions: half of the blocks come from the previous rank, half from the next rank.
 
-Each round brings two blocks, one in each direction, and is hidden behind the computation of two blocks. So
-there are half as many rounds as in a ring, with as many bytes and messages. dK and dV follow their blocks.
+Each round brings two blocks, one in each direction, and is hidden behind the computation of two blocks.
+There are half as many rounds as in a ring, with as many bytes and messages. dK and dV follow their blocks.
 Each direction ends on the opposite side of the ring, and its sums return to the owner in one message from
 there. If all sends of a rank share one port, nothing is gained.
 
@@ -55,7 +55,7 @@ class BidirectionalSchedule(BlockSchedule):
 def _both_ways(call: AttentionCall) -> tuple[Offsets, Offsets]:
     """Return the offsets of visible blocks up to half the ring, and the offsets of the other visible blocks.
 
-    The second tuple begins with the offset that is nearest from the other side of the ring.
+    The second tuple descends, because its blocks come from the other side of the ring.
     """
     P = call.ring.world_size
     near = tuple(distance for distance in call.offsets[1:] if 2 * distance <= P)
@@ -63,12 +63,12 @@ def _both_ways(call: AttentionCall) -> tuple[Offsets, Offsets]:
 
 
 def _from_next(call: AttentionCall) -> AttentionCall:
-    """Return `call` with a ring for the blocks that come from the next rank: they go a way of their own."""
+    """Return `call` with a ring that has a way of its own, for the blocks that come from the next rank."""
     return replace(call, ring=Ring(OnWay(call.ring.comm, "from the next rank")))
 
 
 class BothWaysReturn:
-    """A `GradientReturn` of both directions; sums are complete when both have returned."""
+    """A `GradientReturn` with a `RingGradientReturn` for each direction, whose sums it adds."""
 
     def __init__(self, call: AttentionCall) -> None:
         self.ring = call.ring

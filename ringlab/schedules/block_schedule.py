@@ -75,8 +75,7 @@ class BlockSchedule(Handled, ABC):
         for step, (origin, block_k, block_v) in enumerate(self.arriving_blocks(call, k, v)):
             block = origin, block_k, block_v
             label = f"attend backward {step}"
-            # The gradients are not bound to a name, which would keep them alive while the next block is
-            # computed.
+            # The gradients have no name, which would keep them alive while the next block is computed.
             returning.add_block(*block, call.ring.compute(label, differentiate, call, steps, *block))
         dk, dv = returning.own_gradients()
         return Gradients(steps.query_gradient(), dk, dv, gradient_of_sinks(call, saved, rows.delta))
@@ -110,7 +109,7 @@ def rows_of_backward(
 ) -> BackwardRows:
     """Return this rank's rows with everything that backward needs.
 
-    If another block backend replaces the call's for the gradient of lse, record that.
+    If lse has a gradient and another block backend therefore replaces the call's, record that.
     """
     delta = call.ring.compute("delta", row_delta, dout, out, dlse)
     if dlse is not None:
@@ -135,7 +134,7 @@ def sink_gradient(sinks: Sinks, lse: RowState, delta: RowState) -> Sinks:
 
 
 class BlockBuffers:
-    """Receive buffers; each of them can hold the longest block of the layout."""
+    """Receive buffers, each large enough for the longest block of the layout."""
 
     def __init__(self, call: AttentionCall) -> None:
         self.lengths, self.longest = call.layout.lengths, call.layout.longest
@@ -145,7 +144,7 @@ class BlockBuffers:
         """Return buffers for the block of `origin`, with the batch, heads and head dim of `like`."""
         length = self.lengths[origin]
         if self.free and self.free[-1][0] == length:
-            return self.free.pop()[1]  # unchanged, because most blocks have the same length
+            return self.free.pop()[1]  # the usual case, because most blocks have the same length
         shapes = [(*t.shape[:2], length, t.shape[-1]) for t in like]
         if not self.free and length == self.longest:
             return tuple(t.new_empty(shape) for t, shape in zip(like, shapes, strict=True))

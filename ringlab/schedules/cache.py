@@ -50,8 +50,8 @@ class ShardedCache(Handled):
     """K and V of all tokens so far, each token on one rank.
 
     All ranks append the same tokens in the same order, and each rank keeps its share. The next token goes to
-    the rank with the fewest tokens, and to the first such rank if there are several. So every rank knows the
-    rank of each token without a message. Gradients do not flow through a cache.
+    the rank with the fewest tokens, or to the first such rank if there are several. Every rank therefore
+    knows where each token is, without a message. Gradients do not flow through a cache.
 
     ring: the ranks. batch, kv_heads, head_dim: the sizes of k and v, (B, K, n, D). value_dim: the head dim of
     v, if it differs from that of k. capacity: the number of tokens on this rank for which memory is allocated
@@ -94,7 +94,7 @@ class ShardedCache(Handled):
 
     @classmethod
     def of_shards(cls, ring: Ring, layout: Layout, k: KeyValue, v: Value, *, room: int = 0) -> ShardedCache:
-        """Return a cache that holds a prefill, that is, the k and v that were passed to `ring_attention`.
+        """Return a cache that contains a prefill, that is, the k and v that were passed to `ring_attention`.
 
         room: the number of further tokens on this rank for which memory is allocated at once.
         Raises: LayoutError, WorldSizeError or ShapeError for shards that do not fit the layout.
@@ -201,7 +201,7 @@ class ShardedCache(Handled):
         self.lengths[:] = [old + new for old, new in zip(self.lengths, layout.lengths, strict=True)]
 
     def check_shards(self, layout: Layout, k: KeyValue, v: Value) -> None:
-        """Return None if `append_shards` accepts these arguments. Raises: the errors of `append_shards`."""
+        """Check that `append_shards` accepts these arguments. Raises: the errors of `append_shards`."""
         if not isinstance(layout, Layout):
             raise LayoutError("layout= a ringlab layout, such as zigzag(S, P)", repr(layout))
         layout.of_ranks(self.ring.world_size)
@@ -244,7 +244,7 @@ class ShardedCache(Handled):
     _filled = 0
 
     def _grow(self, least: int) -> None:
-        """Allocate memory for at least `least` tokens; growing by a factor makes growth rare."""
+        """Allocate memory for at least `least` tokens. The memory grows by a factor, so it grows rarely."""
         room = max(least, int(GROWTH * self.capacity) + 1)
         for name in ("_k", "_v"):
             old = getattr(self, name)
@@ -265,7 +265,7 @@ def _check_tensors(**named: Any) -> None:
 def append_in_graph(
     cache: Handled, k: Any, v: Any, sequences: list[int] | None = None, new: list[int] | None = None
 ) -> None:
-    """Append to either kind of cache by an operator of the graph that torch.compile traces."""
+    """Append to either kind of cache by an operator, which becomes a part of the graph of torch.compile."""
     torch.ops.ringlab.append(ORDER, k, v, cache.handle, sequences, new)
 
 

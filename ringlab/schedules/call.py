@@ -33,7 +33,7 @@ class AttentionCall:
     them.
     wants_lse: whether the caller asked for lse.
     validate: whether ranks compare their calls.
-    sinks: a logit for each query head that takes weight and contributes no value, or None.
+    sinks: for each query head a logit that takes weight but contributes no value, or None.
     name: the name of this call of attention, which is equal on all ranks. Ranks compare it in backward.
     expansion: makes the K and V of a block if other tensors travel in their place; None if K and V travel.
     """
@@ -56,7 +56,7 @@ class AttentionCall:
         return self._plan.of_rank(self.ring.rank if rank is None else rank)[origin]
 
     def record_short_tiles(self) -> None:
-        """Record in the trace if tiles of this rank are too short for the block backend, and another computes them."""
+        """Record in the trace if tiles are too short for the block backend and another computes them."""
         tiles = (tile for origin in range(self.ring.world_size) for tile in self.tiles(origin))
         sizes = ((tile.q_stop - tile.q_start, tile.k_stop - tile.k_start) for tile in tiles)
         record_short_tiles(self.ring.comm, self.block, sizes)

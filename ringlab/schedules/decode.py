@@ -1,9 +1,9 @@
 """Decode: a few new tokens attend to a K/V cache that is spread over the ranks.
 
 Every rank has the new queries and attends to its own part of the cache. Then the partials (out, lse) are
-merged: either all ranks gather them and merge them in rank order, or a tree of log2 P exchanges merges them.
-A message has B·H·n·(Dv + 1) numbers of the state dtype, whatever the length of the sequence; Dv is the head
-dim of v.
+merged: either every rank gathers all of them and merges them in rank order, or they are merged along a tree
+of log2 P exchanges. A message has B·H·n·(Dv + 1) numbers of the state dtype, whatever the length of the
+sequence; Dv is the head dim of v.
 Source of the tree: arXiv 2408.04093.
 """
 
@@ -83,8 +83,8 @@ def decode(
 
     q: the queries of the n tokens that were appended last, (B, H, n, D), the same on every rank.
     mask: causal by default; may have a window or a prefix, but no documents.
-    scale, softcap, block: as in `ring_attention`. Everything is computed in the cache's dtype, under autocast
-    too.
+    scale, softcap, block: as in `ring_attention`. Everything is computed in the cache's dtype, even under
+    autocast.
     sinks: (H,) logits as in `ring_attention`, the same on all ranks; they are counted once, after the ranks'
     partials are merged.
     merge: "all-reduce" takes one round of P − 1 messages to all other ranks; "tree" takes log2 P rounds of
@@ -93,9 +93,10 @@ def decode(
     validate: whether the ranks compare their calls and the lengths of their caches first, in log2 P rounds of
     512 bytes.
 
-    Raises: ShapeError for an empty cache or a q that does not fit it, DtypeError, DeviceError, MaskError or
-    BackendError on a rank that is called wrongly, AgreementError on all others, and on all ranks if caches
-    differ. BackendError for a q or sinks that require gradients, because nothing is saved for backward.
+    Raises: ShapeError (for an empty cache, or a q that does not fit it), DtypeError, DeviceError, MaskError
+    or BackendError on a rank that is called wrongly, and AgreementError on all other ranks; AgreementError
+    on all ranks if caches differ; BackendError for a q or sinks that require gradients, because nothing is
+    saved for backward.
 
     >>> import torch
     >>> from ringlab import ShardedCache, VirtualCluster, decode
@@ -170,7 +171,7 @@ def fits_a_graph(
 ) -> bool:
     """Return whether an operator of torch.compile can take these arguments of a decode.
 
-    Otherwise the graph ends, and the call outside it may raise an error.
+    Otherwise the graph ends before the call, which may then raise an error.
     """
     tensors = (q,) if sinks is None else (q, sinks)
     return (
@@ -194,7 +195,10 @@ def _operator(
     order: Tensor, q: Tensor, sinks: Tensor | None, handles: list[int], block: str, scale: float | None,
     softcap: float | None, merge: str, return_lse: bool, validate: bool, value_dim: int,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Return out, and lse if it is asked for, when the graph runs. order: see `ringlab.torch_modes.ORDER`."""
+    """Return out and, if it is asked for, lse. Runs with the graph.
+
+    order: see `ringlab.torch_modes.ORDER`.
+    """
     cache, mask, own_block = map(object_of, handles)
     sinks = None if sinks is None else sinks.detach()
     found = _decode(q.detach(), cache, mask, scale, softcap, sinks, block or own_block, merge, True, validate)
@@ -293,9 +297,9 @@ def _merge_in_rank_order(comm: Comm, part: Partial) -> Partial:
 def _merge_along_a_tree(comm: Comm, part: Partial) -> Partial:
     """Return the merge of all ranks' partials after log2 P exchanges.
 
-    Each exchange is with the rank at twice the distance of the previous one, and both ranks merge the lower
-    rank's partial first. Ranks beyond the largest power of two send their partial to a lower rank, and
-    receive the result from that rank.
+    The distance between the two ranks of an exchange doubles each time. Both merge the lower rank's partial
+    first. Ranks beyond the largest power of two send their partial to a lower rank, and receive the result
+    from that rank.
     """
     most = 1 << (comm.world_size.bit_length() - 1)
     total, beyond = _pack(part), comm.rank + most
@@ -346,7 +350,7 @@ def _check(q: Any, cache: Any) -> None:
 
 
 def check_gradients(**tensors: Shaped[Tensor, "..."] | None) -> None:
-    """Return None if none of these tensors, passed by name, requires gradients. Raises: BackendError."""
+    """Check that none of these tensors, passed by name, requires gradients. Raises: BackendError."""
     for name, x in tensors.items():
         if x is not None and torch.is_grad_enabled() and x.requires_grad:
             raise BackendError(

@@ -1,10 +1,10 @@
 """The double ring: K/V blocks go around inside their node first, then to the next node and around there.
 
-While a block goes around inside a node, the node's own blocks are already under way to the next node, each
-over its rank's own link. So the slow hop can hide behind a whole turn, and the busiest link carries 1/n of
-the ring's traffic if a node has n ranks. Gradients are summed around each node. The sums of earlier nodes
-follow one turn behind, and return to the owner from the last node in one message. There are as many hops as
-in the ring: P − 1 of K/V, P of dK/dV.
+While a block goes around inside a node, the blocks with which the turn began are already under way to the
+next node, each over its rank's own link. The slow hop can therefore hide behind a whole turn, and the
+busiest link carries 1/n of the ring's traffic if a node has n ranks. Gradients are summed around each node.
+The sums of earlier nodes follow one turn behind. From the last node, the complete sums return to the owner
+in one message. There are as many hops as in the ring: P − 1 of K/V, P of dK/dV.
 Source: arXiv 2406.18485, section 4.2.
 """
 
@@ -48,7 +48,7 @@ class DoubleRingSchedule(BlockSchedule):
         return f"double-ring(node={self.node})"
 
     def check(self, heads: int, kv_heads: int, world_size: int) -> None:
-        """Return None if the ranks fill whole nodes. Raises: WorldSizeError."""
+        """Check that the ranks fill whole nodes. Raises: WorldSizeError."""
         if world_size % self.node:
             raise WorldSizeError(
                 f"whole nodes of {self.node} ranks for schedule '{self.name}'",
@@ -114,7 +114,7 @@ class _NodeRings:
         return node % self.nodes * self.size + place % self.size
 
     def _nodes_in_reach(self, call: AttentionCall) -> int:
-        """Return how many nodes a block must visit until no later node sees it."""
+        """Return how many nodes a block must visit, its own included, to reach all nodes that see it."""
         if len(call.offsets) == call.ring.world_size:
             return self.nodes
         P = call.ring.world_size
@@ -153,7 +153,7 @@ class DoubleRingGradientReturn:
         self.blocks_seen += 1
         if step + 1 < rings.size:
             into = self.buffers.reserve(rings.origin(turn, step + 1), *sums)
-            # At step 0 the sums may belong to a block backend, so they are not handed over and their memory
+            # At step 0 the sums may belong to a block backend, so they are not handed over, and their memory
             # is not reused.
             work = rings.inner.post(*sums, into=into, release_after_send=step > 0, tag=f"dkv {turn}.{step}")
             self.inside = work, sums if step > 0 else None, origin

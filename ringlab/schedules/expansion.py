@@ -1,4 +1,4 @@
-"""Blocks for which smaller tensors travel, from which K and V are made on arrival, such as a latent in MLA.
+"""Blocks for which smaller tensors travel, such as a latent in MLA. K and V are made from them on arrival.
 
 K of head h is [latent·W_Kᵀ of h, k_rope], and V is latent·W_Vᵀ. They are computed again in backward. Their
 gradients become gradients of the latent and of k_rope, which return to the owner, and gradients of the
@@ -32,7 +32,7 @@ class Expansion(Protocol):
         ...
 
     def contract(self, one: BlockTensor, other: BlockTensor, gradients: list[Gradient]) -> list[Gradient]:
-        """Return the gradients of the two tensors from those of K and V; sum the weights' gradients."""
+        """Return the gradients of the two tensors, given those of K and V. Add up those of the weights."""
         ...
 
     def with_weights(self, *weights: Shaped[Tensor, "..."]) -> Expansion:

@@ -1,7 +1,7 @@
 """Ring × Ulysses: the ranks of a row share the heads of their tokens, and rings connect the rows.
 
-Rank r is member r % U of row r // U; its ring connects the members with this number in all rows. Each hop of
-a ring carries 1/U of a row's K/V heads. Source: arXiv 2405.07719.
+Rank r is member r % U of row r // U. Its ring connects the members that have the same number in all rows.
+Each hop of a ring carries 1/U of a row's K/V heads. Source: arXiv 2405.07719.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class HybridSchedule(MeshSchedule):
             ring = max(1, world_size // ulysses)
         if ring * ulysses != world_size:
             raise WorldSizeError(
-                f"ranks in rings of {ring} rows of {ulysses} for schedule '{self.name}', {ring * ulysses} in all",
+                f"{ring} · {ulysses} = {ring * ulysses} ranks (ring · ulysses) for schedule '{self.name}'",
                 f"{world_size} ranks",
                 f"degrees whose product is {world_size}, or schedule='ring'",
             )

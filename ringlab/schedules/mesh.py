@@ -89,8 +89,8 @@ class Mesh:
 def rows_of_ranks(layout: Layout, ulysses: int) -> Rows:
     """Return the order of the tokens in each row of `ulysses` adjacent ranks.
 
-    A single row holds the sequence in its global order. If there are several rows, each row keeps its ranks'
-    runs, ordered by position, and merges runs that continue each other. So a zig-zag of ranks becomes a
+    A single row has the sequence in its global order. If there are several rows, each row keeps its ranks'
+    runs, ordered by position, and merges runs that continue each other. A zig-zag of ranks thus becomes a
     zig-zag of rows, and tile plans of rows are as short as those of ranks.
     """
     ranks = layout.ranks

@@ -1,12 +1,12 @@
 """Several rings at once: the K/V heads are distributed among rings with different strides.
 
 A ring of stride s sends from rank r to r + s. It visits all P ranks if s and P have no common divisor. Rings
-of different strides share no link between two ranks. So if each pair of ranks has its own link, m rings take
-1/m of one ring's time. If all sends of a rank share one port, as behind a switch, m rings take as long as
-one. The bytes are those of one ring, in m times as many messages. Of the P − 1 links of a rank, as many are
-used as there are numbers below P without a common divisor with P: all if P is prime, and 4 of 7 if P = 8.
-(TASP's Hamiltonian cycles use all links for every P but 4 and 6. TASP cuts blocks by tokens, while here each
-ring has whole heads, so that all rings keep the layout's balance.)
+of different strides share no link between two ranks. If each pair of ranks has its own link, m rings
+therefore take 1/m of one ring's time. If all sends of a rank share one port, as behind a switch, m rings
+take as long as one. They send as many bytes as one ring, in m times as many messages. A rank has P − 1
+links. The rings use one for each number below P that has no common divisor with P: all links if P is prime,
+and 4 of 7 if P = 8. (TASP's Hamiltonian cycles use all links for every P but 4 and 6. TASP cuts blocks by
+tokens, while here each ring has whole heads, so that all rings keep the layout's balance.)
 Source: arXiv 2509.26541, section 4.
 """
 
@@ -70,23 +70,23 @@ class MultiRingSchedule(Handled):
         return "multi-ring" if self.rings is None else f"multi-ring(rings={self.rings})"
 
     def check(self, heads: int, kv_heads: int, world_size: int) -> None:
-        """Return None if there are heads and strides for all rings. Raises: ShapeError, WorldSizeError."""
+        """Check that there are heads and strides for all rings. Raises: ShapeError, WorldSizeError."""
         rings, most = self.rings or 1, len(strides(world_size))
         if rings > most:
             raise WorldSizeError(
                 f"at most {most} rings through {world_size} ranks for schedule '{self.name}'",
                 f"{rings}",
-                f"rings={most}, or 'multi-ring', which takes as many as there are",
+                f"rings={most}, or 'multi-ring', which uses as many rings as possible",
             )
         if rings > kv_heads:
             raise ShapeError(
                 f"a key/value head for each ring of schedule '{self.name}'",
                 f"K={kv_heads} key/value heads",
-                f"rings={kv_heads}, or 'multi-ring', which takes as many as there are",
+                f"rings={kv_heads}, or 'multi-ring', which uses as many rings as possible",
             )
 
     def forward(self, call: AttentionCall, q: Query, k: KeyValue, v: Value) -> ForwardResult:
-        """Return attention of this rank's queries; each head attends to the blocks of its own ring."""
+        """Return attention of this rank's queries. Each head attends to the blocks of its own ring."""
         call.record_short_tiles()
         lanes = self._lanes(call)
         steps = [lane.call.begin_forward(q[:, lane.heads], len(lane.offsets)) for lane in lanes]
@@ -109,7 +109,7 @@ class MultiRingSchedule(Handled):
     def backward(
         self, call: AttentionCall, saved: tuple[Shaped[Tensor, "..."], ...], dout: Out, dlse: RowState | None
     ) -> Gradients:
-        """Return (dq, dk, dv) of this rank's shards; each ring returns the sums of its heads."""
+        """Return (dq, dk, dv) of this rank's shards. Each ring takes the sums of its heads to the owners."""
         q, k, v, out, lse, *_ = saved
         lanes = self._lanes(call)
         rows = rows_of_backward(call, q, out, lse, dout, dlse)
@@ -140,7 +140,7 @@ class MultiRingSchedule(Handled):
             offsets = tuple(d for step in range(P) if (d := stride * step % P) in call.offsets)
             rules = replace(call.rules, first_head=call.rules.first_head + first * H // K)
             heads = slice(first * H // K, last * H // K)
-            # the first ring goes the common way, and each other ring a way of its own
+            # the first ring uses the common way, and each other ring a way of its own
             ring = Ring(OnWay(call.ring.comm, f"stride {stride}")) if lanes else call.ring
             lane = replace(call, ring=ring, rules=rules)
             lanes.append(Lane(lane, stride, offsets, heads, slice(first, last)))

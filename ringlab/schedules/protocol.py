@@ -20,7 +20,7 @@ from ringlab.types import BlockTensor, Out, Query, RowState
 class ForwardResult(NamedTuple):
     """The forward of one rank: its rows of out (in q's dtype) and lse, and the tensors saved for backward.
 
-    lse is empty if the caller did not ask for it and the schedule would have to send it.
+    lse is empty if the caller did not ask for it and the schedule would have had to send it.
     """
 
     out: Tensor
@@ -45,8 +45,8 @@ class Gradients(NamedTuple):
 class Schedule(Protocol):
     """A way to bring the rows and K/V blocks of all ranks together, and to return gradients to the owners.
 
-    A schedule that counts `AttentionCall.sinks` has a true attribute `takes_sinks`. Other schedules never get
-    sinks.
+    A schedule that takes account of `AttentionCall.sinks` has an attribute `takes_sinks` that is true. Other
+    schedules never get sinks.
     """
 
     @property
@@ -55,20 +55,20 @@ class Schedule(Protocol):
         ...
 
     def check(self, heads: int, kv_heads: int, world_size: int) -> None:
-        """Return None if this schedule can compute these numbers of heads on so many ranks; sends nothing.
+        """Check that this schedule can compute so many heads on so many ranks. Send nothing.
 
         Raises: WorldSizeError or ShapeError, naming the schedule.
         """
         ...
 
     def forward(self, call: AttentionCall, q: Query, k: BlockTensor, v: BlockTensor) -> ForwardResult:
-        """Return attention of this rank's queries over all ranks' tokens; usually `BlockSchedule.forward`."""
+        """Return attention of this rank's queries over all ranks' tokens. See `BlockSchedule.forward`."""
         ...
 
     def backward(
         self, call: AttentionCall, saved: tuple[Shaped[Tensor, "..."], ...], dout: Out, dlse: RowState | None
     ) -> tuple[Query, BlockTensor, BlockTensor] | Gradients:
-        """Return the `Gradients` of this rank's shards; usually `BlockSchedule.backward`.
+        """Return the `Gradients` of this rank's shards. See `BlockSchedule.backward`.
 
         saved: the tensors that the forward saved. dlse: the gradient of lse; None if no loss depends on this rank's lse.
         """
@@ -79,8 +79,8 @@ class Schedule(Protocol):
 class ScheduledCall(AttentionCall):
     """A call with the schedule that runs it, as it passes through the stages of `ring_attention`.
 
-    description: the text that must be equal on all ranks before any data moves; empty if they do not compare
-    their calls.
+    description: a text that must be equal on all ranks, which is checked before any data moves; empty if the
+    ranks do not compare their calls.
     """
 
     schedule: Schedule

@@ -7,8 +7,9 @@ rows meet blocks in the ring's order: their own block, then the previous rank's.
 some distance, queries skip those ranks.
 
 "burst" lets K/V travel in forward and queries in backward, which sends the fewest bytes if H = K. With
-grouped heads, sending K/V takes fewer bytes in both (`ringlab.cost.traffic`). out does not travel, because
-delta replaces it. So with "native", "cudnn" and "flash", which need out, "blockwise" computes the backward.
+grouped heads, it takes fewer bytes to send K/V in both passes (`ringlab.cost.traffic`). out does not travel,
+because delta replaces it. "native", "cudnn" and "flash" need out in backward, so "blockwise" replaces them
+there.
 Source: arXiv 2509.19836, section 3.1.
 """
 
@@ -33,7 +34,7 @@ _WITHOUT_OUT = frozenset({"queries that travel"})
 
 
 class QueryRingSchedule(RingSchedule):
-    """Queries travel in forward and backward, and their partials and gradients follow them."""
+    """Queries travel in forward and in backward. Their partials and their gradients follow them."""
 
     name = "query-ring"
     forward_by_queries = True
@@ -84,7 +85,7 @@ class BurstSchedule(QueryRingSchedule):
 
 
 def _against_the_ring(call: AttentionCall) -> tuple[int, ...]:
-    """Return the offsets of queries' stops; a block at distance d is d ranks behind, so d is negated."""
+    """Return the offsets of the queries' stops. A block at distance d is d ranks behind, so d is negated."""
     return tuple(-distance % call.ring.world_size for distance in call.offsets)
 
 
@@ -114,8 +115,8 @@ def _gradient_of(
 def _merged(part: Partial, arrived: tuple[Tensor, ...] | None) -> tuple[Tensor, Tensor]:
     """Return (out, lse) of rows over the keys so far, in the state dtype; the last axis of lse has size 1."""
     if arrived is None:
-        # Copy tensors whose strides are not contiguous, as a block backend may return them. The receive
-        # buffers would have the same strides, and some bits of results depend on strides.
+        # A block backend may return tensors that are not contiguous. Copy them, because the receive buffers
+        # would have the same strides, and some bits of the results depend on strides.
         return part.out.to(state_dtype(part.out.dtype)).contiguous(), part.lse[..., None].contiguous()
     out, lse = arrived
     merge_into(Partial(out, lse[..., 0]), slice(0, out.shape[-2]), part)

@@ -22,7 +22,7 @@ from ringlab.types import BlockTensor
 
 
 class RingSchedule(BlockSchedule):
-    """One block is in use and one in flight: an all-gather's bytes, but never the whole sequence at once."""
+    """Sends as many bytes as an all-gather, but has only two blocks in memory: one in use, one in flight."""
 
     name = "ring"
 

@@ -35,9 +35,9 @@ def circulate(
     for step, (offset, following) in enumerate(pairwise(offsets)):
         next_owner = ring.origin(following)
         into = buffers.reserve(next_owner, *own)
-        # Between neighbours, a transport may fetch a block from its owner. If a block skips ranks that see
-        # nothing of it, it travels as a message. Every rank then keeps its own block (step 0) and gives up
-        # the blocks of other ranks.
+        # If every hop is to a neighbour, a transport may fetch blocks from their owners instead. If blocks
+        # skip ranks that do not see them, they travel as messages. Every rank then keeps its own block (step
+        # 0) and gives up the blocks of other ranks.
         route: dict[str, Any] = (
             {"hops": step}
             if from_neighbour
@@ -57,8 +57,8 @@ class Couriers:
 
     On one rank, this object receives and sends whichever courier is present. At each stop, call `arrived`,
     and then `send_on` with the grown sum. After the last stop, `own` is the sum of this rank's own block.
-    Tensors sent from the first stop may be a block backend's own result, which other code may still hold. So
-    only the memory of these tensors is neither handed over nor reused.
+    Tensors sent from the first stop may be a block backend's own result, to which other code may still
+    refer. Only for these tensors, the memory is neither handed over nor reused.
     """
 
     def __init__(self, call: AttentionCall, offsets: Sequence[int], tag: str) -> None:
@@ -69,7 +69,7 @@ class Couriers:
         self.sent: Tensors | None = None
 
     def arrived(self) -> Tensors | None:
-        """Return the courier of the current block, once it has arrived; None at the first stop."""
+        """Wait for the courier of the current block, and return it; return None at the first stop."""
         if self.work is None:
             return None
         tensors = self.work.wait()
@@ -93,8 +93,8 @@ class Couriers:
             self.work = self._send_home(tensors, release_after_send=step > 0)
 
     def own(self) -> Tensors:
-        """Return the complete courier of this rank's own block, once it has returned."""
-        # the sums are still in `sent` if no other rank sees the block, so that they were never sent
+        """Wait for the complete courier of this rank's own block, and return it."""
+        # if no other rank sees the block, the sums were never sent, and are still in `sent`
         tensors = self.arrived() or self.sent
         assert tensors is not None
         return tensors
@@ -102,8 +102,8 @@ class Couriers:
     def _send_home(self, tensors: Tensors, release_after_send: bool) -> Work:
         """Send the complete courier to its owner, and receive this rank's own courier.
 
-        The own courier comes from the rank that is offsets[-1] ahead. The owner is the next rank if the block
-        went all the way around.
+        This rank's courier comes from the rank that is offsets[-1] ahead. If the block went all the way
+        around, its owner is the next rank.
         """
         ring, last = self.call.ring, self.offsets[-1]
         into = self.buffers.reserve(ring.rank, *tensors)

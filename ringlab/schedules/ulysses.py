@@ -1,9 +1,9 @@
 """Ulysses: ranks exchange their tokens for heads by all-to-all, attend to the whole sequence, and exchange back.
 
 Each rank then holds H/P query heads and K/P key/value heads of all tokens. If there are more ranks than
-key/value heads, it holds the one key/value head that its query heads read. If the caller asks for lse, it
-travels to the tokens' ranks. If a rank then has a gradient of lse, the gradients travel to the heads' ranks. Both
-are one number for each row and query head. Source: arXiv 2309.14509.
+key/value heads, it holds the one key/value head that its query heads read. If the caller asks for lse, lse
+travels to the tokens' ranks. If any rank then has a gradient of lse, the gradients travel to the heads'
+ranks. lse and its gradient have one number for each row and query head. Source: arXiv 2309.14509.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class MeshSchedule(Handled):
         raise NotImplementedError
 
     def check(self, heads: int, kv_heads: int, world_size: int) -> None:
-        """Return None if the rows can share these heads. Raises: WorldSizeError, ShapeError."""
+        """Check that the ranks of a row can share these heads. Raises: WorldSizeError, ShapeError."""
         ring, ulysses = self.degrees(world_size)
         fit = [n for n in range(1, heads + 1) if heads % n == 0 and (kv_heads % n == 0 or n % kv_heads == 0)]
         if ulysses not in fit:
@@ -54,7 +54,7 @@ class MeshSchedule(Handled):
         self.between.check(heads // ulysses, max(1, kv_heads // ulysses), ring)
 
     def forward(self, call: AttentionCall, q: Query, k: KeyValue, v: Value) -> ForwardResult:
-        """Return attention of this rank's rows; the tensors by heads are saved for backward."""
+        """Return attention of this rank's rows. The tensors after the all-to-all are saved for backward."""
         ring, ulysses = self.degrees(call.ring.world_size)
         if ulysses == 1:
             return self.between.forward(call, q, k, v)
@@ -72,8 +72,8 @@ class MeshSchedule(Handled):
     ) -> Gradients:
         """Return (dq, dk, dv) of this rank's shards, and its part of the gradient of the sinks.
 
-        Gradients of heads that only one rank holds are in q's dtype, and those of shared heads in the state
-        dtype.
+        Gradients of heads that a single rank computes are in q's dtype. Gradients of key/value heads that
+        several ranks compute are in the state dtype.
         """
         ring, ulysses = self.degrees(call.ring.world_size)
         if ulysses == 1:
@@ -100,8 +100,8 @@ def _among_all_heads(mesh: Mesh, dsinks: Sinks, heads: int) -> Float[Tensor, " h
 def _dlse_of_heads(mesh: Mesh, dout: Out, dlse: RowState | None) -> Float[Tensor, "B heads row"] | None:
     """Return the gradient of lse of this rank's heads, or None if no rank of the row has one.
 
-    Whether lse has a gradient decides which block computes, so all ranks of the row must know it before they compute. To
-    learn it from a gradient that was sent, a rank would have to wait for its GPU.
+    The choice of the block depends on whether lse has a gradient, so all ranks of the row must know this
+    before they compute. To learn it from a gradient that was sent, a rank would have to wait for its GPU.
     """
     if not on_any_rank(mesh.row, dlse is not None):
         return None

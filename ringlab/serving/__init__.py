@@ -4,7 +4,7 @@ tables             the numbers of the pages that hold each sequence's tokens
 paged_cache        the tensors of those pages; each rank has some tokens of each sequence
 chunks             `prefill`: the next tokens of a prompt attend to the cached ones and to themselves
 prefill_schedules  the two ways to prefill: K/V go around the ring, or queries go around it
-decode             `decode_heads`: the last tokens of many sequences; the ranks share the query heads
+decode             `decode_heads`: the last tokens of many sequences attend; the ranks share the query heads
 owners             the two ways in which merged partials reach the ranks that own their heads
 helix              tokens × heads as a grid of ranks, for attention between tensor-parallel layers
 checks             one interface to both kinds of cache, and checks of queries against a cache

@@ -48,7 +48,7 @@ def comm_of(cache: Any) -> Comm | None:
 
 
 def check_sequences(cache: Cache, sequences: Sequence[int] | None) -> None:
-    """Return None if a call may name these sequences.
+    """Check that a call on this cache may have the argument `sequences`.
 
     Raises: CacheError if a PagedCache gets no sequences or a ShardedCache gets some, or if `cache` is not a
     cache.
@@ -83,7 +83,7 @@ def shard_of(cache: Cache, sequence: int | None) -> CacheShard:
 
 
 def check_query(q: Any, sizes: CacheSizes, tokens: int | None) -> None:
-    """Return None if q fits a cache of these sizes, and has `tokens` rows unless that is None.
+    """Check that q fits a cache of these sizes and, unless `tokens` is None, has `tokens` rows.
 
     Raises: ShapeError, DtypeError, DeviceError; BackendError for a q that requires gradients.
     """

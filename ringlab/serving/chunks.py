@@ -1,8 +1,8 @@
 """Prefill in chunks: the next n tokens of a prompt attend to the cached prefix and causally to themselves.
 
 The cache is spread over the ranks, and so is the chunk. Either the K/V of prefix and chunk travel around the
-ring, or the queries travel and their partials return to the rows' owners. K/V of a long prefix take many
-bytes, and queries of a short chunk take few.
+ring, or the queries travel and their partials return to the rows' owners. The K/V of a long prefix are many
+bytes, and the queries of a short chunk are few.
 Source: arXiv 2411.01783, section 3 (pass-KV and pass-Q).
 """
 
@@ -98,24 +98,24 @@ def prefill(
 ) -> Any:
     """Return attention of this rank's new tokens over all cached and new tokens, and append the new tokens.
 
-    q, k, v: this rank's shards of the next tokens under `layout`, whose positions count from 0 at the first
-    of these tokens. A `ShardedCache` accepts any layout; a `PagedCache` accepts `cache.next_layout(sequence,
+    q, k, v: this rank's shards of the next tokens under `layout`. The layout's position 0 is the first of
+    these tokens. A `ShardedCache` accepts any layout; a `PagedCache` accepts `cache.next_layout(sequence,
     n)`.
     sequence: the number of the sequence in a `PagedCache`.
     travels: "kv", "q", or "auto", which chooses the one that sends fewer bytes and records the choice in the
     trace.
-    mask: must be causal. It may have a window, or a prefix that ends within the cached and new tokens. It has
+    mask: must be causal. It may have a window, or a prefix that ends within the cached and new tokens, but
     no documents.
-    scale, softcap, block: as in `ring_attention`. Everything is computed in the cache's dtype, under autocast
-    too.
+    scale, softcap, block: as in `ring_attention`. Everything is computed in the cache's dtype, even under
+    autocast.
     sinks: (H,) logits as in `ring_attention`, the same on all ranks.
     return_lse: return (out, lse), where lse is (B, H, L) and a natural logarithm.
     validate: whether the ranks compare their calls and caches first, by messages of 512 bytes.
 
     Raises: ShapeError, CacheError, LayoutError, WorldSizeError, DtypeError, DeviceError, MaskError or
-    BackendError on a rank that is called wrongly, AgreementError on all others. After an error the cache is
-    unchanged. BackendError for q, k, v or sinks that require gradients, because nothing is saved for
-    backward.
+    BackendError on a rank that is called wrongly, and AgreementError on all other ranks; BackendError for q,
+    k, v or sinks that require gradients, because nothing is saved for backward. After an error the cache is
+    unchanged.
 
     >>> import torch
     >>> from ringlab import ShardedCache, VirtualCluster, oracle, zigzag
@@ -203,12 +203,15 @@ def _chunk(
 
 
 def _mask(mask: Mask | None, S: int) -> Mask:
-    """Return the mask, causal by default, if the first `S` tokens do not depend on the tokens after them."""
+    """Return the mask, which is causal by default.
+
+    Raises: MaskError if it has documents, or if the first `S` tokens may see later ones under it.
+    """
     mask = mask_of_one_document(mask)
     if not mask.causal or mask.prefixes[0] > S:
         raise MaskError(
             f"a causal mask, whose prefix is among the {S} tokens up to the end of the chunk",
             repr(mask),
-            "the first chunk holds the whole prefix; rows without a causal mask cannot be computed in chunks",
+            "pass the whole prefix in the first chunk; rows without a causal mask cannot be computed in chunks",
         )
     return mask

@@ -123,14 +123,14 @@ def decode_heads(
     `sequences[i]`, by default 1.
     queries: "own" if q has this rank's H/P heads, which are gathered first; "all" if it has all H heads on
     every rank.
-    heads: H, which q is checked against. Without it, the only mistake that is noticed is queries="own" for a
-    q of all heads, because all ranks then have the same q.
+    heads: H, which is compared with the heads of q. Without it, only one mistake is noticed: queries="own"
+    for a q of all heads, because all ranks then have the same q.
     merge: how partials are merged on the ranks of their heads (see `ringlab.serving.owners`): "all-to-all"
     takes one round of messages, and "reduce-scatter" takes two.
     mask: causal by default; may have a window or a prefix, but no documents. It refers to each sequence's own
     positions.
-    scale, softcap, block: as in `ring_attention`. Everything is computed in the cache's dtype, under autocast
-    too.
+    scale, softcap, block: as in `ring_attention`. Everything is computed in the cache's dtype, even under
+    autocast.
     sinks: one logit for each head of q, as in `ring_attention`; they are counted once, after the ranks'
     partials are merged.
     return_lse: return (out, lse), where lse is (B, H/P, n) and a natural logarithm.
@@ -139,8 +139,9 @@ def decode_heads(
     ranks of its grid.
 
     Raises: ShapeError, CacheError, DtypeError, DeviceError, MaskError or BackendError on a rank that is
-    called wrongly, AgreementError on all others, and on all ranks if their calls or caches differ.
-    BackendError for a q or sinks that require gradients, because nothing is saved for backward.
+    called wrongly, and AgreementError on all other ranks; AgreementError on all ranks if their calls or
+    caches differ; BackendError for a q or sinks that require gradients, because nothing is saved for
+    backward.
 
     >>> import torch
     >>> from ringlab import VirtualCluster
@@ -242,7 +243,7 @@ def _operator(
     new: list[int] | None, queries: str, heads: int | None, merge: str, block: str, scale: float | None,
     softcap: float | None, return_lse: bool, validate: bool, shares: int, value_dim: int,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Return out, and lse if it is asked for, when the graph runs.
+    """Return out and, if it is asked for, lse. This operator runs with the graph of torch.compile.
 
     order: see `ringlab.torch_modes.ORDER`. shares: the number of ranks that share the heads of q.
     """
@@ -306,7 +307,7 @@ def _check_heads(q: Tensor, cache: Cache, queries: str, given: int | None, merge
     heads = q.shape[1] * (P if queries == "own" else 1)
     if given is not None and heads != given:
         raise ShapeError(
-            f"{given} query heads on all ranks together, as heads= says",
+            f"{given} query heads on all ranks together, which is the value of heads=",
             f"{heads}: queries='{queries}', {q.shape[1]} heads in q and {P} ranks",
             _WHICH_HEADS,
         )
@@ -326,7 +327,7 @@ def _check_different(queries: list[Query]) -> None:
     first, *others = queries
     if first.numel() and first.min() < first.max() and all(map(partial(_alike, first), others)):
         raise ShapeError(
-            "another part of the heads from each rank, with queries='own'",
+            "different heads from each rank, with queries='own'",
             f"the same {first.shape[1]} heads on all {len(queries)} ranks",
             _WHICH_HEADS,
         )

@@ -1,10 +1,10 @@
 """Helix: attention on a grid of tokens × heads, between layers that are tensor-parallel over the whole grid.
 
 The grid has N = token_ranks · head_ranks ranks. If attention had more tensor-parallel ranks than key/value
-heads, several ranks would keep the same K/V. So the heads are shared among only `head_ranks` rows of ranks,
-and the ranks of a row share the tokens of the cache. Each rank computes the queries of all heads of its row.
-An all-to-all of partials then leaves each rank with H/N heads, as the output projection and the feed-forward
-layer expect, which are tensor-parallel over all N ranks.
+heads, several ranks would keep the same K/V. The heads are therefore shared among only `head_ranks` rows of
+ranks, and the ranks of a row share the tokens of the cache. Each rank computes the queries of all heads of
+its row. An all-to-all of partials then leaves each rank with H/N heads. The output projection and the
+feed-forward layer need this, because they are tensor-parallel over all N ranks.
 Source: arXiv 2507.07120.
 """
 
@@ -73,7 +73,7 @@ class HelixGrid:
         heads: the number of query heads of the model. q must have this row's share of them.
         cache: the cache of this rank's `attended` key/value heads, on the ring `tokens`.
         args, how: as in `decode_heads`, so `sinks` has a logit for each of the `attended` heads. All ranks of
-        the grid compare their calls, and all raise if one call is wrong.
+        the grid compare their calls, and all raise an error if one call is wrong.
         Raises: WorldSizeError if `cache` is on another ring or is not a cache; the errors of `decode_heads`.
         """
         comm = comm_of(cache)

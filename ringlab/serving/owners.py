@@ -21,7 +21,7 @@ from ringlab.merge import Partial, merge
 
 
 def reduce_scatter(comm: Comm, part: Partial) -> Partial:
-    """Return the merge of all ranks' partials for this rank's heads, as a sum.
+    """Return the merge of all ranks' partials for this rank's heads, computed as a sum.
 
     Each rank's out is scaled by e^(lse − LSE) before the sum, where LSE is the logsumexp over the ranks.
     """
@@ -54,8 +54,8 @@ def shares(lse: Float[Tensor, "P B H N"]) -> Float[Tensor, "P B H N"]:
     sum.
     """
     nobody = lse.amax(dim=0) == -torch.inf
-    # Softmax computes the shares without LSE, because a large LSE is rounded, so that the
-    # shares would not add up to 1.
+    # Softmax computes the shares without LSE. A large LSE would be rounded, so that the shares would not add
+    # up to 1.
     return torch.softmax(lse.masked_fill(nobody, 0.0), dim=0)
 
 
@@ -66,7 +66,7 @@ def own_heads(comm: Comm, heads: int) -> slice:
 
 
 def exchange_heads(comm: Comm, x: Float[Tensor, "B H N D"], tag: str) -> list[Float[Tensor, "B own N D"]]:
-    """Return every rank's part of this rank's heads, in rank order, by an all-to-all of P − 1 messages."""
+    """Return what each rank has for this rank's heads, in rank order, by an all-to-all of P − 1 messages."""
     parts = list(x.chunk(comm.world_size, dim=1))
     works = {}
     for distance in range(1, comm.world_size):

@@ -200,7 +200,7 @@ class PagedCache(Handled):
     ) -> None:
         """Append the next tokens of several sequences; k and v are equal on all ranks.
 
-        k and v hold the tokens of all sequences, in the order of `sequences`.
+        k and v contain the tokens of all sequences, in the order of `sequences`.
         new: the number of new tokens of each sequence, 0 or more; 1 by default.
         Raises: CacheError for unknown sequences or too few free pages; ShapeError if `new` is not one number
         for each sequence; ShapeError, DtypeError or DeviceError for tensors that do not fit. After an error
@@ -222,7 +222,7 @@ class PagedCache(Handled):
         return None
 
     def append_shards(self, layout: Layout, k: KeyValue, v: Value, sequence: int) -> None:
-        """Append the next tokens of a sequence, of which each rank passes the shard under `next_layout`.
+        """Append the next tokens of a sequence. Each rank passes its shard under `next_layout`.
 
         Raises: the errors of `append`; LayoutError for another layout.
         """
@@ -232,7 +232,7 @@ class PagedCache(Handled):
         self._write(sequence, slots, k[0], v[0])
 
     def check_shards(self, layout: Layout, k: KeyValue, v: Value, sequence: int) -> None:
-        """Return None if `append_shards` accepts these arguments. Raises: the errors of `append_shards`."""
+        """Check that `append_shards` accepts these arguments. Raises: the errors of `append_shards`."""
         if not isinstance(layout, Layout) or layout.ranks != self.next_layout(sequence, layout.S).ranks:
             raise LayoutError(
                 "layout= the one under which each token is on the rank that keeps it",
@@ -261,7 +261,7 @@ class PagedCache(Handled):
 
     @torch.no_grad()
     def _write(self, sequence: int, slots: range, k: Tensor, v: Tensor) -> None:
-        """Write k and v (K, n, D) to these slots; slot s is place s mod page of page number s // page."""
+        """Write k and v (K, n, D) to slots. Slot s is place s % page of the sequence's page s // page."""
         where = np.arange(slots.start, slots.stop)
         table = np.array(self.tables.pages[sequence], np.int64)
         pages, places = (torch.from_numpy(x) for x in (table[where // self.page], where % self.page))

@@ -33,8 +33,8 @@ from ringlab.tile import Tile
 class Chunk:
     """The next tokens of a sequence on this rank, and the cached tokens.
 
-    mask: the mask of the whole sequence. call: the attention of the chunk to itself, under the part of the
-    mask for the chunk.
+    mask: the mask of the whole sequence. call: the attention of the chunk to itself, with the mask's part
+    for the chunk.
     """
 
     q: Tensor
@@ -62,7 +62,7 @@ class Chunk:
 
     @property
     def fewer_bytes(self) -> str:
-        """Return "kv" or "q", depending on which of them takes fewer bytes in one hop of all ranks."""
+        """Return "kv" or "q": the one that takes fewer bytes in one hop of all ranks."""
         (B, H, _, D), size, n = self.q.shape, self.q.element_size(), self.call.layout.S
         K, Dv = self.v.shape[1], self.v.shape[-1]
         state = state_dtype(self.q.dtype).itemsize
@@ -114,7 +114,7 @@ def attend(
 
 
 def keys_travel(chunk: Chunk) -> Partial:
-    """Return the partial of this rank's new tokens, where all cached and new K/V come around the ring."""
+    """Return the partial of this rank's new tokens. All cached and new K/V go around the ring."""
     ring, steps = chunk.ring, TilewiseForward(chunk.call.block, chunk.q, chunk.call.scale)
     shard = shard_of(chunk.cache, chunk.sequence)
     keys = Keys(shard.k, shard.v, chunk.k, chunk.v)
@@ -142,7 +142,7 @@ def _like(keys: Keys, chunk: Chunk, origin: int) -> tuple[Tensor, ...]:
 
 
 def queries_travel(chunk: Chunk) -> Partial:
-    """Return the partial of this rank's new tokens: queries go around the ring, partials return at once."""
+    """Return the partial of this rank's new tokens. Queries go around the ring; partials return at once."""
     ring, lengths = chunk.ring, chunk.call.layout.lengths
     shard = shard_of(chunk.cache, chunk.sequence)
     keys = Keys(shard.k, shard.v, chunk.k, chunk.v)

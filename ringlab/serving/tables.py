@@ -18,7 +18,7 @@ from ringlab.errors import CacheError, ShapeError
 def token_counts(sequences: Sequence[Any], new: Any) -> list[int]:
     """Return `new`, the number of new tokens of each sequence, as a list; by default 1 for each sequence.
 
-    Raises: ShapeError unless `new` has a whole number of at least 0 for each sequence.
+    Raises: ShapeError unless `new` has an integer ≥ 0 for each sequence.
 
     >>> token_counts([4, 7], None), token_counts([4, 7], (3, 0))
     ([1, 1], [3, 0])
@@ -120,19 +120,19 @@ class BlockTables:
         return copies
 
     def check(self, sequences: Sequence[int]) -> None:
-        """Return None if all these sequences exist. Raises: CacheError if one is unknown or named twice."""
+        """Check that all these sequences exist. Raises: CacheError if one is unknown or given twice."""
         known = isinstance(sequences, Collection) and all(
             isinstance(sequence, Hashable) and sequence in self.lengths for sequence in sequences
         )
         if not known or len(set(sequences)) < len(sequences):
             raise CacheError(
-                f"different sequences of this cache, of {sorted(self.lengths)}",
+                f"different sequences among those of this cache, {sorted(self.lengths)}",
                 repr(sequences),
                 "add() and fork() return the numbers of sequences; free() forgets them",
             )
 
     def check_room(self, sequences: Sequence[int], new: Sequence[int]) -> None:
-        """Return None if `new` tokens of each sequence fit. Raises: the errors of `extend`."""
+        """Check that there are pages for `new` tokens of each sequence. Raises: the errors of `extend`."""
         self.check(sequences)
         needed, writers = 0, Counter[int]()
         for sequence, tokens in zip(sequences, token_counts(sequences, new), strict=True):

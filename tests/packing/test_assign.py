@@ -89,7 +89,7 @@ def law_no_slower(make: Assign, drawn: Drawn, costs: SequenceCosts) -> None:
         ([[Placement(0, 8, 0, 1), Placement(1, 4, 0, 1)]], "at most 8 tokens"),
         ([[Placement(0, 8, 0, 2)]], "exactly once"),
         ([[Placement(0, 8, 0, 2), Placement(1, 4, 0, 1)], [Placement(1, 4, 1, 1)]], "exactly once"),
-        ([[Placement(0, 8, 0, 2), Placement(1, 3, 0, 1)]], "exactly once, whole"),
+        ([[Placement(0, 8, 0, 2), Placement(1, 3, 0, 1)]], "whole sequences exactly once"),
     ],
 )
 def test_what_no_step_can_run_is_refused(placements: list[list[Placement]], words: str) -> None:
@@ -153,7 +153,7 @@ def test_degrees_nest() -> None:
     ("call", "error", "words"),
     [
         (lambda: assign([900], 2, 400, COSTS), LayoutError, "a capacity of 450 tokens"),
-        (lambda: assign([9], 4, 9, COSTS, degrees=(2, 3)), LayoutError, "degrees that divide each other"),
+        (lambda: assign([9], 4, 9, COSTS, degrees=(2, 3)), LayoutError, "each divides the next"),
         (lambda: assign([9], 4, 9, COSTS, degrees=(3,)), LayoutError, "the last one P=4"),
         (lambda: assign([9], 4, 0, COSTS), LayoutError, "a capacity >= 1 token"),
         (lambda: assign([-1], 4, 9, COSTS), CostError, "a length >= 0"),
