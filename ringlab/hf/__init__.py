@@ -2,8 +2,8 @@
 
 context.py    context: the ring, the layout and the mask of a model's forward
 held.py       the state of a context, and errors that must reach every rank
-models.py     which models and losses may run on a shard: their tokens interact only in attention
-masks.py      the mask that a layer of transformers needs, read without a matrix, or an error
+models.py     checks that a model and its loss may run on a shard: tokens must interact only in attention
+masks.py      reads the mask that a layer of transformers needs, without a matrix, or raises an error
 attention.py  the attention that transformers calls in every layer, and its name in transformers' tables
 batch.py      shard_batch and mask_of: a whole batch → this rank's part of it
 trainer.py    OverRing: transformers' Trainer over a ring

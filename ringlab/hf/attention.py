@@ -22,8 +22,7 @@ from ringlab.hf.models import ALONE, NAME, guard_the_attention, guard_the_loss
 from ringlab.mask import Mask
 from ringlab.types import KeyValue, Query, Value
 
-# These arguments of a model's forward are passed on to attention by transformers, and do not change the
-# result.
+# transformers passes these arguments of a model's forward on to attention. They do not change the result.
 _HARMLESS = {
     "cache_position", "labels", "logits_to_keep", "num_items_in_batch", "output_hidden_states", "return_dict",
     "shift_labels",
@@ -90,7 +89,7 @@ def _mask(module: nn.Module, asked: Any, more: dict[str, Any]) -> Mask:
     causal = more.get("is_causal")
     causal = getattr(module, "is_causal", True) if causal is None else causal
     if bool(causal) != mask.causal:
-        needed = f"is_causal={mask.causal} in every layer, as its mask says"
+        needed = f"is_causal={mask.causal} in every layer, as in its mask"
         raise MaskError(
             needed, f"is_causal={causal} in {type(module).__name__}", f"set its is_causal; or {ALONE}"
         )
@@ -98,7 +97,7 @@ def _mask(module: nn.Module, asked: Any, more: dict[str, Any]) -> Mask:
         raise MaskError(
             "one sliding window",
             f"{more['sliding_window']} in the layer, {mask.window} in its mask",
-            "mend the config",
+            "correct the config",
         )
     _check_rest(more)
     asked.check_positions(more.get("position_ids"), type(module).__name__)
@@ -127,9 +126,9 @@ def _seed(seed: int | None, module: nn.Module, dropout: float) -> int | None:
         return None
     if seed is None or not isinstance(layer, int):
         raise MaskError(
-            "a seed, for attention dropout, and layers with a number",
+            "a seed for attention dropout, and layers that have a number",
             f"dropout={dropout}, seed={seed}, layer {layer}",
-            "ringlab.hf.context(..., seed=) with another in every step; or config.attention_dropout = 0.0",
+            "ringlab.hf.context(..., seed=), another one in every step; or config.attention_dropout = 0.0",
         )
     return (seed + layer * 0x9E3779B97F4A7C15) % (1 << 64)
 

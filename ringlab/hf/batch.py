@@ -48,11 +48,11 @@ def shard_batch(
 ) -> dict[str, Any]:
     """Return the keyword arguments of a model's forward on this rank, given WHOLE sequences, (B, S) each.
 
-    labels: not shifted, as transformers expects labels, and −100 where a token does not count. No token gets
-    a label from another document of the context's mask. The model's loss is then this rank's share: the sum
-    over its tokens, divided by the number of tokens that count on all ranks. The whole loss is the SUM over
-    ranks, and so is the gradient (`ringlab.nn.sum_gradients`). With data parallelism, set
-    "num_items_in_batch" to the number over all replicas.
+    labels: not shifted, as transformers expects them, and −100 where a token does not count. No token gets a
+    label from another document of the context's mask. The model's loss is then this rank's share: the sum
+    over its tokens, divided by the number of tokens that count on all ranks. The whole loss is the SUM of
+    the shares, and the gradient is the sum of the ranks' gradients (`ringlab.nn.sum_gradients`). With data
+    parallelism, set "num_items_in_batch" to the number over all replicas.
     position_ids: by default the positions in the mask's documents, or the global positions if the mask has no
     documents.
     attention_mask: 0 for padding. Padding must be at the end of rows, under a causal mask, so that no token
@@ -60,8 +60,9 @@ def shard_batch(
 
     Raises: ShapeError for shapes that do not fit; MaskError for padding elsewhere, or for position ids that
     differ between rows or contradict the mask; TrainingError if no label counts; DeviceError for tensors
-    without data; AgreementError on all other ranks, and on all ranks of a ring whose ranks have different
-    batches. The ranks compare a hash of the batch, unless the context has validate=False.
+    without data. If one rank raises such an error, all others raise AgreementError, as do all ranks of a
+    ring if their batches differ. The ranks compare a hash of the batch, unless the context has
+    validate=False.
 
     >>> from ringlab import VirtualCluster, zigzag
     >>> from ringlab.hf import context, shard_batch
@@ -155,7 +156,7 @@ def _positions(context: Context, given: Tensor | None) -> Tensor:
 
 
 def _check_whole(ids: Tensor, mask: Mask) -> None:
-    """Raise MaskError unless the ids are global positions, or restart where the mask's documents begin."""
+    """Raise MaskError unless the ids are global positions, or start again where the mask's documents do."""
     given, everyone = ids.detach().cpu().numpy(), np.arange(len(ids))
     known = everyone, mask.position_ids(everyone)
     if any(np.array_equal(given, each) for each in known):

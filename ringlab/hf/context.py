@@ -1,4 +1,4 @@
-"""`context`: the ring, layout and mask of a model's forward, for the thread that enters the context."""
+"""`context`: the ring, layout and mask for the forward of models, in the thread that enters the context."""
 
 from __future__ import annotations
 
@@ -32,18 +32,19 @@ def context(
 ) -> Iterator[Context]:
     """Yield the context in which this thread's models spread their sequence over `ring`, for `shard_batch`.
 
-    Only forward must run inside the block, because each layer keeps its context for backward and for
-    activation checkpointing.
-    mask: packed documents or a prefix, which a model's config cannot express. The config sets windows, layer by layer.
+    Only forward must run inside the block. Each layer keeps its context for backward and for activation
+    checkpointing.
+    mask: packed documents or a prefix, which a model's config cannot express. The config sets windows, layer
+    by layer.
     schedule, block, validate: as in `ring_attention`.
     seed: the seed of attention dropout. Use another seed in every step.
     models: model types beyond TESTED that may run, such as ("olmo2",). Their tokens must interact only in
     attention. Convolutions, poolers and batch norms raise an error, but any other sum over the sequence would
-    silently run over the shard only.
+    silently cover only the shard.
 
-    Raises: AgreementError, WorldSizeError or MaskError before any data moves, as `Context.agreed`; LayoutError if a
-    rank has no token. On leaving the block, BackendError if models ran but none of their layers attended over
-    the ring.
+    Raises: before any data moves, AgreementError, WorldSizeError or MaskError, as `Context.agreed`, and
+    LayoutError if a rank has no token; at the end of the block, BackendError if models ran but none of their
+    layers attended over the ring.
 
     >>> from ringlab import VirtualCluster, hf, zigzag
     >>> def program(ring):
@@ -58,7 +59,7 @@ def context(
     if min(layout.lengths) == 0:
         raise LayoutError(
             "a layout that gives every rank a token, because transformers models reject empty batches",
-            f"{layout!r}: {layout.lengths.count(0)} ranks without any",
+            f"{layout!r}: {layout.lengths.count(0)} ranks without tokens",
             "fewer ranks, or longer sequences",
         )
     held = Held(made, seed, models)

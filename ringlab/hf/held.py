@@ -1,4 +1,4 @@
-"""The state of `ringlab.hf.context` for the thread that entered it, and the way errors reach every rank."""
+"""The state of `ringlab.hf.context` for the thread that entered it, and how an error reaches all ranks."""
 
 from __future__ import annotations
 
@@ -12,12 +12,11 @@ from ringlab.rank_agreement import agree
 
 
 class Held:
-    """A Context, with the options that only models of transformers need.
+    """A Context, with options and a state that only models of transformers need.
 
     called: a model that ran in the context. running: the outermost model whose forward is running. attended:
     whether a layer of any model computed attention over the ring. shared: whether the running model's loss is
-    this rank's share.
-    padded: whether the latest batch has padding, which only a causal mask hides.
+    this rank's share. padded: whether the latest batch has padding, which only a causal mask hides.
     """
 
     def __init__(self, context: Context, seed: int | None, models: tuple[str, ...]) -> None:
@@ -51,10 +50,10 @@ def held() -> Held:
 
 
 def raise_everywhere(around: Held, error: RinglabError | None) -> None:
-    """Return if no rank has an error.
+    """Raise `error`, if there is one, and make the other ranks raise an error too.
 
-    A rank with an error must call this function. A rank without an error may instead make another agreement
-    on the same ring, for example by calling `ring_attention`.
+    A rank with an error must call this function. A rank without an error must call it too, or make another
+    agreement on the same ring, for example by calling `ring_attention`.
 
     Raises: `error` on this rank if there is one; AgreementError if another rank has one.
     """

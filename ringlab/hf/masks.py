@@ -1,9 +1,9 @@
 """Reads the mask that a layer of transformers needs, part by part. An unknown part raises an error.
 
 transformers describes a mask by a function of (batch, head, query, key), which is composed of a few known
-functions. Evaluating this function would need the matrix that context parallelism avoids. So the function is
-taken apart instead, into causal, sliding window and packed documents. For any other part the layer raises an
-error.
+functions. Evaluating this function would need the matrix that context parallelism avoids. The function is
+therefore taken apart instead, into causal, sliding window and packed documents. For any other part the layer
+raises an error.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ def unpadded(causal: bool) -> str:
 class LayerMask:
     """The `attention_mask` of layers under ringlab: the context, and the config's part of the mask.
 
-    The class is neither a dataclass nor a tensor, so that wrappers which inspect a layer's arguments pass it
-    on unchanged. A model that computes with the mask, instead of passing it to attention, gets an error.
+    The class is neither a dataclass nor a tensor, so wrappers that inspect a layer's arguments pass it on
+    unchanged. A model that computes with the mask, instead of passing it to attention, gets an error.
     """
 
     def __init__(self, held: Held, causal: bool, window: int | None, error: RinglabError | None) -> None:
@@ -66,7 +66,7 @@ class LayerMask:
         )
 
     def __getattr__(self, name: str) -> Any:
-        """Raise MaskError for an attribute that a tensor has but this mask does not have."""
+        """Raise MaskError for an attribute that a tensor has but this mask does not."""
         if name.startswith("__") or not hasattr(Tensor, name):
             raise AttributeError(name)
         self._refuse(name)
@@ -109,7 +109,7 @@ class LayerMask:
             raise MaskError(
                 f"a mask with causal={self.causal}, as the model's layers need",
                 f"causal={mask.causal} in ringlab.hf.context",
-                "set config.is_causal and the mask alike",
+                "give config.is_causal and the mask's causal= the same value",
             )
         if mask.window not in (None, self.window):
             raise MaskError(
@@ -126,9 +126,9 @@ class LayerMask:
         return replace(mask, window=self.window)
 
     def check_positions(self, ids: Any, layer: str) -> None:
-        """Return if `ids`, the positions that a layer passed to attention, are those of this rank's tokens.
+        """Check that `ids`, the positions that a layer passed to attention, are those of this rank's tokens.
 
-        They are checked once in each forward.
+        The ids are checked once in each forward.
 
         Raises: MaskError unless `ids` are a tensor with equal rows; LayoutError if they are other positions.
         """
@@ -164,7 +164,7 @@ def layer_mask(
     cache_position: Int[Tensor, " q_length"] | None = None,
     **_: Any,
 ) -> LayerMask:
-    """Return the mask that transformers needs. If it is unsupported, attention raises on all ranks.
+    """Return the mask that transformers needs. If it is unsupported, attention raises an error on all ranks.
 
     Raises: BackendError outside `ringlab.hf.context`.
     """

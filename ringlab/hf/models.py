@@ -1,6 +1,6 @@
 """Checks that a model may run on a shard: its tokens must interact only in attention over the ring.
 
-A model is checked when it is made with attn_implementation="ringlab", when each of its modules is called, and
+A model is checked when it is made with attn_implementation="ringlab", when one of its modules is called, and
 when it returns. Its loss is checked where transformers computes it.
 """
 
@@ -34,7 +34,7 @@ _OVER_TOKENS = (nn.RNNBase, batchnorm._BatchNorm, instancenorm._InstanceNorm)
 def guard_the_attention() -> None:
     """Make transformers refuse attn_implementation="ringlab" for models that compute attention themselves.
 
-    Raises: BackendError, not from this call but later, when such a model is made.
+    This call itself raises no error; BackendError is raised later, when such a model is made.
     """
     check: Any = PreTrainedModel._check_and_adjust_attn_implementation
     if hasattr(check, _GUARDED):
@@ -73,7 +73,8 @@ def _own_attention(name: str) -> BackendError:
 def looked_at() -> Iterator[None]:
     """Check every model that is called inside the block.
 
-    Such a call raises BackendError for a model that combines tokens outside attention, and DeviceError.
+    The call raises BackendError for a model that combines tokens outside attention, and DeviceError for a
+    model without data.
     """
     handles = (
         register_module_forward_pre_hook(_before),
@@ -125,13 +126,13 @@ def _refusal(model: PreTrainedModel) -> RinglabError | None:
         )
     if "position_ids" not in inspect.signature(kind.forward).parameters:
         return BackendError(
-            "a model that takes position_ids, as each rank's tokens are not the first ones",
+            "a model that takes position_ids, because most ranks' tokens are not the first of the sequence",
             f"{name}, which counts the tokens that it is given",
             ALONE,
         )
     if not name.endswith(PER_TOKEN):
         return BackendError(
-            f"a class whose name ends in {', '.join(PER_TOKEN)}: its head looks at each token by itself",
+            f"a class whose head treats each token separately, with a name that ends in {', '.join(PER_TOKEN)}",
             name,
             "run its base model over the ring, and apply the head to the hidden states of all ranks",
         )
@@ -155,7 +156,7 @@ def _over_tokens(module: nn.Module) -> tuple[str, str, str] | None:
         return (
             _MIXED,
             owner,
-            "make the model without it, as by add_pooling_layer=False, and pool over the ranks",
+            "make the model without it, for example by add_pooling_layer=False, and pool over the ranks",
         )
     for name, child in (("", module), *module._modules.items()):
         if isinstance(child, conv._ConvNd) and any(size != 1 for size in child.kernel_size):
@@ -186,7 +187,8 @@ def _end(model: PreTrainedModel, output: Any) -> None:
             error: RinglabError = BackendError(
                 f"outputs (batch, {length}, features), one for each token",
                 f"{name} of shape {tuple(x.shape)} from {type(model).__name__}: tokens combined within the shard",
-                "make the model without it, as by add_pooling_layer=False, and combine the last hidden states over the ranks",
+                "make the model without it, for example by add_pooling_layer=False, and combine the last hidden "
+                "states over the ranks",
             )
             raise_everywhere(around, error)
     if loss is not None and not around.shared and around.context.ring.world_size > 1:
@@ -219,7 +221,7 @@ def check_attended(around: Held) -> None:
     elif asked == NAME:
         error = BackendError(
             "layers of attention over the ring, in a model that runs in ringlab.hf.context",
-            f"{name}, none of whose layers asked for attention: this rank's tokens met, if at all, within the shard",
+            f"{name}, none of whose layers called it: tokens interacted, if at all, only within this rank's shard",
             ALONE,
         )
     else:
@@ -232,7 +234,7 @@ def check_attended(around: Held) -> None:
 
 
 def guard_the_loss() -> None:
-    """Make transformers' next-token loss raise for labels that it would shift inside a shard.
+    """Make transformers' next-token loss raise an error for labels that it would shift inside a shard.
 
     Further calls do nothing.
     """

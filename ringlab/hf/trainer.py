@@ -1,4 +1,4 @@
-"""transformers' Trainer over a ring, with the batches, token counts and losses of one process per ring."""
+"""transformers' Trainer over a ring. Batches, token counts and losses are those of one process per ring."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class OverRing(Trainer):
     ) -> Any:
         """Return this rank's share of the loss, scaled so that the mean over processes is the loss.
 
-        With return_outputs, return the outputs too.
+        With return_outputs, return (loss, outputs).
 
         Raises: TrainingError for label smoothing or a loss function, which would be ignored; the errors of
         `ringlab.hf.context` and `shard_batch`, such as AgreementError if ranks of a ring have different
@@ -120,7 +120,7 @@ class OverRing(Trainer):
         parts = [part for part in (loader.batch_sampler, loader.dataset) if hasattr(part, "num_processes")]
         if world > 1 and not parts:
             raise TrainingError(
-                "a data loader of which each process reads a part",
+                "a data loader from which each process reads a part",
                 f"a {type(loader).__name__} of a {type(loader.dataset).__name__}",
                 "TrainingArguments(accelerator_config={'dispatch_batches': False})",
             )

@@ -46,10 +46,10 @@ class ContextParallelAttention(nn.Module):
     layer computes with these heads.
 
     value_dim: the head dim of v, if it differs from the head dim of q and k.
-    sinks: whether each query head has a learned logit, `sinks` (H,), that takes weight and gives no value.
-    Over a ring the sinks count once, and their gradient is summed over the ranks like all other gradients.
-    Tensor parallelism does not split them, so `ring_attention` raises an error on a rank that has only some
-    of the heads.
+    sinks: whether each query head has a learned logit, `sinks` (H,), that takes weight but contributes no
+    value. Over a ring the sinks count once, and their gradient is summed over the ranks like all other
+    gradients. Tensor parallelism does not split them, so `ring_attention` raises an error on a rank that has
+    only some of the heads.
 
     Raises: ShapeError if K/V heads do not divide the query heads, or the head dim is odd.
 
@@ -75,7 +75,7 @@ class ContextParallelAttention(nn.Module):
             raise ShapeError("query heads divisible by key/value heads", f"{heads} and {kv_heads}")
         if D % 2 or D < 2:
             raise ShapeError(
-                "an even head dim, to be turned in pairs", f"{D}", "give head_dim= another value"
+                "an even head dim, whose numbers are rotated in pairs", f"{D}", "give head_dim= another value"
             )
         self.heads, self.kv_heads, self.head_dim, self.rope_base = heads, kv_heads, D, rope_base
         self.value_dim = value_dim or D
@@ -111,9 +111,9 @@ def _heads(x: Float[Tensor, "B L HD"], dim: int) -> Float[Tensor, "B H L D"]:
 def _attend_alone(q: Query, k: KeyValue, v: Value, sinks: Sinks | None) -> Out:
     """Return causal attention over a whole sequence, by torch.
 
-    torch's own attention has no sinks. Here a sink is an additional first key with value 0, which every row
-    sees. An additional dim is 1 in the sink, the head's logit in each query, and 0 in all other keys. An
-    additional first query, whose result is dropped, keeps the mask square.
+    torch's own attention has no sinks. Here a sink is an additional first key, which every row sees and
+    whose value is 0. The head dim has one more entry: 1 in the sink, the head's logit in each query, and 0
+    in all other keys. An additional first query, whose result is dropped, keeps the mask square.
     """
     if sinks is None:
         return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)

@@ -44,10 +44,10 @@ class Progress:
 def save(folder: Path, model: nn.Module, optimizer: Optimizer, progress: Progress, ring: Ring | None) -> Path:
     """Save a checkpoint, and return its folder once it is complete. All ranks of `ring` must call `save`.
 
-    Rank 0 writes replicated parameters. Parameters that FSDP or DTensor shards are written by the ranks
-    that hold them, into one folder to which all ranks must be able to write.
+    Rank 0 writes replicated parameters. If FSDP or DTensor shards the parameters, each rank writes its
+    shards, into one folder to which all ranks must be able to write.
     """
-    import torch.distributed.checkpoint as dcp  # imported late: takes half a second, and only saving needs it
+    import torch.distributed.checkpoint as dcp  # imported here, because it takes half a second
 
     first, sharded = ring is None or ring.rank == 0, is_sharded(model)
     name = _free_name(folder, progress.step) if first else ""

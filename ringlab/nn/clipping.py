@@ -1,10 +1,10 @@
-"""The norm of a whole model's gradient, which is the same number on every rank, and clipping by this norm.
+"""The norm of a model's whole gradient, which is the same number on every rank, and clipping by this norm.
 
     ‖g‖ = √(Σ over all entries of g²),   g ← g · min(1, limit / ‖g‖)
 
-Clip after the gradient has been summed over ranks. If each rank clips its part of the sum by the norm of that
-part, the direction of the sum changes. A rank that holds a shard of the gradient can compute only a part of
-the norm.
+Clip after the gradient has been summed over ranks. If each rank clipped its part of the sum by the norm of
+that part, the direction of the sum would change. A rank that holds only a shard of the gradient can compute
+only a part of the norm.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from ringlab.nn.loss import is_sharded
 def gradient_norm(model: nn.Module, ring: Ring | None = None) -> float:
     """Return the 2-norm of the gradient of all of `model`'s parameters, summed in float64.
 
-    `ring`: the ring of all ranks over which FSDP or tensor parallelism shards parameters. One message of 8
-    bytes is sent around it. None means that every rank holds the whole gradient, as after `sum_gradients`,
-    and nothing is sent.
+    `ring`: the ring of all ranks over which FSDP or tensor parallelism shards parameters. Its ranks exchange
+    messages of 8 bytes. None means that every rank holds the whole gradient, as after `sum_gradients`; then
+    nothing is sent.
 
     Raises: TrainingError if parameters are sharded and `ring` is None.
 
@@ -39,7 +39,7 @@ def gradient_norm(model: nn.Module, ring: Ring | None = None) -> float:
     gradients = [p.grad for p in model.parameters() if p.grad is not None]
     if ring is None and any(map(is_sharded, gradients)):
         got = "sharded parameters, and no ring"
-        raise TrainingError("the ring of all ranks that hold shards, to add their norms", got, "ring=ring")
+        raise TrainingError("the ring of all ranks that hold shards, to add up the norm", got, "ring=ring")
     ranks = 1 if ring is None else ring.world_size
     squares = torch.zeros((), dtype=torch.float64)
     for gradient in gradients:
@@ -57,8 +57,7 @@ def clip_gradients(model: nn.Module, limit: float, ring: Ring | None = None) -> 
     `ring`: as for `gradient_norm`.
 
     Raises: TrainingError if the norm is not finite (on every rank, with the gradients unchanged) or if the
-    limit is not
-        above 0; the errors of `gradient_norm`.
+    limit is not above 0; the errors of `gradient_norm`.
 
     >>> model = nn.Linear(2, 1, bias=False)
     >>> model.weight.grad = torch.tensor([[3.0, 4.0]])

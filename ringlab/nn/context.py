@@ -1,4 +1,4 @@
-"""The context of a shard: how its sequence lies on the ranks of a ring, and attention over that sequence."""
+"""The context of a shard: how its sequence is spread over a ring, and attention over that sequence."""
 
 from __future__ import annotations
 
@@ -91,8 +91,8 @@ class Context:
     def check_tokens(self, x: Shaped[Tensor, "B L ..."]) -> None:
         """Check that `x` has as many tokens as this rank owns.
 
-        Raises: ShapeError if `x` has another number of tokens; AgreementError on all other ranks, which wait
-        in attention.
+        Raises: ShapeError if `x` has another number of tokens. The other ranks, which wait in attention,
+        then raise AgreementError.
         """
         length = len(self.positions)
         if x.shape[1] == length:

@@ -1,11 +1,11 @@
-"""The loss of a sequence that is spread over ranks, and the only reduction of its gradients that is exact.
+"""The loss of a sequence that is spread over ranks, and the only exact way to reduce its gradients.
 
-    loss = Σ over all tokens that count of −log p(label) / N,   N = the number that count, on all ranks
+    loss = Σ −log p(label) / N,   over the N tokens that count, on all ranks
 
 Every rank computes the sum over its own tokens, divided by the N of all ranks. The loss is the SUM of these
-shares over ranks, and so is the gradient of weights that all ranks hold. (A mean of the shares is P times too
-small. A mean of the ranks' own means gives more weight to tokens on ranks that have few tokens, and is NaN if
-a rank has none.)
+shares. The gradient of weights that all ranks hold is likewise the sum of the ranks' gradients. (A mean of
+the shares is P times too small. A mean of the ranks' own means gives more weight to tokens on ranks that
+have few tokens, and is NaN if a rank has none.)
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ IGNORE = -100
 
 
 def next_tokens(tokens: Int[Tensor, "B S"], mask: Mask | None = None, ahead: int = 1) -> Int[Tensor, "B S"]:
-    """Return the label of each token of WHOLE sequences: the token after it, IGNORE at the end of a document.
+    """Return the label of each token of WHOLE sequences: the next token, or IGNORE at the end of a document.
 
     Make labels before sharding the sequence, because the token after a rank's last token is often on another
     rank.
@@ -54,8 +54,8 @@ def next_tokens(tokens: Int[Tensor, "B S"], mask: Mask | None = None, ahead: int
 def valid_tokens(labels: Int[Tensor, "B L"], *rings: Ring | None) -> int:
     """Return the number of labels that count on all ranks of the `rings`.
 
-    rings: the ring of the sequence and, with data parallelism, also the ring of the replicas:
-    valid_tokens(labels, cp, dp). With cp only, a replica without labels would raise an error while the other
+    rings: the ring of the sequence and, with data parallelism, also the ring of the replicas, as in
+    valid_tokens(labels, cp, dp). With only cp, a replica without labels would raise an error while the other
     replicas continue, and all replicas would have the same weight in the loss, however many labels they have.
     Raises: TrainingError, on every rank of the rings, if no label counts.
 
@@ -96,15 +96,15 @@ def loss_share(
 
     count: the result of `valid_tokens`, or of `total_weight` if there are loss weights. weights: the loss
     weight of each label. Weights of ignored labels are not used.
-    Raises: TrainingError for a count that is not above zero, with which the loss, and then the model, would
-    become NaN.
+    Raises: TrainingError for a count that is not above zero, which would make the loss, and then the model,
+    NaN.
 
     >>> loss_share(torch.zeros(1, 2, 256), torch.tensor([[6, 8]]), count=4)  # ln 256 · 2 / 4
     tensor(2.7726)
     """
     if not count > 0:
         raise TrainingError(
-            "a count of labels above zero, that of all ranks",
+            "a count of the labels on all ranks that is above zero",
             f"{count}",
             "leave such batches out, on every rank",
         )
@@ -118,7 +118,7 @@ def loss_share(
 
 @torch.no_grad()
 def sum_gradients(model: nn.Module, *rings: Ring | None) -> None:
-    """Replace every parameter's gradient by its SUM over the ranks of all `rings`, with equal bits on all.
+    """Replace every parameter's gradient by its SUM over the ranks of all `rings`, bit by bit equal on all.
 
     A rank whose tokens do not use a parameter adds zero. All gradients are sent in one message, in float32 at
     least, and a rank briefly holds P copies of them. For large models use `Degrees`, which lets torch's FSDP
@@ -146,7 +146,7 @@ def sum_gradients(model: nn.Module, *rings: Ring | None) -> None:
             "parameters that every rank holds whole",
             "parameters that torch shards, and whose gradients it reduces",
             "let FSDP sum. On each module that fully_shard returns, call set_gradient_divide_factor(1.0) and "
-            "set_force_sum_reduction_for_comms(True), without which gloo cannot",
+            "set_force_sum_reduction_for_comms(True); without the latter, gloo cannot sum",
         )
     dtype = state_dtype(reduce(torch.promote_types, (p.dtype for p in trained)))
     parts = [torch.zeros_like(p) if p.grad is None else p.grad for p in trained]

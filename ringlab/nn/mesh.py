@@ -2,9 +2,9 @@
 
 The ranks form a grid (dp, cp, tp). tp is the innermost axis, because its ranks communicate most. The ring
 spreads each sequence over cp; different sequences are on different ranks of dp; DTensor splits heads and
-feed-forward over tp. FSDP shards parameters, gradients and the optimizer's state over
-dp × cp together, because all these ranks use the same weights. (Pipeline stages are left to torch too. They
-do not concern the ring, because a stage is a few layers.)
+feed-forward over tp. FSDP shards parameters, gradients and the optimizer's state over dp × cp together,
+because all these ranks use the same weights. (Pipeline stages are also left to torch. They do not concern
+the ring, because a stage is a few layers.)
 """
 
 from __future__ import annotations
@@ -55,8 +55,7 @@ def check(degrees: Degrees, world_size: int, sizes: tuple[int, int, int]) -> Non
     """Check the degrees against the world size and `sizes`, which are heads, kv_heads and hidden.
 
     Raises: WorldSizeError if the product of the degrees is not the world size; ShapeError if tp does not
-    divide a size;
-        BackendError for tp if the ranks are not processes of torch.distributed.
+    divide a size; BackendError for tp above 1 if the ranks are not processes of torch.distributed.
     """
     if degrees.ranks != world_size:
         fits = [d for d in range(1, world_size + 1) if world_size % (d * degrees.tp) == 0]
@@ -73,7 +72,7 @@ def check(degrees: Degrees, world_size: int, sizes: tuple[int, int, int]) -> Non
     if degrees.tp > 1 and not of_processes(world_size):
         raise BackendError(
             "processes of torch.distributed, for tensor parallelism",
-            "none: virtual ranks are threads",
+            "virtual ranks, which are threads",
             "launch(train, P, ...) or torchrun; only tp needs processes, dp and cp do not",
         )
 
@@ -95,7 +94,7 @@ def build(degrees: Degrees, device_type: str = "cpu") -> DeviceMesh:
 
 
 def rings(ring: Ring, degrees: Degrees) -> tuple[Ring, Ring]:
-    """Return the ring of this rank's sequence, and the ring of the ranks at the same place in other sequences.
+    """Return the ring of this rank's sequence, and the ring of ranks with the same part of other sequences.
 
     Both rings use the transport of `ring`, virtual or real, and its trace records their messages.
     """
@@ -111,7 +110,7 @@ def rings(ring: Ring, degrees: Degrees) -> tuple[Ring, Ring]:
 
 
 def parallelize(model: Transformer, mesh: DeviceMesh, dtype: torch.dtype | None = None) -> None:
-    """Split the heads and feed-forward over "tp" and shard all parameters over "dp" × "cp", in place.
+    """Split heads and feed-forward of the model over "tp", and shard all parameters over "dp" × "cp".
 
     `dtype`: the dtype in which FSDP lets layers compute; None means the parameters' dtype. Gradients are
     summed in the parameters' dtype.
@@ -138,7 +137,7 @@ def parallelize(model: Transformer, mesh: DeviceMesh, dtype: torch.dtype | None 
 def _by_heads(qk_norm: bool) -> dict[str, ParallelStyle]:
     """Return the plan that splits q, k, v, gate and up by columns, and the matrices after them by rows.
 
-    Each such pair of matrices then needs one all-reduce.
+    One all-reduce then suffices for a matrix that is split by columns and the matrix after it.
     """
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, SequenceParallel
 

@@ -24,8 +24,8 @@ def learning_rate(
     """Return the learning rate of step `step`, counted from 0, in a training of `steps` steps.
 
     The rate is peak · (step + 1) / warmup in the first `warmup` steps. Then it decays from `peak` towards
-    `final`, which it would reach one step after the last step. So no step of a decay to zero has the rate
-    zero.
+    `final`, which it would reach one step after the last step. Even with a decay to zero, no step has the
+    rate zero.
 
     Raises: TrainingError for an unknown decay, or a warm-up that is negative or longer than the training.
     Source: the cosine, arXiv 1608.03983, equation 5.

@@ -31,9 +31,9 @@ class Recipe:
     memory.
 
     Raises: LayoutError for an unknown layout; BackendError for an unknown block; BackendError or
-        WorldSizeError for an invalid schedule; MaskError for a window below 1; TrainingError for sizes below
-        1, rates that are negative or not finite, an unknown decay or precision, a warm-up longer than the
-        training, or micro-batches that do not divide the batch.
+    WorldSizeError for an invalid schedule; MaskError for a window below 1; TrainingError for sizes below 1,
+    rates that are negative or not finite, an unknown decay or precision, a warm-up longer than the training,
+    or micro-batches that do not divide the batch.
 
     >>> Recipe(window=32).mask.window
     32
@@ -97,7 +97,7 @@ class Recipe:
         )
 
     def lasting(self) -> dict[str, object]:
-        """Return the fields, by name, that a run must share with the checkpoint that it resumes from."""
+        """Return the fields, by name, that must be equal in a run and in the checkpoint that it resumes."""
         passing = {"layout", "schedule", "block", "steps", "save_every", "micro_batches"}
         if self.decay != "constant":
             passing.remove("steps")  # the number of steps changes the rate of each step
@@ -107,14 +107,14 @@ class Recipe:
 
     @classmethod
     def of(cls, said: dict[str, Any]) -> Recipe:
-        """Return the recipe from which `dataclasses.asdict` made the dictionary `said`.
+        """Return the recipe, given the dictionary that `dataclasses.asdict` made from it.
 
         Raises: TypeError for unknown fields.
         """
         return cls(**said | {"model": ModelConfig(**said["model"])})
 
     def unusual(self) -> dict[str, object]:
-        """Return the fields with other values than the defaults, by name; model fields as "model.width".
+        """Return the fields that differ from the defaults, by name; the model's are like "model.width".
 
         >>> Recipe(ModelConfig(width=32), clip=1.0).unusual()
         {'model.width': 32, 'clip': 1.0}
@@ -124,7 +124,7 @@ class Recipe:
 
 
 def flat(said: dict[str, Any]) -> dict[str, object]:
-    """Return one dictionary of the model's sizes and the other fields, so that errors can name single fields.
+    """Return one dictionary of the model's sizes and the other fields, with a separate name for each.
 
     >>> flat({"model": {"width": 32}, "S": 8})
     {'model.width': 32, 'S': 8}

@@ -62,7 +62,7 @@ def library() -> Text:
 
 @lru_cache(maxsize=1)
 def documents() -> tuple[Text, ...]:
-    """Return each module in the standard library's own folder as a document.
+    """Return the modules in the standard library's top folder, each as a document.
 
     As in real text, most documents are short and few are long. Their number and lengths depend on the Python
     version.
@@ -90,8 +90,8 @@ def from_file(path: Path) -> Text:
 def batch(text: Text, S: int, rows: int, number: int, seed: int = 0) -> Int[Tensor, "B S"]:
     """Return batch `number`: `rows` whole sequences of S bytes from random places in the text, as int64.
 
-    The batch depends only on its number and the seed, so the number is enough to continue with the data, on
-    every rank and after every restart.
+    The batch depends only on its number and the seed, so on every rank and after every restart the number is
+    enough to continue with the data.
 
     Raises: TrainingError for a text of fewer than S bytes, or sizes below 1.
     """

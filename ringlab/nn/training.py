@@ -81,7 +81,7 @@ def update(
     clip: float | None = None,
     shards: Ring | None = None,
 ) -> tuple[float, float | None]:
-    """Make one step. Return its loss, as `training_step`, and the gradient's norm, or None without `clip`.
+    """Make one step. Return its loss, as `training_step`, and the gradient's norm (None without `clip`).
 
     `dtype`: the dtype of the computation, or None for the weights' dtype. `micro_batches`: the number of
     parts into which this rank's rows are split. `clip`: the gradient's largest norm. `shards`: the `ring` for
@@ -136,9 +136,8 @@ def train(
         with connect() as ring: train(ring, recipe)     under torchrun
 
     Raises: before the first exchange of data, TrainingError, DeviceError, WorldSizeError, ShapeError or
-    BackendError
-        on a rank with an invalid recipe, device, degrees or checkpoint, and AgreementError on all other
-        ranks; AgreementError on all ranks if their versions, texts or checkpoints differ.
+    BackendError on a rank with an invalid recipe, device, degrees or checkpoint, and AgreementError on all
+    other ranks; AgreementError on all ranks if their versions, texts or checkpoints differ.
 
     >>> losses = train(None, Recipe(S=32, batch=1, steps=2))
     >>> [5 < loss < 6 for loss in losses]
@@ -193,7 +192,7 @@ def train(
 def _computing(model: Transformer, dtype: torch.dtype | None) -> AbstractContextManager[None]:
     """Return the context in which `model` computes in `dtype`.
 
-    With FSDP, which casts itself, it does nothing.
+    With FSDP, which itself casts the parameters, the context does nothing.
     """
     from torch.distributed.fsdp import FSDPModule
 
@@ -215,7 +214,7 @@ def _agree(
     device: str,
     until: int | None,
 ) -> None:
-    """Check before any work that all ranks can run and have the same arguments. Raises: as `train`."""
+    """Check, before any work, that all ranks can run and have the same arguments. Raises: as `train`."""
     said, error = "", None
     try:
         said = _checked(ring, recipe, folder, degrees, text, device, until)
@@ -271,7 +270,7 @@ def _checked(
 def _check_same(progress: Progress, recipe: Recipe, text: Text) -> None:
     """Raise TrainingError if a checkpoint was made with another recipe or text."""
     before, now = flat(Recipe.of(progress.recipe).lasting()), flat(recipe.lasting())
-    # Compare the names that are in both. `steps` is in only one of them if the decay differs.
+    # Compare the names that are in both recipes. `steps` may be in only one of them if the decay differs.
     both = [name for name in now if name in before]
     other = [f"{name}={before[name]!r}, now {now[name]!r}" for name in both if before[name] != now[name]]
     if progress.step > recipe.steps:

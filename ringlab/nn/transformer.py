@@ -23,8 +23,8 @@ from ringlab.nn.context import Context
 class FeedForward(nn.Module):
     """SwiGLU, down(silu(gate(x)) · up(x)), which computes each token separately and so needs no ring.
 
-    With `block`, only `block` tokens are computed at a time, and backward computes each block again. Then
-    memory contains, besides input and output, only the hidden values of one block.
+    With `block`, only `block` tokens are computed at a time, and backward computes each block again. Besides
+    input and output, only the hidden values of one block are then in memory.
 
     Raises: ShapeError for a block below 1.
     Source: arXiv 2002.05202; by blocks, arXiv 2305.19370.
@@ -57,7 +57,7 @@ class FeedForward(nn.Module):
 def again(function: Callable[..., Float[Tensor, "B L E"]], *args: Any) -> Float[Tensor, "B L E"]:
     """Return `function(*args)`. Only `args` are kept for backward, which calls the function again.
 
-    Messages of the function are sent again too, in the same order on every rank. The random state is not
+    The function's messages are also sent again, in the same order on every rank. The random state is not
     saved, because no layer here is random, and because virtual ranks share one random state.
     """
     result: Tensor = checkpoint(function, *args, use_reentrant=False, preserve_rng_state=False)

@@ -1,4 +1,4 @@
-"""The arguments of `linear_attention` on one rank: their checks, and their text for the other ranks.
+"""The arguments of `linear_attention` on one rank: their checks, and a text by which ranks compare them.
 
 No function of this module communicates.
 """
@@ -29,7 +29,7 @@ from ringlab.torch_modes import refuse_transforms
 
 @dataclass(frozen=True)
 class Arguments:
-    """The arguments of `linear_attention` on one rank, not yet checked, so any of them may be wrong."""
+    """The arguments of `linear_attention` on one rank. They are not checked yet, so any may be wrong."""
 
     q: Any
     k: Any

@@ -4,7 +4,7 @@ A state passes from token to token, and so from rank to rank. It has D · Dv num
 sequence is. The stages of a call:
 
 1. check     this rank's arguments                                         `ringlab.scan.arguments`
-2. agree     all ranks compare their calls; a wrong call raises on all     `ringlab.rank_agreement`
+2. agree     all ranks compare their calls; a wrong one raises on all      `ringlab.rank_agreement`
 3. forward   compute each rank's passage, pass states, compute outputs      `ringlab.scan.program`
 4. backward  the same from the last token to the first, with gradients     `ringlab.scan.program`
 
@@ -88,7 +88,7 @@ def linear_attention(
     return_state: bool = False,
     validate: bool = True,
 ) -> Any:
-    """Return this rank's rows of linear attention over the whole sequence; differentiable.
+    """Return this rank's rows of linear attention over the whole sequence. The result is differentiable.
 
     Token t makes the state S_t = α_t S_{t−1} + k_t u_tᵀ, and its output is scale · S_tᵀ q_t; u_t is v_t, or
     with the delta rule β_t (v_t − α_t S_{t−1}ᵀ k_t).
@@ -97,14 +97,14 @@ def linear_attention(
     heads of v may share one head of q and k. Under autocast they are cast as `ring_attention` casts them.
     decay, beta and initial_state keep their own dtypes, because rounding errors of logarithms would add up
     over the sequence.
-    layout: must give ranks stretches of adjacent tokens, as `contiguous` and `zigzag` do.
+    layout: must give each rank stretches of adjacent tokens, as `contiguous` and `zigzag` do.
     decay: (B, H, L) natural logarithms of α, ≤ 0; −inf forgets everything. None means α = 1.
     beta: (B, H, L). If given, the delta rule is used. It is stable for keys of length 1 and β from 0 to 2;
     the caller normalises the keys.
     scale: D^−½ by default.
     documents: the lengths of packed documents, in order; the state begins with zeros in each.
     initial_state: the state before the first token, (B, H, D, Dv), the same on all ranks; only the first
-    document sees it. Each rank computes a part of its gradient; sum the parts over the ranks.
+    document sees it. Each rank computes a part of its gradient, so sum the gradient over the ranks.
     scan: how states pass from rank to rank, one of `ringlab.scan.graph.SCANS`: "relay" takes P − 1 hops of a
     state, "all-gather" one round, and "doubling" log2 P rounds.
     chunk: the number of tokens that are computed at once.
@@ -115,8 +115,9 @@ def linear_attention(
     Only first derivatives by backward are supported. torch.func and forward-mode differentiation raise
     GradientError.
 
-    Raises: ShapeError, DtypeError, DeviceError, LayoutError, MaskError, WorldSizeError, BackendError or
-    GradientError on a rank that is called wrongly, AgreementError on all others, before any data moves.
+    Raises: before any data moves, ShapeError, DtypeError, DeviceError, LayoutError, MaskError,
+    WorldSizeError, BackendError or GradientError on a rank that is called wrongly, and AgreementError on all
+    other ranks.
     Source: arXiv 2412.06464 (gated delta rule), 2404.02882 and 2502.07563 (over ranks).
 
     >>> import torch
@@ -149,7 +150,7 @@ def linear_attention(
 class _LinearAttention(torch.autograd.Function):
     """The differentiable part of linear attention.
 
-    It saves its inputs and the states that enter this rank's elements for backward.
+    For backward it saves its inputs and the states that enter this rank's elements.
     """
 
     @staticmethod

@@ -12,8 +12,8 @@ The tokens write the rows of U, read the rows of O, and leave the state S':
     O = scale · (e∘(Q S) + (E∘QKᵀ) U)                S' = e_C S + (f∘K)ᵀ U
 
 Any chunk length gives the same numbers up to rounding. All computation is in the state dtype, float32 at
-least. Logarithms are only added, and sums of logarithms are never subtracted from each other. So a strong
-decay costs no digits of a weak decay, and a decay of −inf, which forgets everything, is exact.
+least. Logarithms are only added: sums of logarithms are never subtracted from each other. A strong decay
+therefore costs no digits of a weak decay, and a decay of −inf, which forgets everything, is exact.
 
 The gradients, where G' is the gradient of S':
 
@@ -72,7 +72,7 @@ class TokenGradients(NamedTuple):
 
 @dataclass(frozen=True)
 class Chunk:
-    """One chunk: its widened tokens, and those factors of the module's formulas that no state changes.
+    """One chunk: its widened tokens, and the factors of the module's formulas that depend on no state.
 
     between: E, with zeros above its diagonal. since: e. until: f. coupling: A, with the delta rule only.
     """
@@ -134,7 +134,7 @@ class Chunk:
         return dentered if beta is None else dentered - (beta[..., None] * self.since * k).mT @ dwritten
 
     def gradients(self, state: State, dout: Values, dleft: State) -> tuple[TokenGradients, State]:
-        """Return the gradients of the tokens, and G; `dout` must be scaled.
+        """Return the gradients of the tokens, and G. `dout` must be scaled.
 
         The gradient of g_l sums, over all pairs j < l ≤ i, the gradients of the logarithms of E_ij, e_i and
         f_j.

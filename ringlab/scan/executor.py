@@ -1,8 +1,7 @@
-"""Passes states along a chain of elements (stretches of tokens) that are on different ranks, by any scan.
+"""Passes states, by any scan, along a chain of elements: stretches of tokens that are on different ranks.
 
-A stretch of tokens changes a state by an affine map: it leaves transition · state + contribution. Two
-stretches in a row are again such a map with other numbers, so ranks can compose stretches before any state
-has arrived.
+A stretch of tokens changes a state by an affine map, to transition · state + contribution. Two successive
+stretches together are such a map too, so ranks can compose stretches before any state has arrived.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ Transition: TypeAlias = Float[Tensor, "B H _ _"]
 
 
 class Passage(NamedTuple):
-    """The change of a state by a stretch of tokens, which leaves `transition` · state + `contribution`.
+    """The change of a state by a stretch of tokens, to `transition` · state + `contribution`.
 
     transition: None if the state that leaves does not depend on the state that enters.
 
@@ -69,14 +68,15 @@ def pass_states(
 ) -> dict[int, Passage]:
     """Return the passages that enter this rank's elements, by element.
 
-    entering: the states that are known before any message, by element, as passages without a transition.
-    passage_of: computes the passage of an element of this rank; it is called only for passages that other
+    entering: the entering states that are known before any message, by element, as passages without a
+    transition.
+    passage_of: computes the passage of an element of this rank. It is called only for passages that other
     elements need.
     like: a passage with the shapes, dtype and device of all messages.
     """
     entering, mine = dict(entering), [_sources(hops, plan, comm.rank) for hops in plan.rounds]
-    # Compute all passages before the first round, so that all ranks compute at the same time. The hops of a
-    # relay then only multiply small matrices.
+    # Compute all passages before the first round, so that all ranks compute at the same time. Between the
+    # hops of a relay, ranks then only multiply small matrices.
     own = {source: passage_of(source) for source in dict.fromkeys(chain.from_iterable(mine))}
     for number, hops in enumerate(plan.rounds):
         leaving = {}

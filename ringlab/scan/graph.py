@@ -16,7 +16,7 @@ from ringlab.layout import Layout
 
 @dataclass(frozen=True)
 class Element:
-    """A maximal stretch of adjacent tokens of one rank.
+    """A stretch of adjacent tokens of one rank, as long as possible.
 
     stretches: the local rows of the tokens, cut where a document begins. fresh: whether a document begins
     with the first token.
@@ -66,9 +66,8 @@ def doubling(count: int) -> Hops:
 SCANS: dict[str, Callable[[int], Hops]] = {"relay": relay, "all-gather": all_gather, "doubling": doubling}
 """The scans by name. A scan takes the number of elements and returns rounds of hops (source, target).
 
-A hop carries the composed passage of the source and of the elements before it whose passages the source
-knows. So the hops into an element must cover all earlier elements without gaps, nearest first, back to the
-first element.
+A hop carries the passage of the source, composed with the passages of earlier elements that the source
+knows. The hops into an element must therefore cover all earlier elements, nearest first and without gaps.
 """
 
 
@@ -76,7 +75,7 @@ first element.
 class Hop:
     """A hop from element `source` to element `target`.
 
-    whole: whether the source knows the passages of all elements before it. Then it sends only a state,
+    whole: whether the source knows the passages of all elements before it. If so, it sends only a state,
     without a transition.
     """
 
@@ -87,13 +86,13 @@ class Hop:
 
 @dataclass(frozen=True)
 class Plan:
-    """The rounds of hops among elements, without hops that no element needs; `owners` are their ranks."""
+    """The rounds of hops among elements, without hops that no element needs. owners: each element's rank."""
 
     owners: tuple[int, ...]
     rounds: tuple[tuple[Hop, ...], ...]
 
     def messages(self, round_number: int) -> list[tuple[int, int, bool]]:
-        """Return the messages of a round as (source element, receiving rank, whole), in the order of posting."""
+        """Return a round's messages in the order of posting, as (source element, receiving rank, whole)."""
         hops = self.rounds[round_number]
         return list(
             dict.fromkeys(
@@ -144,7 +143,7 @@ def _element(begins: set[int], start: int, length: int, rank: int, local: int) -
 
 
 def plan_scan(scan: str, elements: tuple[Element, ...], backward: bool = False) -> Plan:
-    """Return the plan by which the scan of this name passes states forward, or their gradients backward.
+    """Return the plan by which the scan called `scan` passes states forward, or their gradients backward.
 
     In backward, the elements are numbered from the last one.
     Raises: BackendError for an unknown scan.

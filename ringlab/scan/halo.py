@@ -1,9 +1,9 @@
 """The halo (a few tokens of other ranks before each stretch), and the short convolution that needs it.
 
-Hybrid models mix each token with the 3 tokens before it, channel by channel, before linear attention. A rank
-needs the last 3 tokens before its own tokens, from the previous rank, or from several ranks if shards are
-shorter. In forward these tokens are sent to the rank that needs them. In backward their gradients are sent to
-the owners and added.
+Before linear attention, hybrid models mix each token with the 3 tokens before it, channel by channel. A rank
+needs the last 3 tokens before its own tokens. They are on the previous rank, or on several ranks if shards
+are shorter. In forward these tokens are sent to the rank that needs them. In backward their gradients are
+sent to the owners and added.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from ringlab.torch_modes import as_autocast, refuse_transforms
 
 @dataclass(frozen=True)
 class Halo:
-    """The tokens that one rank needs from others, and the places of each own token's `tokens` predecessors.
+    """The tokens that one rank needs from others, and the places of the tokens before each of its tokens.
 
-    sources: (L, tokens) indices, nearest predecessor first, into this rank's own tokens followed by the
-    arriving tokens; −1 if the document has no such token. arriving: (rank, local indices on that rank) in the
-    order of arrival.
+    sources: (L, tokens) indices of each token's predecessors, the nearest first; −1 if the document has no
+    such token. They count the rank's own tokens and then the arriving ones. arriving: (rank, local indices
+    on that rank) in the order of arrival.
     """
 
     sources: np.ndarray
@@ -77,11 +77,11 @@ def halo(
     documents: tuple[int, ...] = (),
     validate: bool = True,
 ) -> Tensor:
-    """Return the `tokens` tokens before each of this rank's n stretches, (B, n, tokens, C); differentiable.
+    """Return the `tokens` tokens before each of this rank's n stretches, (B, n, tokens, C).
 
-    A stretch is a run of adjacent tokens. The oldest token is first; tokens before the beginning of the
-    document are zeros. A contiguous layout has one stretch on each rank that has tokens, so `halo(...)[:, 0]`
-    is the initial state that kernels of short convolutions expect.
+    The result is differentiable. A stretch is a run of adjacent tokens. The oldest token is first; tokens
+    before the beginning of the document are zeros. A contiguous layout has one stretch on each rank that has
+    tokens, so `halo(...)[:, 0]` is the initial state that kernels of short convolutions expect.
 
     Raises: the errors of `short_convolution`; ShapeError for a number of tokens below 0.
 
@@ -110,15 +110,15 @@ def short_convolution(
     documents: tuple[int, ...] = (),
     validate: bool = True,
 ) -> Tensor:
-    """Return this rank's rows of a causal convolution of each channel over the sequence; differentiable.
+    """Return this rank's rows of a causal convolution of each channel over the sequence.
 
     Row t is Σ_w weight[:, W − 1 − w] · x_{t−w}, over the tokens of its document only, like torch's conv1d
-    with padding on the left. weight is the same on all ranks. Each rank computes the gradient of its own
-    rows; sum the gradients over the ranks. Under autocast x and weight are cast as `ring_attention` casts q,
-    k and v.
+    with padding on the left. The result is differentiable. weight is the same on all ranks. Each rank
+    computes the part of its gradient that comes from the rank's own rows, so sum it over the ranks. Under
+    autocast x and weight are cast as `ring_attention` casts q, k and v.
 
-    Raises: ShapeError, DtypeError, DeviceError, LayoutError, WorldSizeError, MaskError or GradientError on a
-    rank that is called wrongly, AgreementError on all others, before any data moves.
+    Raises: before any data moves, ShapeError, DtypeError, DeviceError, LayoutError, WorldSizeError,
+    MaskError or GradientError on a rank that is called wrongly, and AgreementError on all other ranks.
 
     >>> import torch
     >>> import ringlab
@@ -207,7 +207,7 @@ def _agree(
     documents: tuple[int, ...],
     validate: bool,
 ) -> None:
-    """Return None once all ranks make the same call. Raises: this rank's error, or AgreementError."""
+    """Check that all ranks make the same call. Raises: this rank's error, or AgreementError."""
 
     def check_all() -> tuple[None, str]:
         refuse_transforms(x)

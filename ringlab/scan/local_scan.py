@@ -1,6 +1,6 @@
 """One rank's part of linear attention: a stretch of adjacent tokens, chunk by chunk, forward and backward.
 
-Four functions walk over the chunks of a stretch, two forward and two backward:
+Four functions walk over the chunks of a stretch. The first two go forward and the others backward:
 
     passage      the passage of a state through the stretch   before the state that enters has arrived
     attend       the outputs, and the state that leaves       after the state that enters has arrived
@@ -8,8 +8,8 @@ Four functions walk over the chunks of a stretch, two forward and two backward:
     gradients    gradients of tokens and the entering state   after that gradient has arrived
 
 With the delta rule, the transition of a passage is a matrix. The recurrence treats the columns of a state
-independently. So the walk finds the matrix by carrying D more columns, which begin as the identity and to
-which no values are written.
+independently. To find the matrix, the walk therefore carries D more columns, which begin as the identity and
+to which no values are written.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def passage(tokens: Tokens, like: Passage, length: int) -> Passage:
 
 @thread_safe
 def passage_back(tokens: Tokens, dout: Values, like: Passage, length: int, scale: float) -> Passage:
-    """Return the passage of a state's gradient from the last token to the first; `dout` contributes."""
+    """Return the passage of a state's gradient from the last token to the first, with `dout` added."""
     walk = _Walk(tokens, like)
     dstate = walk.state
     for rows in reversed(_rows(tokens, length)):
@@ -54,7 +54,7 @@ def passage_back(tokens: Tokens, dout: Values, like: Passage, length: int, scale
 
 
 class _Walk:
-    """Computes a `Passage` by a walk over chunks: makes the first state, and reads the passage off the last one."""
+    """Makes the first state of a walk over chunks, and finds the `Passage` in the last state."""
 
     def __init__(self, tokens: Tokens, like: Passage) -> None:
         nothing = torch.zeros_like(like.contribution)
@@ -99,9 +99,10 @@ def attend(tokens: Tokens, state: State, length: int, scale: float) -> tuple[Val
 def gradients(
     tokens: Tokens, state: State, dout: Values, dleft: State, length: int, scale: float
 ) -> tuple[TokenGradients, State]:
-    """Return the gradients of the tokens and of the entering `state`; dleft: of the state that leaves.
+    """Return the gradients of the tokens and of the entering `state`.
 
-    The states between chunks are computed again and kept, which takes D · Dv numbers for each chunk.
+    dleft: the gradient of the state that leaves. The states between chunks are computed again and kept,
+    which takes D · Dv numbers for each chunk.
     """
     entering, all_rows, parts = [state], _rows(tokens, length), []
     for rows in all_rows[:-1]:

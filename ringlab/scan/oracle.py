@@ -7,15 +7,15 @@ Per head, a state S of D × Dv numbers passes from token to token. With decay α
     S_t = R_t + k_t u_tᵀ                              o_t = scale · S_tᵀ q_t
 
 With β, S_t = α_t (I − β_t k_t k_tᵀ) S_{t−1} + β_t k_t v_tᵀ (arXiv 2412.06464). Without decay α_t is 1. The
-gradient G of the state goes back from token to token, from that of the last state:
+gradient G of the state goes back from token to token, beginning with that of the last state:
 
     G += scale · q_t do_tᵀ        dq_t = scale · S_t do_t       dk_t = G u_t        du_t = Gᵀ k_t
     dv_t = du_t,  or with β:      dv_t = β_t du_t               dβ_t = du_t · (v_t − R_tᵀ k_t)
                                   dk_t −= R_t dv_t              G −= k_t dv_tᵀ
     dg_t = Σ G ∘ R_t              G ← α_t G
 
-Where a packed document begins, S_{t−1} is 0 and no gradient goes back. Arrays are (B, heads, S, D); torch
-tensors are accepted too.
+Where a packed document begins, S_{t−1} is 0 and no gradient goes back. Arrays are (B, heads, S, D). Torch
+tensors are also accepted.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def gradients(
     initial_state: State | None = None,
     dstate: State | None = None,
 ) -> Gradients:
-    """Return the gradients of Σ dout · out + Σ dstate · state; the other arguments as in `linear_attention`.
+    """Return the gradients of Σ dout · out + Σ dstate · state. Other arguments: as in `linear_attention`.
 
     >>> import numpy as np
     >>> from ringlab.scan import oracle

@@ -65,7 +65,7 @@ def by_chunks(
 def relay(
     ring: Ring, q: Keys, k: Keys, v: Values, decay: Gate, beta: Gate | None, scale: float, length: int
 ) -> Values:
-    """Return this rank's outputs; the state comes from the previous rank and goes on to the next.
+    """Return this rank's outputs. The state comes from the previous rank and goes on to the next.
 
     Ranks own stretches of tokens in the order of the sequence.
     """
@@ -81,8 +81,8 @@ def relay(
 def affine_in_the_state(k: Float[Tensor, " D"], decay: float, beta: float) -> Tensor:
     """Return the transition of one token of one head, α (I − β k kᵀ), which multiplies any state.
 
-    The product of all of a rank's transitions is D × D. So a rank can send its transition to other ranks
-    before it has received a state, and ranks need not wait for each other as they do in `relay`.
+    The product of all transitions of a rank is D × D. A rank can therefore send it to other ranks before a
+    state arrives, so ranks need not wait for each other as they do in `relay`.
 
     >>> import torch
     >>> affine_in_the_state(torch.tensor([1.0, 0.0]), decay=1.0, beta=1.0)  # the old value of this key is gone

@@ -62,7 +62,7 @@ def forward(call: ScanCall, tokens: Tokens, initial: State | None) -> tuple[Valu
 def backward(
     call: ScanCall, tokens: Tokens, entering: list[State], dout: Values, dstate: State | None
 ) -> tuple[TokenGradients, State]:
-    """Return the gradients of this rank's tokens, and its part of the initial state's gradient."""
+    """Return the gradients of this rank's tokens, and this rank's part of the initial state's gradient."""
     comm, elements, like = call.ring.comm, call.elements, like_passages(tokens)
     zeros, count = torch.zeros_like(like.contribution), len(elements)
     dlast = zeros if dstate is None else dstate.to(zeros.dtype)
@@ -101,7 +101,7 @@ def backward(
 
 
 def like_passages(tokens: Tokens) -> Passage:
-    """Return a passage with the shapes, dtype and device of the messages; its numbers have no meaning."""
+    """Return a passage with the shapes, dtype and device of the messages. Its numbers have no meaning."""
     (B, H, _, Dv), D = tokens.v.shape, tokens.q.shape[-1]
     side = 1 if tokens.beta is None else D
     one = torch.empty(1, dtype=state_dtype(tokens.q.dtype), device=tokens.q.device)

@@ -62,7 +62,7 @@ END: dict[str, Any] = {"color": INK, "linewidth": 1.2, "linestyle": (0, (4, 2))}
 TEXT = {"backward": PAPER, "other": PAPER, "done": QUIET}
 """The colour of a bar's text if it is not INK."""
 MOST_RANKS, MOST_ROWS = 16, 32
-"""The most rows of one chart, and the most rows of a comparison; with more ranks, some are left out."""
+"""The largest numbers of rows in a chart and in a comparison. If there are more ranks, some are left out."""
 COMPUTE, LANE = (0.08, 0.6), (0.72, 0.18)
 """(top, height) of the bars of computation, and of the lane of messages, in a row of height 1."""
 
@@ -70,9 +70,10 @@ COMPUTE, LANE = (0.08, 0.6), (0.72, 0.18)
 def figure(
     trace: Trace, title: str | None = None, until: float | None = None, ranks: Sequence[int] | None = None
 ) -> Figure:
-    """Return the Gantt chart of `trace`, with a row for each rank; the time axis ends at `until` seconds.
+    """Return the Gantt chart of `trace`, with a row for each rank.
 
-    If there are more than 16 ranks, 16 evenly spread ones are shown; `ranks` selects others.
+    until: the end of the time axis in seconds; by default the end of the run. ranks: the ranks to show; by
+    default all or, if there are more than 16, 16 evenly spread ones.
     Raises: CommError for a trace without events, an `until` that is not above 0, or ranks that are not in the
     trace.
     """
@@ -85,7 +86,7 @@ def compare(
     until: float | None = None,
     ranks: Sequence[int] | None = None,
 ) -> Figure:
-    """Return the charts of several traces, one below the other, on one time axis.
+    """Return the charts of several traces, one below the other, with a common time axis.
 
     Raises: CommError as `figure` does, and if the numbers of names and traces differ.
     """
@@ -114,9 +115,9 @@ def compare(
 
 
 def draw(ax: Axes, one: Chart, ranks: Sequence[int], end: float, name: str) -> None:
-    """Draw one chart up to `end` seconds, with computation and waiting above, and messages in the lane below.
+    """Draw one chart up to `end` seconds. Each row has computation and waiting above, and messages below.
 
-    The share of time that ranks compute is written only if the whole run is shown.
+    The share of time in which each rank computes is written only if the whole run is shown.
     """
     scale, unit = time_unit(end)
     for place, rank in enumerate(ranks):
@@ -161,10 +162,10 @@ def describe_all(traces: Iterable[Trace], names: Iterable[str]) -> str:
 
 @contextmanager
 def live(title: str, until: float | None = None) -> Iterator[Callable[[Trace], None]]:
-    """Yield a function that draws a trace in one place again and again; pass it to `launch(…, watch=…)`.
+    """Yield a function that draws a trace in place of the previous one; pass it to `launch(…, watch=…)`.
 
     until: the least length of the time axis in seconds while the chart grows. At the end the whole chart is
-    shown with its text, even if the run failed. If no person watches, only that final chart is shown.
+    shown with its text, even if the run failed. If no person watches, only this final chart is shown.
 
     Raises: MissingExtraError if IPython is not installed.
     """
@@ -221,7 +222,7 @@ def player(traces: Mapping[str, Trace]) -> Any:
 
 
 def play(traces: Mapping[str, Trace]) -> None:
-    """Show the player if a person is there to use it; otherwise show all charts on one time axis."""
+    """Show the player if a person is there to use it; otherwise show all charts with a common time axis."""
     show_player(
         lambda: player(traces),
         lambda: show(compare(list(traces.values()), list(traces)), describe_all(traces.values(), traces)),
@@ -261,7 +262,7 @@ def _draw_rank(ax: Axes, one: Chart, rank: int, place: int, scale: float, end: f
                 top = LANE[0] + lane * height
             spans = [(bar.start / scale, (bar.end - bar.start) / scale) for bar in those]
             thin = [look["edgecolor"] if wide > end / scale / 250 else look["facecolor"] for _, wide in spans]
-            # Bars of waits have no edge, which would hide a thin bar.
+            # Bars of waits have no edge, because an edge would hide a thin bar.
             shown = look if kind == "wait" else look | {"edgecolor": thin}
             ax.broken_barh(spans, (place + top, height), linewidth=0.5, gid=f"{kind} {rank}", **shown)
     for bar in own:

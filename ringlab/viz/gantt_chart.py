@@ -20,7 +20,7 @@ UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"), (1e-9, "ns"))
 
 @dataclass(frozen=True)
 class Bar:
-    """One stretch of time on one rank; messages that overlap are in different lanes."""
+    """One stretch of time on one rank. Messages that overlap are in different lanes."""
 
     rank: int
     start: float
@@ -46,11 +46,11 @@ class Chart:
     bars: tuple[Bar, ...]
 
     def busy(self, rank: int) -> float:
-        """Return the seconds in which `rank` computes; nested computations count once."""
+        """Return the seconds in which `rank` computes. Nested computations count once."""
         return _covered(bar for bar in self.bars if bar.rank == rank and bar.kind in COMPUTATIONS)
 
     def waited(self, rank: int) -> float:
-        """Return the seconds in which `rank` waits for messages, except those by which ranks agree on a call."""
+        """Return the seconds in which `rank` waits for messages, except messages that compare calls."""
         return _covered(bar for bar in self.bars if bar.rank == rank and bar.kind == "wait")
 
     @property
@@ -63,10 +63,10 @@ class Chart:
 def chart(trace: Trace) -> Chart:
     """Return the bars of `trace`.
 
-    An exchange is in `transit` while one of its messages is on its way. It is `still` before that, until both
-    ends of a message are posted; between its two messages; and after them, until the rank waits for it. A
-    real clock does not record these times, so one bar of the kind `message` reaches from posting to
-    completion. A bar of the kind `wait` covers the exposed time.
+    An exchange is in `transit` while one of its messages is on its way. Otherwise it is `still`: until both
+    ends of its first message are posted, between its two messages, and from the last message until the rank
+    waits for it. With a real clock these times are not known, so one bar of the kind `message` reaches from
+    posting to completion. A bar of the kind `wait` covers the exposed time.
     Raises: CommError for a trace without a computation or exchange.
     """
     events = [event for event in trace.events if isinstance(event, (Compute, Exchange))]
@@ -118,7 +118,7 @@ def _wait(event: Exchange, start: float) -> list[Bar]:
 
 
 def _laned(exchanges: list[Exchange], start: float) -> list[Bar]:
-    """Return the bars of one rank's messages; each exchange takes the first lane that is free."""
+    """Return the bars of one rank's messages. Each exchange takes the first lane that is free."""
     free: list[float] = []
     placed = []
     for event in sorted(exchanges, key=lambda event: (event.posted, event.done)):

@@ -43,7 +43,7 @@ class Overlap:
 
 
 def read(document: Mapping[str, Any], rank: int) -> list[Span]:
-    """Return the lanes of one rank's Chrome trace, as `export_chrome_trace` writes it, by lane and time.
+    """Return the spans of one rank's Chrome trace from `export_chrome_trace`, sorted by lane and time.
 
     Seconds count from the mark that `profiled` leaves, or from the first span if there is no mark. A span
     inside another span of the same lane is left out.
@@ -60,8 +60,7 @@ def read(document: Mapping[str, Any], rank: int) -> list[Span]:
     origin = min((float(e["ts"]) for _, e in kept), default=0.0) if begin is None else begin
     spans = []
     for to, event in kept:
-        # Subtract the origin first. Timestamps in microseconds since 1970 have too few digits left for the
-        # sum.
+        # Subtract the origin first: microseconds since 1970 are so large that a sum would lose digits.
         start = float(event["ts"]) - origin
         end = start + float(event["dur"])
         spans.append(Span(rank, to, str(event["name"]), start / 1e6, end / 1e6))
@@ -69,17 +68,17 @@ def read(document: Mapping[str, Any], rank: int) -> list[Span]:
 
 
 def of_trace(trace: Trace) -> list[Span]:
-    """Return the lanes of a run that ringlab traced: computations, and messages from posting to completion."""
+    """Return the spans of a run traced by ringlab: computations, and messages from posting to completion."""
     spans = [Span(e.rank, "compute", e.label, e.start, e.end) for e in trace.computes()]
     return spans + [Span(e.rank, "copy", e.tag, e.posted, e.done) for e in trace.exchanges()]
 
 
 def lane_of(category: str, name: str, gpu: bool) -> Lane | None:
-    """Return the lane of a torch.profiler event, or None; `gpu`: whether the trace has GPU events.
+    """Return the lane of an event of torch.profiler, or None if it belongs to no lane.
 
-    On a GPU the lanes contain kernels and copies. On a CPU they contain operators and gloo's messages, each
-    from its posting to the return of its `wait`. Frames that contain other frames (autograd functions, c10d)
-    belong to no lane.
+    gpu: whether the trace has GPU events. On a GPU the lanes contain kernels and copies. On a CPU they
+    contain operators and gloo's messages, each from its posting to the return of its `wait`. Frames that
+    contain other frames (autograd functions, c10d) belong to no lane.
     """
     copies = name.lower().startswith(COPIES) or "nccl" in name.lower()
     if gpu:

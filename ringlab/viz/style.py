@@ -1,6 +1,6 @@
-"""The style of the course's figures, and their display together with a text for readers who cannot see them.
+"""The style of the course's figures, and their display with a text for readers who cannot see them.
 
-Inside a widget, a figure is an <img> element; its text is the alternative text, and is also shown below it.
+Inside a widget, a figure is an <img> element. Its text is the alternative text, and is also shown below it.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def rank_colour(rank: int) -> str:
 
 @contextmanager
 def styled() -> Iterator[None]:
-    """Draw in the course's style inside this block; matplotlib's own settings are restored after it.
+    """Draw in the course's style inside this block. After it, matplotlib's own settings are restored.
 
     Raises: MissingExtraError if matplotlib is not installed.
     """
@@ -113,7 +113,7 @@ def image(figure: Figure, alt: str) -> dict[str, str]:
 def show(figure: Figure, alt: str) -> None:
     """Display the figure as an image, with `alt` as its text for screen readers and plain terminals.
 
-    `alt` says what the figure shows, not that it is a figure.
+    `alt` must say what the figure shows, and need not say that it is a figure.
 
     Raises: ValueError if `alt` is empty; MissingExtraError if IPython is not installed.
     """
@@ -137,7 +137,7 @@ def as_html(figure: Figure, words: str, widest: str = "100%") -> str:
     """Return the figure as an HTML image with a caption.
 
     `words` is the alternative text, and its first sentence is the caption. The image shrinks to the available
-    width; `widest` is the largest CSS width that it has.
+    width. Its CSS width is at most `widest`.
     """
     data, caption = base64.b64encode(png(figure)).decode("ascii"), _SENTENCE.split(words, maxsplit=1)[0]
     image = (

@@ -1,4 +1,4 @@
-"""The loss curve of one training, with its learning rate below it."""
+"""The loss curve of one training run, with the learning rate below it."""
 
 from __future__ import annotations
 
