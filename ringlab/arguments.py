@@ -35,7 +35,7 @@ from ringlab.torch_modes import autocast_dtype
 class _ByDefault:
     """The default of `causal`.
 
-    It differs from True, so that a mask that is passed alone decides what is seen.
+    It means True, except if `mask=` is passed. Then the mask alone decides which keys are seen.
     """
 
     def __repr__(self) -> str:
@@ -47,7 +47,7 @@ CAUSAL: Any = _ByDefault()
 
 @dataclass(frozen=True)
 class Modes:
-    """The modes of torch in which a call was made: whether gradients are recorded, and autocast's dtype or None."""
+    """The modes of torch in which a call was made: whether gradients are recorded, and autocast's dtype."""
 
     gradients: bool
     autocast: torch.dtype | None
@@ -55,10 +55,10 @@ class Modes:
 
 @dataclass(frozen=True)
 class Arguments:
-    """The arguments of `ring_attention` on one rank, unchecked: any of them may be wrong.
+    """The arguments of `ring_attention` on one rank. They are not checked yet, so any may be wrong.
 
-    modes: None for the modes that are active now. A compiled graph runs in other modes than the call was
-    made in, so it passes those of the call.
+    modes: None means the modes that are active now. A compiled graph may run in other modes than those in
+    which the call was made, so it passes the modes of the call.
     """
 
     q: Any
@@ -202,7 +202,7 @@ def _to_four_axes(name: str, x: Any) -> str:
         2: f"{name}[None, None] for (tokens, head dim) of one head",
         3: f"{name}[None] for (heads, tokens, head dim), {name}.transpose(0, 1)[None] for (tokens, heads, head dim); "
         f"{name}.unflatten(-1, (heads, -1)).transpose(1, 2) for (batch, tokens, heads · head dim)",
-    }.get(x.ndim, "one tensor each for q, k and v: unbind what is packed")
+    }.get(x.ndim, "pass q, k and v as three tensors: unbind a packed tensor")
 
 
 def _to_fitting_heads(H: int, K: int) -> str:
@@ -210,7 +210,7 @@ def _to_fitting_heads(H: int, K: int) -> str:
     if H and K and K % H == 0:
         return "q has at least as many heads as k: were the two swapped?"
     fitting = ", ".join(str(n) for n in range(1, H + 1) if H % n == 0)
-    return f"k and v with as many heads as divide {H}: {fitting}" if H else "tensors with heads on axis 1"
+    return f"k and v whose number of heads divides {H}: {fitting}" if H else "tensors with heads on axis 1"
 
 
 def _resolve_sinks(sinks: Tensor | None, schedule: Schedule) -> Tensor | None:
@@ -248,7 +248,7 @@ def _resolve_mask(causal: bool, mask: Mask | None, layout: Layout) -> Mask:
     if not causal:
         raise MaskError("either causal= or mask=", "both", "pass mask=Mask(causal=False, …)")
     if causal is not CAUSAL and not mask.causal:
-        needed = "causal= and mask= that say the same"
+        needed = "causal= and mask= that agree"
         raise MaskError(needed, f"causal={causal!r} and Mask(causal=False)", "pass mask= alone")
     return mask.of_length(layout.S)
 
@@ -257,9 +257,9 @@ def _resolve_rules(softcap: float | None, dropout: float, seed: int | None) -> S
     """Return the score rules of the call. Raises: MaskError."""
     if dropout and seed is None:
         raise MaskError(
-            "seed= with dropout=, an integer",
+            "seed=, an integer, if there is dropout",
             "None",
-            "pass the same seed on all ranks, and another for each layer and training step",
+            "pass the same seed on all ranks, and a different one for each layer and training step",
         )
     return ScoreRules(softcap, dropout, 0 if seed is None else seed)
 

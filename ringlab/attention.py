@@ -3,13 +3,13 @@
 `_attend` calls the stages in order. Each stage passes a `ScheduledCall` to the next one:
 
 validate   checks this rank's arguments and fills in every default            `ringlab.arguments`
-agree      compares the call on all ranks; one rank's error raises on all     `ringlab.rank_agreement`
+agree      compares all ranks' calls; if one is wrong, all raise an error     `ringlab.rank_agreement`
 plan       names the call and records its block backend in the trace          `ringlab.blocks`
 run        lets this rank's rows attend to each K/V block that arrives        `ringlab.schedules`
 save       saves what backward needs                                          `_RingAttention`
 
-`_RingAttention.backward` loads the tensors that forward saved, passes through `agree` and `run` again, and
-returns gradients that raise an error if they are differentiated again.
+`_RingAttention.backward` loads the tensors that forward saved, and passes through `agree` and `run` again.
+The gradients that it returns raise an error if they are differentiated again.
 
 `ringlab.plain_ring` is the same algorithm in one file: read it first.
 """
@@ -114,12 +114,12 @@ def ring_attention(
     validate: bool = True,
     position_ids: Int[Tensor, " Lq"] | None = None,
 ) -> Any:
-    """Return this rank's rows of softmax(scale·Q·Kᵀ)·V over the whole sequence; differentiable.
+    """Return this rank's rows of softmax(scale·Q·Kᵀ)·V over the whole sequence. They are differentiable.
 
     q, k, v: this rank's shards under `layout`. q is (B, H, L, D), k and v are (B, K, L, D) with H % K == 0.
     K/V are sent with their K heads, never repeated for query heads. v may have another head dim than k, as in
     latent attention; out has the head dim of v. Under autocast, q, k and v are cast as torch's own attention
-    casts them. Swapped axes of heads and tokens are noticed only if the two sizes differ.
+    casts them. If the axes of heads and tokens are swapped, this is noticed only if their sizes differ.
     causal: query i sees keys j ≤ i, in global positions.
     mask: in place of `causal`, a mask with a window, a prefix or packed documents. Every block and schedule
     supports every mask.
@@ -128,13 +128,14 @@ def ring_attention(
     dropout: each weight is dropped with this probability, and the weights that stay are divided by 1 −
     dropout. The dropped weights are drawn from `seed`, a 64-bit integer, and from batch, head and global
     positions (`ringlab.scores`), so they are the same in backward and under every layout.
-    sinks: (H,) logits, one for each query head, that take weight and give no value. lse includes the sinks.
-    They are neither scaled nor capped. All ranks pass the same sinks, and the gradient on each rank is only
-    that rank's part: sum it over the ranks.
-    block: "native", "blockwise", "naive", "triton", "cudnn", "flash", "flex", or "auto", whose choice is recorded in
-    the trace; or a block object such as TritonBlock(precision="tf32x3"). All blocks support softcap, and all but
-    "flex" support dropout; "native", "cudnn" and "flash" give such tiles to "blockwise", which the trace records
-    too. "flash" is the newest installed version of flash-attn that supports the tensors.
+    sinks: (H,) logits, one for each query head, that take weight but contribute no value. lse includes the
+    sinks. They are neither scaled nor capped. All ranks pass the same sinks. The gradient on each rank is
+    only that rank's part: sum it over the ranks.
+    block: "native", "blockwise", "naive", "triton", "cudnn", "flash", "flex", or "auto", whose choice is
+    recorded in the trace; or a block object such as TritonBlock(precision="tf32x3"). All blocks support
+    softcap, and all but "flex" support dropout; "native", "cudnn" and "flash" let "blockwise" compute such
+    tiles, which is also recorded in the trace. "flash" is the newest installed version of flash-attn that
+    supports the tensors.
     schedule: how rows and K/V blocks meet, one of `ringlab.schedules`: "ring", "allgather", "ulysses",
     "hybrid(ring=4, ulysses=2)", "double-ring(node=8)", "query-ring", "burst", "bidirectional",
     "multi-ring(rings=4)"; or a schedule object.
@@ -144,16 +145,17 @@ def ring_attention(
     Without validation, all ranks must run the backwards of several calls in the same order, as
     `loss.backward()` does. Otherwise gradients of equal shapes could reach the wrong call unnoticed.
     position_ids: the positions by which q and k were rotated, global or in their documents. If they are
-    passed, they are compared with the positions that the layout gives this rank. Tensors do not show whose
-    tokens they hold, so only this comparison notices the tokens of another rank, or of another layout with
-    equal lengths.
+    passed, they are compared with the positions that the layout gives this rank. A tensor does not show
+    which tokens it contains, so only this comparison notices tokens of another rank, or of another layout
+    with equal lengths.
 
-    Only first derivatives, by backward, are supported. Others raise GradientError. torch.compile makes the
-    call one operator of its graph; a block or schedule object that is not `ringlab.handles.Handled` ends the graph.
+    Only first derivatives by backward are supported. Others raise GradientError. torch.compile makes the
+    call one operator of its graph; a block or schedule object that is not `ringlab.handles.Handled` ends the
+    graph.
 
-    Raises: ShapeError, DtypeError, DeviceError, LayoutError, MaskError, WorldSizeError, BackendError or
-    GradientError on a rank with wrong arguments, and AgreementError on all other ranks, before any data
-    moves.
+    Raises: before any data moves, ShapeError, DtypeError, DeviceError, LayoutError, MaskError,
+    WorldSizeError, BackendError or GradientError on a rank with wrong arguments, and AgreementError on all
+    other ranks.
     Source: arXiv 2310.01889.
 
     >>> import torch
@@ -205,7 +207,7 @@ def validate(given: Arguments) -> ScheduledCall:
 
 
 def agree_on(call: ScheduledCall, description: str) -> None:
-    """Return once all ranks have sent the same `description`; without validation, return at once.
+    """Wait until all ranks have sent the same `description`. Without validation, do nothing.
 
     Raises: AgreementError if the descriptions differ.
     """
@@ -233,7 +235,7 @@ def run(
 
 
 class _RingAttention(torch.autograd.Function):
-    """The differentiable part of a call. Its gradients raise if they are differentiated again."""
+    """The differentiable part of a call. Its gradients raise an error if they are differentiated again."""
 
     @staticmethod
     def forward(
@@ -301,7 +303,10 @@ def run_backward(
 
 
 def _fits_a_graph(given: Arguments) -> bool:
-    """Return whether the operator can take these arguments. Otherwise the graph ends, and `_attend` may raise."""
+    """Return whether the operator can take these arguments.
+
+    Otherwise the graph ends before the call, and `_attend` may raise an error.
+    """
     tensors = (given.q, given.k, given.v)
     return all(
         isinstance(x, Tensor) and x.ndim == 4 and x.is_floating_point() for x in tensors
@@ -341,7 +346,7 @@ def _in_graph(given: Arguments) -> Tensor | tuple[Tensor, Tensor]:
 
 
 def in_numbers(given: Arguments) -> tuple[list[int], str, str, bool | None]:
-    """Return the objects of a call, its block, its schedule and `causal` as an operator takes them.
+    """Return a call's objects, block, schedule and `causal` in the form in which an operator takes them.
 
     This function is traced. `from_numbers` is its inverse.
     """
@@ -351,7 +356,7 @@ def in_numbers(given: Arguments) -> tuple[list[int], str, str, bool | None]:
 
 
 def from_numbers(handles: list[int], block: str, schedule: str, causal: bool | None) -> dict[str, Any]:
-    """Return the arguments, by name, of which `in_numbers` made these."""
+    """Return the arguments, by name, from which `in_numbers` made these values."""
     ring, layout, mask, own_block, own_schedule = map(object_of, handles)
     return {
         "ring": ring, "layout": layout, "mask": mask, "block": block or own_block,
@@ -360,11 +365,11 @@ def from_numbers(handles: list[int], block: str, schedule: str, causal: bool | N
 
 
 class _Kept(Handled):
-    """What a call's forward keeps for its backward.
+    """The objects that a call's forward keeps for its backward.
 
-    saved: the tensors that the schedule saved. Those among (out, q, k, v, sinks) are saved by the graph, so
-    there is an index of this tuple in the place of each. A tensor kept here in its place would be an alias
-    that the compiler does not know of, and it may write into that memory before backward.
+    saved: the tensors that the schedule saved. The graph itself saves (out, q, k, v, sinks), so each of
+    these is replaced by its index in this tuple. If the tensor itself were kept here, it would be an alias
+    of which the compiler does not know, and the compiler may write into its memory before backward.
     """
 
     def __init__(self, call: ScheduledCall, saved: tuple[Tensor, ...], places: tuple[Tensor, ...]) -> None:
@@ -389,7 +394,7 @@ def _operator(
     causal: bool | None, scale: float | None, softcap: float | None, dropout: float, seed: int | None,
     return_lse: bool, validate: bool, gradients: bool, autocast: torch.dtype | None,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """Return out, lse if it is asked for, and the ticket of what backward needs. tensors: q, k, v and the sinks."""
+    """Return the results of `run_in_graph`. tensors: q, k, v and the sinks, if there are any."""
     q, k, v, *sinks = (x.detach() for x in tensors)
     call = begin(Arguments(
         q=q, k=k, v=v, scale=scale, softcap=softcap, dropout=dropout, seed=None if seed is None else seed % (1 << 64),
@@ -402,7 +407,7 @@ def _operator(
 def run_in_graph(
     call: ScheduledCall, return_lse: bool, q: Query, k: BlockTensor, v: BlockTensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the results of an operator: out, lse if it is asked for, and the ticket of what backward needs."""
+    """Return the results of an operator: out, lse if it is asked for, and the ticket of a `_Kept`."""
     out, lse, saved = run_forward(call, q, k, v)
     kept = _Kept(call, saved, (out, q, k, v, *(() if call.sinks is None else (call.sinks,))))
     # Backward needs the saved lse unchanged, so the caller gets a copy.
@@ -423,10 +428,10 @@ def _shapes(tensors: list[Tensor], *options: Any) -> tuple[Tensor, Tensor, Tenso
 
 
 def differentiate_in_graph(operator: Any, return_lse: int, arguments: int) -> None:
-    """Give an operator that returns the results of `run_in_graph` their gradients.
+    """Register the gradients of an operator that returns the results of `run_in_graph`.
 
-    operator: its first argument is the list of the tensors of `run`. return_lse: the place of the argument that says
-    whether lse is asked for. arguments: how many arguments there are.
+    operator: its first argument is the list of the tensors of `run`. return_lse: the place of the argument
+    that says whether lse is asked for. arguments: how many arguments there are.
     """
 
     def save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -457,7 +462,7 @@ differentiate_in_graph(_operator, return_lse=10, arguments=14)
 def _backward_operator(
     dout: Tensor, dlse: Tensor | None, ticket: Tensor, out: Tensor, tensors: list[Tensor]
 ) -> list[Tensor]:
-    """Return the gradients of `tensors`, which are those of `run`."""
+    """Return the gradients of `tensors`, the tensors that were passed to `run`."""
     kept = object_of(int(ticket))
     with torch.no_grad():
         agree_on(kept.call, f"backward through {kept.call.name}")

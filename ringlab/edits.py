@@ -14,9 +14,10 @@
     +    return (out + new) / 2, total
     ```
 
-An entry is a name, one line of fields, paragraphs, and at most one fence. Hunks in the fence are separated by a line
-"@@". Each of their lines begins with " " (context), "-" (removed) or "+" (added); an empty line is empty context. The
-context and removed lines of a hunk must occur exactly once in the text that the hunks before it have left.
+An entry is a name, one line of fields, paragraphs, and at most one fence. Hunks in the fence are separated
+by a line "@@". Each of their lines begins with " " (context), "-" (removed) or "+" (added); an empty line is
+empty context. The context and removed lines of a hunk must occur exactly once in the text that results from
+the hunks before it.
 
 `python -m ringlab.edits right.py wrong.py` prints the fence of a new entry.
 """
@@ -150,7 +151,7 @@ def _text_and_hunks(body: list[str], where: str) -> tuple[str, str]:
         marks = [body[number].rstrip() for number in fences]
         if marks != [_BEGIN, _END] or any(line.strip() for line in body[end + 1 :]):
             raise EditError(
-                f"{where}: at most one fence, from {_BEGIN} to {_END}, after which nothing follows",
+                f"{where}: at most one fence, from {_BEGIN} to {_END}, and nothing after it",
                 ", ".join(marks) if marks != [_BEGIN, _END] else "text after it",
                 "put all hunks into one fence, with @@ between them, at the end of the entry",
             )
@@ -187,7 +188,7 @@ def _parsed(hunks: str, where: str) -> list[tuple[list[str], list[str]]]:
 
 
 def _changes(old: list[str], new: list[str]) -> Iterator[tuple[int, int, int, int]]:
-    """Yield (start, stop, new start, new stop) of each difference; differences one line apart are joined."""
+    """Yield (start, stop, new start, new stop) of each difference. Differences one line apart are joined."""
     codes = SequenceMatcher(None, old, new, autojunk=False).get_opcodes()
     places = [code[1:] for code in codes if code[0] != "equal"]
     while places:

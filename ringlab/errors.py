@@ -149,7 +149,7 @@ class SandboxError(RinglabError, RuntimeError):
 
 
 def apart(*numbers: float, digits: int = 6, kind: str = "g") -> tuple[str, ...]:
-    """Return numbers as text with at least `digits` digits, and so many that unequal numbers look unequal.
+    """Return numbers as texts of `digits` digits, or of more if unequal numbers would otherwise look equal.
 
     kind: the format "g", "f" or "e" of Python.
 
@@ -165,8 +165,9 @@ def apart(*numbers: float, digits: int = 6, kind: str = "g") -> tuple[str, ...]:
 
 
 def require_package(name: str, extra: str, user: str) -> None:
-    """Return if the package `name` can be imported; `extra` is the extra of ringlab that installs it for `user`.
+    """Check that the package `name` can be imported.
 
+    extra: the extra of ringlab that installs the package. user: what needs it, in words.
     Raises: MissingExtraError if it cannot.
 
     >>> require_package("numpy", "figures", "figures")

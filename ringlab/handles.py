@@ -1,8 +1,8 @@
-"""Handles: the numbers by which a compiled graph names objects that are no tensors, such as a ring or a layout.
+"""Handles: numbers by which a compiled graph refers to objects that are not tensors, such as a ring.
 
 Operators of torch take tensors and numbers. Every object of a class derived from `Handled` gets a number when it is
 made, and a graph of torch.compile reads that number at each call. `object_of` finds the object again while the graph
-runs. The table of objects is weak, so a number keeps nothing alive.
+runs. The table of objects is weak, so a number does not keep its object alive.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from weakref import WeakValueDictionary
 
 from ringlab.errors import BackendError
 
-_numbers = count(2)  # torch.compile would make a graph of its own for each of the numbers 0 and 1
+_numbers = count(2)  # torch.compile would make a separate graph for each of the numbers 0 and 1
 _objects: WeakValueDictionary[int, Any] = WeakValueDictionary()
 
 
@@ -55,8 +55,8 @@ def object_of(handle: int) -> Any:
     found = _objects.get(handle)
     if found is None and handle:
         raise BackendError(
-            "an object that still exists, which a compiled graph names by its handle",
+            "an object that still exists, to which a compiled graph refers by its handle",
             f"the handle {handle} of one that is gone",
-            "keep what a compiled call was given, run a graph in the process that made it, and copy no saved integers in hooks",
+            "keep the arguments of a compiled call, run a graph in the process that made it, and copy no saved integers in hooks",
         )
     return found

@@ -1,4 +1,4 @@
-"""`latent_attention`: multi-head latent attention over a ring around which the latent is sent."""
+"""`latent_attention`: multi-head latent attention over a ring. The latent travels, not K and V."""
 
 from __future__ import annotations
 
@@ -56,10 +56,9 @@ def latent_attention(
     each token instead of H·(Dn + Dr + Dv). Each rank makes K and V from the block that it holds, and makes
     them again in backward. The result is differentiable in all five tensors.
     q: (B, H, L, Dn + Dr). Its last Dr dims are rotated by global positions, and so is k_rope.
-    w_k, w_v: (H, Dn, R) and (H, Dv, R), the same on all ranks. The gradients on each rank come from that
-    rank's rows
-    only: sum them over the ranks.
-    Under autocast all five tensors are cast, as `ring_attention` casts q, k and v.
+    w_k, w_v: (H, Dn, R) and (H, Dv, R), the same on all ranks. The gradients on each rank come only from
+    that rank's rows: sum them over the ranks. Under autocast all five tensors are cast, as `ring_attention`
+    casts q, k and v.
     scale: (Dn + Dr)^−½ by default. schedule: any schedule but "ulysses", "hybrid" and "multi-ring", which
     deal K/V heads to the ranks. The other arguments are those of `ring_attention`; out is (B, H, L, Dv).
 
@@ -134,7 +133,10 @@ def _modes_of(tensors: Tensors) -> Modes:
 
 
 def _fits_a_graph(tensors: Tensors, given: Arguments) -> bool:
-    """Return whether the operator can take these arguments. Otherwise the graph ends, and `_attend` may raise."""
+    """Return whether the operator can take these arguments.
+
+    Otherwise the graph ends before the call, and `_attend` may raise an error.
+    """
     return all(
         isinstance(x, Tensor) and x.is_floating_point() and x.ndim == axes
         for x, axes in zip(tensors, (4, 3, 3, 3, 3), strict=True)
@@ -163,7 +165,10 @@ def _operator(
     tensors: list[Tensor], handles: list[int], block: str, schedule: str, causal: bool | None, scale: float | None,
     return_lse: bool, validate: bool, gradients: bool, autocast: torch.dtype | None,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """Return the results of `run_in_graph`. tensors: those of `run`, so the latent and k_rope have an axis of one head."""
+    """Return the results of `run_in_graph`.
+
+    tensors: as for `run`, so the latent and k_rope have an axis of one head.
+    """
     q, latent, k_rope, w_k, w_v = (x.detach() for x in tensors)
     call = _begin((q, latent[:, 0], k_rope[:, 0], w_k, w_v), Arguments(
         q=None, k=None, v=None, scale=scale, softcap=None, dropout=0.0, seed=None, sinks=None, return_lse=return_lse,

@@ -196,7 +196,7 @@ class Layout(Handled):
     def unshard(self, shards: Sequence[Any], dim: int | None = None) -> Any:
         """Return the whole sequence in global order from the shards of all ranks.
 
-        `shards` contains one tensor, one array or one tuple of them for each rank, in rank order.
+        `shards` contains a tensor, an array or a tuple of them for each rank, in rank order.
         Raises: WorldSizeError unless there are P shards; ShapeError if a shard has the wrong length.
         """
         if len(shards) != self.P:
@@ -271,8 +271,8 @@ def _dealt(S: int, P: int, chunk: int, folded: bool, name: str) -> Layout:
     # Choose the runs that need fewer tiles. With runs of pieces, the tile of each piece has all earlier
     # pieces of a rank as keys. With runs of offsets there is a tile for each pair of offsets.
     deal = _runs_of_pieces if by_piece <= by_offset**2 else _runs_of_offsets
-    # A folded period has two rounds. A rank that is early in one is late in the other, so causal work evens
-    # out.
+    # A folded period has two rounds. A rank that is early in one round is late in the other, so all ranks
+    # have about equal causal work.
     turns = [(rank, period - 1 - rank) if folded else (rank,) for rank in range(P)]
     return Layout(S, P, name, tuple(deal(S, chunk, period, turn) for turn in turns))
 
@@ -362,9 +362,9 @@ def per_document(lengths: Sequence[int], P: int) -> Layout:
 
     The first n mod 2P tokens of a document of n tokens are set aside, and the rest is cut into 2P equal
     pieces. Rank r owns pieces r and 2P−1−r, so all ranks have equally many of these tokens and equal causal
-    work. Each group of tokens that was set aside, or a document of fewer than 2P tokens, goes whole to the
-    rank that has the fewest tokens so far, the longest group first. Each of these tokens sees fewer than 2P
-    keys. Each rank stores its tokens in ascending order.
+    work. A document of fewer than 2P tokens is thus set aside entirely. The groups of tokens that were set
+    aside are dealt as wholes, the longest first, each to the rank that has the fewest tokens so far. Each of
+    these tokens sees fewer than 2P keys. Each rank stores its tokens in ascending order.
 
     Raises: LayoutError unless the lengths are integers ≥ 0 and P is an integer ≥ 1.
 
@@ -393,7 +393,7 @@ def _per_document(lengths: tuple[int, ...], P: int) -> Layout:
         for piece in range(2 * P if chunk else 0):
             owned[min(piece, 2 * P - 1 - piece)].append((start, chunk))
             start += chunk
-    # (tokens, scores, rank): what each rank has beyond an equal share.
+    # (tokens, scores, rank): the tokens and scores that each rank has beyond an equal share.
     loads = [(0, 0, rank) for rank in range(P)]
     for few, at in sorted(left, key=lambda one: (-one[0], one[1])):
         tokens, scores, rank = heapq.heappop(loads)
@@ -414,7 +414,7 @@ def _joined(parts: list[tuple[int, int]]) -> tuple[Run, ...]:
 
 
 def _runs_of_pieces(S: int, chunk: int, period: int, turns: tuple[int, ...]) -> tuple[Run, ...]:
-    """Return a run of step 1 for each piece of the rank that is dealt to at these `turns` of every period."""
+    """Return a run of step 1 for each piece of a rank, which has these `turns` in every period."""
     pieces = sorted(piece for turn in turns for piece in range(turn, -(-S // chunk), period))
     return tuple(Run(piece * chunk, 1, min(chunk, S - piece * chunk)) for piece in pieces)
 

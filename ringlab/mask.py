@@ -207,7 +207,7 @@ class Mask(Handled):
     ) -> Bool[np.ndarray, "rows columns"]:
         """Return a boolean array, True where a query sees a key, given global positions.
 
-        It defines the mask.
+        This method defines the mask.
         """
         i, j = np.asarray(queries)[:, None], np.asarray(keys)[None, :]
         of_keys = self.document_of(np.asarray(keys))
@@ -238,9 +238,9 @@ def _plain(causal: bool) -> Mask:
 
 
 def check_position_ids(ids: Any, layout: Layout, mask: Mask, rank: int, *, or_global: bool = False) -> None:
-    """Return if `ids` are the positions in their documents of the tokens that `rank` owns, in local order.
+    """Check that `ids` are the positions, in their documents, of the tokens of `rank`, in local order.
 
-    or_global: whether positions in the whole sequence are accepted too.
+    or_global: whether positions in the whole sequence are also accepted.
 
     Raises: LayoutError, naming the first token whose position id is wrong.
     """
@@ -288,7 +288,7 @@ def _remedy(documents: tuple[int, ...], S: int) -> str:
     if sum(accumulate(documents)) == S:
         return "these look like lengths that were given as cu_seqlens: Mask(documents=tuple(lengths))"
     if sum(documents) > S:
-        return "count a truncated document with the tokens that are left of it"
+        return "if a document was truncated, count only the tokens that are left"
     return (
         "pass padding at the end as a document of its own; "
         "if it follows every document, Mask.of_cu_seqlens(cu_seqlens, padded=cu_seqlens_padded)"

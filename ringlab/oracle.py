@@ -1,6 +1,6 @@
 """The oracle: exact attention in float64 NumPy, with lse and gradients. All other code is compared with it.
 
-For query i, key j, one head, scores s_ij = scale · q_i·k_j over the visible pairs (i, j):
+For query i and key j of one head, with scores s_ij = scale · q_i·k_j over the visible pairs (i, j):
 
     lse_i = ln Σ_j e^s_ij        p_ij = e^(s_ij − lse_i)        out_i = Σ_j p_ij v_j
     dV_j = Σ_i p_ij dO_i         dS_ij = p_ij (dO_i·v_j − delta_i + dlse_i),  delta_i = Σ_j p_ij dO_i·v_j
@@ -8,11 +8,11 @@ For query i, key j, one head, scores s_ij = scale · q_i·k_j over the visible p
 
 With a `softcap` c, scores become c·tanh(s_ij/c), and dS_ij gains the factor 1 − tanh²(s_ij/c). With dropout `factors` f,
 each 0 or 1/(1−p), out_i = Σ_j f_ij p_ij v_j; f_ij multiplies p_ij in dV_j and dO_i·v_j in dS_ij and delta_i. With `sinks`,
-a logit z of each query head, lse_i = ln(e^z + Σ_j e^s_ij): the sink takes weight and gives no value.
+a logit z of each query head, lse_i = ln(e^z + Σ_j e^s_ij): the sink takes weight but contributes no value.
 
 Sums run over visible pairs only, so a NaN or infinity at a masked position never changes a result (0 · NaN is
 NaN). Axis letters are those of `ringlab.types`, and arrays are (B, H, L, D). Torch tensors of any dtype and
-device are accepted too, but this module does not import torch.
+device are also accepted, but this module does not import torch.
 """
 
 from __future__ import annotations

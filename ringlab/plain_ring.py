@@ -33,18 +33,18 @@ def attend(
     positions: list[Int[Tensor, " _"]],
     scale: float | None = None,
 ) -> tuple[Query, RowState]:
-    """Return this rank's (out, lse) over all keys; positions: where each rank's tokens stand, in its own order."""
+    """Return this rank's (out, lse) over all keys. positions: those of each rank's tokens, in its order."""
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     out, lse = _Attention.apply(q, k, v, Call(ring, positions, causal, scale))
     return out, lse
 
 
 class _Attention(torch.autograd.Function):
-    """Saves out and lse, not the weights: e^(score − lse) gives any tile of them again in backward."""
+    """Saves out and lse, but not the weights: backward computes them again, as e^(score − lse)."""
 
     @staticmethod
     def forward(ctx: Any, q: Query, k: KeyValue, v: KeyValue, call: Call) -> tuple[Query, RowState]:
-        with torch.autocast(q.device.type, enabled=False):  # which would round products of float32 tensors
+        with torch.autocast(q.device.type, enabled=False):  # it would round products of float32 tensors
             out, lse = forward(call, q.detach(), k.detach(), v.detach())
         out = out.to(q.dtype)
         ctx.save_for_backward(q, k, v, out, lse)
@@ -93,8 +93,8 @@ def tile_scores(call: Call, q: Query, k: KeyValue, hidden: Hidden) -> Float[Tens
 
 def merge(out: Query, lse: RowState, new: Query, new_lse: RowState) -> tuple[Query, RowState]:
     """Return (out, lse) over the keys of both partial results."""
-    # Each out was divided by its own sum of e^score, and lse is the log of that sum. Weighted by their shares
-    # of the sum of both, e^(lse − total), the two are exactly one softmax over all these keys.
+    # Each out was divided by its own sum of e^score, whose log is lse. e^(lse − total) is this sum's share of
+    # the sum over all these keys. With these shares as weights, the outs add up to exactly one softmax.
     total = torch.logaddexp(lse, new_lse)
     kept, added = torch.exp(lse - safe(total)), torch.exp(new_lse - safe(total))
     return out * kept[..., None] + new * added[..., None], total

@@ -83,7 +83,7 @@ def next_tokens(labels: Int[Tensor, "B S"]) -> Int[Tensor, "B S"]:
 class Batch:
     """One rank's part of a batch.
 
-    count: the number of labels but IGNORE on all ranks and in all micro-batches.
+    count: the number of labels other than IGNORE, on all ranks and in all micro-batches.
     """
 
     tokens: Int[Tensor, "B L"]

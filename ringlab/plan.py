@@ -38,7 +38,7 @@ def tiles(
     """Return the tiles in which queries of `rank` see keys of `origin`. They contain each visible pair once.
 
     Every row of a tile sees at least one of its keys. Tiles are sorted by rows, then by keys, and neighbours
-    are merged where one tile can hold both. Causal tiles of more than `largest_causal` rows are cut into
+    are merged where one tile can cover both. Causal tiles of more than `largest_causal` rows are cut into
     smaller causal tiles and the full tiles between them.
     Raises: LayoutError for runs of different steps; MaskError for documents that do not add up to S tokens.
 
@@ -87,8 +87,8 @@ class Plan:
 
     Two pairs of ranks share one tuple of tiles if they have the same relation: equal run lengths, and an
     equal d for each pair of runs, clipped to the range in which d matters. The million pairs of 1,024 ranks
-    have few different relations. So all relations of a rank are computed at once, and tiles are computed only
-    for new relations.
+    have few different relations. For a rank, all relations are computed at once, but tiles are computed only
+    for relations that are new.
     """
 
     def __init__(self, layout: Layout, mask: Mask, largest: int | None) -> None:
@@ -185,7 +185,7 @@ class _ManyRunsTiles:
 
 
 class _MaskedTiles:
-    """The tiles of a rank under a mask with further rules than `causal`, planned per origin on first use."""
+    """The tiles of a rank under a mask with rules other than `causal`, planned per origin on first use."""
 
     def __init__(self, plan: Plan, rank: int) -> None:
         self.plan, self.rank = plan, rank
@@ -354,7 +354,7 @@ def _run_tiles(q_start: int, q: Run, k_start: int, k: Run, step: int) -> list[Ti
 
 
 def _check_steps(q: Run, k: Run, step: int) -> None:
-    """Return if both runs have this step. Raises: LayoutError if a run has another step."""
+    """Check that both runs have this step. Raises: LayoutError if a run has another step."""
     if (q.length > 1 and q.step != step) or (k.length > 1 and k.step != step):
         raise LayoutError(f"runs of step {step}", f"steps {q.step} and {k.step}")
 

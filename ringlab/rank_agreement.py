@@ -1,6 +1,7 @@
 """Agreement: before any data moves, all ranks compare descriptions of their next step.
 
-If one rank is called with wrong or different arguments, every rank raises instead of waiting for that rank.
+If one rank is called with wrong or different arguments, every rank raises an error instead of waiting for
+it.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ def agree(
     error: Exception | None,
     remedy: str = _REMEDY,
 ) -> None:
-    """Return if every rank passes the same `description` and no `error`; each rank's message has 512 bytes.
+    """Check that every rank passes the same `description` and no `error`. A rank's message has 512 bytes.
 
     remedy: the remedy in the AgreementError, if the caller knows why ranks may differ.
     Raises: `error` itself on a rank that passes one; AgreementError, which quotes every rank, on the other
@@ -80,7 +81,7 @@ def agree(
 
 
 def on_any_rank(comm: Comm, here: bool) -> bool:
-    """Return on every rank whether `here` is true on any of them; the messages have one byte for a rank, on the CPU."""
+    """Return, on every rank, whether `here` is true on any rank. A rank's message has one byte."""
     own = torch.tensor([here], dtype=torch.uint8, device="cpu")
     return here if comm.world_size == 1 else bool(_gather(comm, own, "any").any())
 
@@ -118,7 +119,7 @@ def _named(ranks: list[int]) -> str:
 
 @contextmanager
 def errors_told(comm: Comm | None) -> Iterator[None]:
-    """Send an exception that is raised inside to the other ranks, which would otherwise wait for this rank.
+    """Send an exception that the block raises to the other ranks, which would otherwise wait for this rank.
 
     comm: None if the ranks do not compare their calls.
     """

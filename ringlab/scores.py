@@ -1,12 +1,12 @@
-"""Score rules: a soft cap on the scores, and dropout of the weights that every rank draws alike.
+"""Score rules: a soft cap on the scores, and dropout of weights, for which all ranks draw the same numbers.
 
-A call of attention holds `ScoreRules`; a block backend receives `TileRules`, the rules of one tile.
+A call of attention has `ScoreRules`; a block backend receives `TileRules`, the rules of one tile.
 
-Dropout draws from Philox4x32-10, a function of a counter and a key. The key is the seed. The counter of a pair is (key
-position, query position, batch, query head // 4), and each head takes one of the four words that Philox
-returns. So backward, and every layout, schedule and number of ranks, drop the same pairs, and no mask is sent
-or kept. With dropout factors f, delta_i = Σ_j p_ij f_ij dO_i·v_j = dO_i·out_i, so delta is computed from out
-as without dropout.
+Dropout draws from Philox4x32-10, a function of a counter and a key. The key is the seed. The counter of a
+pair is (key position, query position, batch, query head // 4), and each head takes one of the four words
+that Philox returns. The same pairs are therefore dropped in forward and backward, under every layout and
+schedule, and on any number of ranks, and no mask is sent or kept. With dropout factors f,
+delta_i = Σ_j p_ij f_ij dO_i·v_j = dO_i·out_i, so delta is computed from out as without dropout.
 Source: Salmon et al. 2011, doi 10.1145/2063384.2063405.
 """
 
@@ -35,10 +35,11 @@ class ScoreRules:
     """The rules besides scale and mask that turn scores into weights. Rules are compared and hashed by value.
 
     softcap: scores s become softcap·tanh(s/softcap).
-    dropout: weights are dropped with this probability after the softmax, and the kept ones divided by 1 −
-    dropout.
-    seed: 64 bits, equal on all ranks of a sequence, different for each layer, step and data-parallel replica.
-    first_head: the number of this rank's first query head, if the rank holds only some heads.
+    dropout: weights are dropped with this probability after the softmax, and the kept ones are divided by 1
+    − dropout.
+    seed: 64 bits, equal on all ranks of a sequence, but different for each layer, step and data-parallel
+    replica.
+    first_head: the number of this rank's first query head, if the rank has only some of the heads.
 
     Raises: MaskError for a softcap that is not above 0, a dropout outside [0, 1), or a seed outside 64 bits.
     """
@@ -104,7 +105,7 @@ class TileRules:
     def cap_slope(
         self, capped: Float[Tensor, "*heads rows keys"]
     ) -> Float[Tensor, "*heads rows keys"] | None:
-        """Return the derivative of the capped scores by the scores, 1 − tanh², or None without a cap."""
+        """Return the derivative of the soft cap at the scores, 1 − tanh², or None without a cap."""
         cap = self.rules.softcap
         return None if cap is None else 1 - (capped / cap) ** 2
 
@@ -113,7 +114,7 @@ class TileRules:
     ) -> Float[Tensor, "B H rows keys"] | None:
         """Return the factors of the weights, 0 or 1/(1 − dropout), in the dtype and on the device of `like`.
 
-        None without dropout.
+        Without dropout, return None.
         """
         rate, first = self.rules.dropout, self.rules.first_head
         if not rate:

@@ -108,7 +108,7 @@ def _refusal(
             "ring_attention(..., dropout=, seed=): only a seed gives all ranks the same random numbers",
         )
     if mask is not None and mask.causal != is_causal:
-        return MaskError(f"is_causal={mask.causal}, as the mask says", f"is_causal={is_causal}")
+        return MaskError(f"is_causal={mask.causal}, as in the mask", f"is_causal={is_causal}")
     if not enable_gqa and query.ndim == key.ndim == 4 and query.shape[1] != key.shape[1]:
         got = f"{query.shape[1]} and {key.shape[1]}"
         return ShapeError("as many key/value heads as query heads", got, "enable_gqa=True for grouped heads")

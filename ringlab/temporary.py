@@ -6,7 +6,7 @@ import subprocess
 import tempfile
 
 _REMOVE = 'cat > /dev/null; while [ -e "$1" ] && ! rm -rf -- "$1" 2> /dev/null; do sleep 0.1; done'
-"""Wait for the end of what the maker writes, which is nothing, and so for its end; then remove the folder."""
+"""Wait until the maker, which writes nothing, closes the pipe or ends. Then remove the folder."""
 
 
 class TemporaryFolder(tempfile.TemporaryDirectory[str]):

@@ -2,11 +2,11 @@
 
 `ringlab.plan` makes tiles; the schedules hand them to a block backend, one K/V block at a time.
 
-Take a run of queries and a run of keys of the same step. Row i sees keys i + lo … i + hi: a band. The causal mask
-sets the right edge hi of the band, a sliding window its left edge lo. The band is cut into full rectangles
-and triangles. A triangle at the right edge is `causal`. A triangle at the left edge is also `mirrored`: it is
-a causal triangle if rows and keys are counted from the end. A block backend therefore needs no mask beyond
-`causal: bool`.
+Take a run of queries and a run of keys with the same step. Row i sees keys i + lo … i + hi: a band. The
+causal mask sets the right edge hi of the band, and a sliding window sets its left edge lo. The band is cut
+into full rectangles and triangles. A triangle at the right edge is `causal`. A triangle at the left edge is
+also `mirrored`: it is a causal triangle if rows and keys are counted from the end. A block backend therefore
+needs no mask beyond `causal: bool`.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ def _left_edge(n: int, m: int, lo: int) -> list[Tile]:
 
 
 def cut(tile: Tile, largest: int | None) -> Iterator[Tile]:
-    """Yield `tile`; a causal tile is first cut until its triangles have at most `largest` rows.
+    """Yield `tile`, or its parts if it is causal: triangles of at most `largest` rows, and full tiles.
 
     Each cut replaces a triangle by two triangles of about half the rows and the full tile between them.
     """

@@ -2,8 +2,8 @@
 
 autocast               q, k and v are cast as torch's own attention casts them; the ring itself computes without it
 create_graph=True      the gradients are correct, and raise an error if they are differentiated
-torch.compile          attention is an operator of the graph; its backward finds what forward kept by a ticket
-torch.func, forward    refused
+torch.compile          attention is an operator of the graph; its backward gets forward's objects by a ticket
+torch.func             an error is raised, as for forward-mode differentiation
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def without_autocast(kind: str) -> AbstractContextManager[Any]:
 
 
 def refuse_transforms(*tensors: Any) -> None:
-    """Return if torch computes only values and backward gradients of the tensors.
+    """Check that neither torch.func nor forward-mode differentiation transforms the tensors.
 
     Raises: GradientError inside a transform of torch.func, or for a tensor with a forward-mode tangent.
 
@@ -125,9 +125,10 @@ def graph_anchor(*inputs: Shaped[Tensor, "..."]) -> Shaped[Tensor, " 0"] | None:
 def differentiable_once(
     gradients: tuple[Float[Tensor, "..."], ...], *causes: Shaped[Tensor, "..."] | None
 ) -> tuple[Float[Tensor, "..."], ...]:
-    """Return the gradients. If torch records backward, they depend on `causes` and raise when differentiated.
+    """Return the gradients. If torch records operations, they raise an error when they are differentiated.
 
-    Otherwise a loss on gradients, such as a gradient penalty, would be wrong without an error.
+    causes: the tensors on which the gradients depend. Without this function, a loss on gradients, such as a
+    gradient penalty, would be wrong without an error.
     """
     if not torch.is_grad_enabled():
         return gradients
@@ -136,7 +137,7 @@ def differentiable_once(
 
 
 class _Once(torch.autograd.Function):
-    """Returns the gradients unchanged, and raises if they are differentiated."""
+    """Returns the gradients unchanged, and raises an error if they are differentiated."""
 
     @staticmethod
     def forward(ctx: Any, count: int, *tensors: Tensor | None) -> tuple[Tensor, ...]:
@@ -148,7 +149,7 @@ class _Once(torch.autograd.Function):
 
 
 def refuse_second_derivatives(*_: Any) -> Any:
-    """Raise an error, as the backward of the gradients of attention.
+    """Raise an error. This function is the backward of the gradients of attention.
 
     Raises: GradientError.
     """
@@ -161,12 +162,13 @@ def refuse_second_derivatives(*_: Any) -> Any:
 
 
 def ends_graphs(function: F) -> F:
-    """Return the function, before and after which torch.compile ends a graph instead of tracing into it."""
+    """Return the function in a form that torch.compile does not trace: it ends the graph before a call."""
     outside = torch._disable_dynamo(function)
 
     @wraps(function)
     def call(*args: Any, **options: Any) -> Any:
-        # Outside torch.compile the function is called itself, because `outside` loads the compiler, two seconds.
+        # Outside torch.compile, call the function itself: `outside` would load the compiler, which takes 2
+        # seconds.
         return (
             outside(*args, **options) if torch.compiler.is_dynamo_compiling() else function(*args, **options)
         )
@@ -175,9 +177,9 @@ def ends_graphs(function: F) -> F:
 
 
 def ticket_of(kept: Handled) -> Tensor:
-    """Return a tensor of one number, the handle of `kept`, which exists at least as long as the tensor's memory.
+    """Return a tensor of one number, the handle of `kept`. `kept` lives as long as the tensor's memory.
 
-    A graph of torch.compile passes only tensors from forward to backward. So the tensor keeps `kept` alive
+    A graph of torch.compile passes only tensors from forward to backward. This tensor keeps `kept` alive
     while backward may still run, and no longer.
     """
     ticket = torch.tensor(kept.handle, device="cpu")  # whatever the default device is
@@ -191,13 +193,13 @@ def _let_go(kept: Handled) -> None:
 
 with torch.inference_mode(False):
     ORDER = torch.zeros((), dtype=torch.int64, device="cpu")
-"""An unread tensor that operators with side effects declare to change.
+"""A tensor that nothing reads. Operators with side effects declare that they change it.
 
-So a graph of torch.compile neither reorders nor drops these operators.
+A graph of torch.compile therefore neither reorders nor drops these operators.
 """
 
 
 def owned(x: Shaped[Tensor, "..."]) -> Shaped[Tensor, "..."]:
-    """Return `x` as a contiguous tensor that shares its memory with no other: an operator may return no view."""
+    """Return `x` as a contiguous tensor with its own memory, because an operator must not return a view."""
     shared = x.untyped_storage().nbytes() != x.nbytes
     return x.clone(memory_format=torch.contiguous_format) if shared else x.contiguous()

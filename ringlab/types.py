@@ -22,7 +22,7 @@ KeyValue: TypeAlias = Float[Tensor, "B K Lk D"]
 Value: TypeAlias = Float[Tensor, "B K Lk Dv"]
 Out: TypeAlias = Float[Tensor, "B H Lq Dv"]
 BlockTensor: TypeAlias = Float[Tensor, "B K Lk _"]
-"""K or V of a block, or what they are made from on arrival."""
+"""K or V of a block, or a tensor from which they are made on arrival."""
 RowState: TypeAlias = Float[Tensor, "B H Lq"]
 Sinks: TypeAlias = Float[Tensor, " H"]
 
