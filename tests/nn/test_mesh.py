@@ -138,7 +138,7 @@ def test_shards_of_processes_are_read_by_others_and_by_one(four: Processes, tmp_
         (Degrees(tp=3), RECIPE, WorldSizeError, "tp that divides 2"),
         (Degrees(tp=2), replace(RECIPE, model=replace(CONFIG, kv_heads=1)), ShapeError, "kv_heads that tp=2 divides"),
         (Degrees(dp=2), replace(RECIPE, batch=3), TrainingError, "a batch that dp=2 divides"),
-        (Degrees(tp=2), RECIPE, BackendError, "virtual ranks are threads"),
+        (Degrees(tp=2), RECIPE, BackendError, "virtual ranks, which are threads"),
     ],
 )  # fmt: skip
 def test_what_does_not_factor_is_refused_by_name(degrees, recipe, kind, said) -> None:  # type: ignore[no-untyped-def]

@@ -154,7 +154,7 @@ def test_degrees_nest() -> None:
     [
         (lambda: assign([900], 2, 400, COSTS), LayoutError, "a capacity of 450 tokens"),
         (lambda: assign([9], 4, 9, COSTS, degrees=(2, 3)), LayoutError, "each divides the next"),
-        (lambda: assign([9], 4, 9, COSTS, degrees=(3,)), LayoutError, "the last one P=4"),
+        (lambda: assign([9], 4, 9, COSTS, degrees=(3,)), LayoutError, "the last P=4"),
         (lambda: assign([9], 4, 0, COSTS), LayoutError, "a capacity >= 1 token"),
         (lambda: assign([-1], 4, 9, COSTS), CostError, "a length >= 0"),
     ],
