@@ -34,8 +34,8 @@ class Mask(Handled):
       order. If it is empty, the whole sequence is one document.
     - `causal`: j ≤ i, or j belongs to the document's prefix. `prefix` is the length of the prefix, which
       every token of the document sees: one number for all documents, or a tuple with one number for each
-      document. With a window, the prefix can hold sink tokens (arXiv 2309.17453); sink logits are `sinks=` of
-      `ring_attention`.
+      document. With a window, the prefix can consist of sink tokens (arXiv 2309.17453); sink logits are
+      `sinks=` of `ring_attention`.
     - `window` = w: |i − j| < w, or j belongs to the prefix. A causal row sees itself and the w − 1 keys before it.
 
     Raises: MaskError for a window below 1, a negative length of a document or prefix, a prefix without `causal`, or

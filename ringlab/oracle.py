@@ -39,7 +39,7 @@ Visible: TypeAlias = Bool[np.ndarray, "rows columns"]
 Column: TypeAlias = Float64[np.ndarray, "rows"]
 
 TILE_ELEMENTS = 2**21
-"""The most scores in memory at once: long sequences are computed a few query rows at a time."""
+"""The largest number of scores in memory at once. Long sequences are computed a few query rows at a time."""
 
 
 class Result(NamedTuple):

@@ -2,8 +2,8 @@
 
 `AttentionCall.tiles` looks up the tiles in this plan whenever a K/V block arrives.
 
-Take a run of queries and a run of keys with the same step. Row i sees key j where start_q + step·i ≥
-start_k + step·j, that is where j ≤ i + d with d = floor((start_q − start_k) / step). So a pair of runs is
+Take a run of queries and a run of keys with the same step. Row i sees key j where start_q + step·i ≥ start_k
++ step·j, that is where j ≤ i + d with d = floor((start_q − start_k) / step). A pair of runs is therefore
 skipped (no pair visible), full (all pairs visible), causal (d = 0), or causal after cutting off d keys that
 every row sees or d rows that see no key. The layouts of `ringlab.layout` need at most one such cut. A block
 backend needs no mask beyond `causal: bool`, and causal tiles are square. If a `ringlab.mask.Mask` has other
@@ -26,7 +26,7 @@ from ringlab.mask import Mask, as_mask
 from ringlab.tile import Tile, band, cut, right_edge
 
 _FEW_RUNS = 8
-"""Ranks with more runs are planned pair by pair: their relations are long, and such layouts have few ranks."""
+"""If ranks have more runs, pairs of ranks are planned one by one, because relations would be long."""
 
 _PAIRS_AT_ONCE = 1 << 20
 """Pairs of runs that `_many_runs_tiles` compares in one NumPy expression, which bounds its memory."""

@@ -32,10 +32,10 @@ _BLOCKS = {block.name: block for block in (*_EVERYWHERE, Cudnn(), Flex())}
 _FLASH, _TRITON = "flash", "triton"
 
 AUTO = ("native", "blockwise")
-"""The blocks that "auto" tries, in this order: the first that supports the tensors is taken.
+"""The blocks that "auto" tries, in this order. It takes the first that supports the tensors.
 
-`cudnn`, `flash` and `flex` are not among them because nobody has measured them in a ring on a GPU yet. `triton` is
-not among them because it need not be the fastest.
+`cudnn`, `flash` and `flex` are not among them, because they have not been measured in a ring on a GPU yet.
+`triton` is not among them, because it may not be the fastest.
 """
 
 

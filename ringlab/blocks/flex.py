@@ -16,7 +16,8 @@ of the ring if it is given
     w·dout as the gradient of the block's out, and
     rowsum(w·dout·out of the block) − w·delta as the gradient of the block's lse.
 
-So the backward needs neither out nor a private operator of torch, but it computes the forward of the block again.
+The backward thus needs neither out nor a private operator of torch, but it computes the forward of the block
+again.
 Source: arXiv 2412.05496 (FlexAttention).
 """
 
@@ -52,7 +53,10 @@ DTYPES = {
     "cpu": (torch.float64, torch.float32, torch.bfloat16, torch.float16),
     "cuda": (torch.float32, torch.bfloat16, torch.float16),
 }
-"""The dtypes that FlexAttention computes, by device. On a GPU, `torch.set_float32_matmul_precision` applies to float32."""
+"""The dtypes that FlexAttention supports, by device.
+
+On a GPU, `torch.set_float32_matmul_precision` applies to float32.
+"""
 NARROWEST, WIDEST = 16, 256
 """The smallest and the largest head dim on a GPU. Triton multiplies no matrices that are narrower than 16."""
 COMPILERS: dict[str, Any] = {"cpu": "eager", "cuda": "inductor"}

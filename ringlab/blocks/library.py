@@ -60,9 +60,9 @@ class LibraryBlock(Block, Handled):
     """Head dims must be multiples of this number."""
     own_value_dims = False
     """Whether v may have another head dim than q and k. If not, narrower tensors are padded with zeros, which
-    do not change scores, out or gradients, and the padding is cut off the results."""
+    change neither scores nor out nor gradients. The padding is cut off the results."""
     shortest = 1
-    """The fewest rows, and the fewest keys, of a tile that the library computes; `Blockwise` computes others."""
+    """The fewest rows and keys of tiles that the library computes. `Blockwise` computes shorter tiles."""
 
     @abstractmethod
     def largest_head_dim(self, capability: Capability) -> int:

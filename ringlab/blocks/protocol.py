@@ -76,11 +76,11 @@ class Block(Protocol):
 
     name: str
     largest_causal: int | None
-    """Rows of the largest causal tile worth computing at once; larger ones are cut. None for any size."""
+    """The rows of the largest causal tile to compute at once. Larger ones are cut. None means no limit."""
     thread_safe: bool
     """Whether several threads may compute with this backend at once."""
     supported_rules: frozenset[str]
-    """Which `ringlab.scores.ScoreRules` it computes, of "softcap" and "dropout"; it is never given another."""
+    """The score rules that the block supports, among "softcap" and "dropout". It gets no other rules."""
 
     def supports(self, q: Query) -> str | None:
         """Return None, or the reason why tensors of this dtype, device and head dim are not supported."""

@@ -18,7 +18,7 @@ T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
 
 AnyTensor: TypeAlias = Shaped[Tensor, "..."]
-"""A tensor of any shape and dtype: a message may hold any."""
+"""A tensor of any shape and dtype, because a message may contain any."""
 Tensors: TypeAlias = Sequence[AnyTensor]
 Bytes: TypeAlias = UInt8[Tensor, " _"]
 """The memory of a tensor, or a part of it."""

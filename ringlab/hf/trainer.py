@@ -96,7 +96,7 @@ class OverRing(Trainer):
     def _ring(self) -> Ring:
         """Return the ring.
 
-        Raises: WorldSizeError if its ranks are not consecutive, or if cp_size is set too.
+        Raises: WorldSizeError if its ranks are not consecutive, or if cp_size or sp_size is also set.
         """
         self.ring = ring = Ring.of_group() if self.ring is None else self.ring
         if self.args.process_index % ring.world_size != ring.rank or self.args.world_size % ring.world_size:

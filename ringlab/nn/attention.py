@@ -1,6 +1,7 @@
 """`ContextParallelAttention`: an ordinary attention layer whose tokens may be spread over a ring.
 
-Ranks hold scattered tokens, so the rotary position embedding takes the positions as an argument.
+A rank's tokens are scattered over the sequence, so rotary position embedding takes the positions as an
+argument.
 """
 
 from __future__ import annotations

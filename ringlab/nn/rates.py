@@ -15,7 +15,8 @@ DECAYS: dict[str, Callable[[float], float]] = {
     "cosine": lambda done: (1 + math.cos(math.pi * done)) / 2,
     "linear": lambda done: 1 - done,
 }
-"""The share of the way from the final to the peak rate, by the share (0 to below 1) of the decay that is done."""
+"""The ways to decay. A function takes the share of the decay that is done, from 0 to below 1. It returns the
+rate as a share of the way from the final rate (0) to the peak rate (1)."""
 
 
 def learning_rate(

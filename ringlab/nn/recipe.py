@@ -23,7 +23,7 @@ class Recipe:
     `layout`, `schedule` and `block` choose how attention is spread over the ranks. These fields,
     `micro_batches` and `save_every` may change between runs that share a checkpoint. `steps` may change too
     if the rate does not decay, but not to fewer than the finished steps. The other fields must not change.
-    `save_every`: the number of steps between checkpoints. The last step is saved too.
+    `save_every`: the number of steps between checkpoints. The last step is also saved.
     `warmup`, `decay`, `final_learning_rate`: as for `rates.learning_rate`.
     `clip`: the largest norm of the gradient, or None for no limit. `precision`: the dtype in which the model
     computes. Weights, summed gradients and the optimizer's state are float32 at least.

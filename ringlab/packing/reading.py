@@ -138,7 +138,7 @@ _UNREAD = {
         "Packing.of_cu_seqlens(cu_seqlens, padded=cu_seqlens_padded)",
     ),
 }
-"""Entries that describe documents and are not read, with the reader to call instead."""
+"""Entries that describe documents but are not read. The values say which reader to call instead."""
 
 
 def _shape(batch: Mapping[str, Any]) -> tuple[int, int]:

@@ -1,6 +1,6 @@
 """Serving a long context: paged caches, prefill in chunks, and decode with heads spread over the ranks.
 
-tables             the numbers of the pages that hold each sequence's tokens
+tables             the numbers of the pages in which each sequence's tokens are
 paged_cache        the tensors of those pages; each rank has some tokens of each sequence
 chunks             `prefill`: the next tokens of a prompt attend to the cached ones and to themselves
 prefill_schedules  the two ways to prefill: K/V go around the ring, or queries go around it

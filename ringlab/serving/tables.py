@@ -1,4 +1,4 @@
-"""Block tables: the numbers of the pages that hold each sequence's tokens; `PagedCache` has the tensors.
+"""Block tables: the numbers of the pages in which each sequence's tokens are. `PagedCache` has the tensors.
 
 A page has the same number on all ranks, and each rank has a part of its tokens. All ranks make the same
 changes in the same order, so their tables are equal without a message.

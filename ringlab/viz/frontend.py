@@ -10,7 +10,7 @@ from typing import Any
 from ringlab.errors import require_package
 
 VARIABLE = "RINGLAB_STATIC"
-"""Set to 1 where notebooks are executed without a person, as the builder and the tests do."""
+"""The environment variable that is 1 where notebooks run without a person, as in the builder and tests."""
 FRAMES = "application/vnd.ringlab.frames+json"
 """The type of a player's recorded pictures. Notebook readers show the text or image beside them; the website
 plays them."""

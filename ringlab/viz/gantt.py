@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 PALE = "#faecc8"
-"""The colour ORANGE made pale, for a message that does not move."""
+"""A pale ORANGE, for a message that does not move."""
 LOOKS: dict[str, dict[str, Any]] = {  # in the order of drawing
     "wait": {"facecolor": PAPER, "edgecolor": RED, "hatch": "/////"},
     "forward": {"facecolor": SKY, "edgecolor": PAPER},

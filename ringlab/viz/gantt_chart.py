@@ -13,7 +13,7 @@ from ringlab.errors import CommError
 Kind = Literal["forward", "backward", "other", "wait", "transit", "still", "message", "control", "done"]
 MESSAGES = ("transit", "still", "message", "control")
 """Kinds of bars in the lane of messages: "transit" is a message on its way; "still" is a posted message that
-does not move; "message" is one about which no more is known; "control" is a control message."""
+does not move; "message" is one whose movement is not known; "control" is a control message."""
 COMPUTATIONS = ("forward", "backward", "other")
 UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"), (1e-9, "ns"))
 

@@ -36,7 +36,7 @@ PALETTE = (ORANGE, SKY, GREEN, YELLOW, BLUE, RED, PURPLE, GREY)
 """Okabe and Ito's colours, which are distinguishable with all common kinds of colour blindness. Rank r has
 colour r mod 8."""
 HATCHES = ("", "//", "..", "xx", "\\\\", "++", "oo", "--")
-"""A second distinction beside colour, for print and for readers who see no colours."""
+"""Patterns that distinguish ranks in addition to colours, for print and for readers who see no colours."""
 WIDE, SQUARE, TALL = (8.0, 3.6), (5.4, 5.2), (8.0, 6.0)
 """The sizes of figures, as (width, height) in inches."""
 DPI = 110

@@ -10,7 +10,7 @@ from ringlab.blocks.triton.configs import KERNELS, Config, Row
 from ringlab.blocks.triton.offline import SHARED_LIMIT, Job
 
 HEAD_DIMS = (64, 128, 256)
-"""The head dims of the rows: a kernel pads to a power of two, and tiles for 64 fit below 64 too."""
+"""The head dims of the rows. A kernel pads to a power of two. Tiles for 64 also suit smaller head dims."""
 KINDS = (("16-bit", "ieee"), ("float32", "ieee"), ("float32", "tf32x3"))
 
 

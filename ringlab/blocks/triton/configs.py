@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import torch
 
 SCORES = ("softcap", "dropout")
-"""Score rules; each set of them is compiled to a kernel of its own."""
+"""Score rules. Each set of them is compiled to a separate kernel."""
 KERNELS = ("forward_step", "backward_dq", "backward_dkv")
 COMPILED = ("sm_80", "sm_90", "sm_100")  # the architectures for which kernels are compiled offline
 ARCHITECTURES = (*COMPILED, "interpreter")
@@ -36,9 +36,9 @@ _KINDS = {"bfloat16": "16-bit", "float16": "16-bit", "float32": "float32"}
 class Config:
     """The launch configuration of a kernel.
 
-    block_m is a number of query rows and block_n a number of keys, in every kernel. The forward step and dQ
-    hold block_m rows and walk over keys. dK/dV holds block_n keys and walks over rows. precision: the
-    input_precision of `tl.dot`, which matters only for float32.
+    block_m is a number of query rows and block_n a number of keys, in every kernel. A program of the forward
+    step or of dQ owns block_m rows and walks over keys. A program of dK/dV owns block_n keys and walks over
+    rows. precision: the input_precision of `tl.dot`, which matters only for float32.
     """
 
     block_m: int

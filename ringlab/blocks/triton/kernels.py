@@ -9,8 +9,8 @@ visible, which need no mask, and tiles that are masked by
 with WINDOW also only where j ≥ i + low.
 
 State is float32: `acc` = Σ e^(s−m) v, not normalized, `m` the largest score of a row in units of log 2, and
-`total` = Σ e^(s−m), with s = scale·q·k. Rows that have seen no key hold (0, −inf, 0). Products of 16-bit numbers
-are added in float32; `scale` multiplies float32 scores and is never folded into q.
+`total` = Σ e^(s−m), with s = scale·q·k. The state of a row that has seen no key is (0, −inf, 0). Products of
+16-bit numbers are added in float32; `scale` multiplies float32 scores and is never folded into q.
 
 With SOFTCAP s = cap·tanh(scale·q·k / cap), before the mask. With DROPOUT a weight that is not `kept` counts
 only in `total`; the global positions ROWS_AT and KEYS_AT decide which weights are kept. The head dim of q
@@ -98,10 +98,11 @@ def forward_step(
 # fmt: on
     """Compute one step of the ring: the rows of Q attend to the block (K, V).
 
-    FIRST starts a state instead of loading it; LAST writes OUT, in its dtype, and LSE, a natural logarithm, instead of
-    storing the state. ACC, M, TOTAL, OUT and LSE are contiguous. `scale` and `cap` include log2(e); scale is not
-    negative, NEGATIVE holds its sign. `keep` is 1/(1 − dropout). With NON_FINITE, inf or NaN in V reach only the
-    rows that see them. Without it, they may also spoil rows that share a masked tile.
+    FIRST starts a state instead of loading it; LAST writes OUT, in its dtype, and LSE, a natural logarithm,
+    instead of storing the state. ACC, M, TOTAL, OUT and LSE are contiguous. `scale` and `cap` include
+    log2(e). `scale` is not
+    negative: NEGATIVE is its sign. `keep` is 1/(1 − dropout). With NON_FINITE, inf or NaN in V reach only
+    the rows that see them. Without it, they may also spoil rows that share a masked tile.
     Grid: n_programs · B · H.
     """
     q_b, q_h, q_l = strides(q_b, q_h, q_l, HEAD_DIM)

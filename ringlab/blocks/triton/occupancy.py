@@ -1,4 +1,4 @@
-"""A model of how many programs of a compiled kernel an SM holds at once, and how long a score then takes.
+"""A model of how many programs of a compiled kernel fit on an SM at once, and how long a score then takes.
 
 The model orders configurations before they are timed. It is not fitted to measurements and predicts no speed.
 It counts the clocks in which one SM, with the rates of its units, computes one tile of a program. LATENCY,
@@ -51,7 +51,7 @@ SMS = {
 
 
 def resident_programs(found: Compiled) -> int:
-    """Return the number of programs that an SM holds at once. It is 0 if a program does not fit."""
+    """Return the number of programs that fit on an SM at once; 0 if a single program does not fit."""
     warps, sm = found.job.config.num_warps, SMS[found.job.arch]
     of_a_warp = ceil(found.registers * 32 / REGISTERS_AT_ONCE) * REGISTERS_AT_ONCE
     limits = [

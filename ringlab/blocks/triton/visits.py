@@ -28,7 +28,7 @@ from ringlab.errors import ShapeError
 from ringlab.tile import Tile
 
 ALL = 2**30
-"""More than any token's index: the `high` of a segment without such a bound, and −ALL its `low`."""
+"""A number above every token's index: the `high` of a segment without this bound. −ALL is such a `low`."""
 
 
 class Visits(NamedTuple):

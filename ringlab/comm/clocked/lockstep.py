@@ -21,11 +21,11 @@ from ringlab.errors import CommError
 
 Times: TypeAlias = Float[np.ndarray, " P"]
 Seconds: TypeAlias = Callable[[str], Times]
-"""Of a label: the seconds of every rank's computation that has it."""
+"""A function from a label to the seconds that each rank's computation with this label takes."""
 _LINKS = 16
-"""Distances whose links are remembered: a ring has one, and an all-gather one for each other rank, once."""
+"""The number of distances whose links are remembered. A ring has one distance, an all-gather P − 1."""
 _NEVER = (np.inf, -np.inf)
-"""Departure and arrival of the message that an exchange lacks."""
+"""Departure and arrival for an exchange without a message."""
 
 
 @dataclass(frozen=True)

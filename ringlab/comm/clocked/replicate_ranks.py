@@ -15,7 +15,7 @@ from ringlab.comm.clocked.recording import Recording
 from ringlab.errors import CommError
 
 Seconds: TypeAlias = Callable[[int, tuple[str, ...]], Float[np.ndarray, " computations"]]
-"""Of (rank, labels): the seconds of each computation of the rank, by their labels."""
+"""A function from (rank, labels of its computations) to the seconds of each computation."""
 
 
 def replicate_ranks(found: Recording, models: Sequence[int], seconds: Seconds) -> Recording:

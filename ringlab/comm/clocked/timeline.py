@@ -31,7 +31,7 @@ from ringlab.comm.clocked.log import COMPUTE, POST, WAIT, Forms, Program
 from ringlab.comm.trace import Compute, Exchange, Trace, union
 
 END = 3
-"""The kind of operation at which a rank stands once it has done all others."""
+"""The kind of the operation that is added after a rank's last one."""
 UNKNOWN = np.nan
 Ranks: TypeAlias = Int[np.ndarray, " pairs"]
 

@@ -20,14 +20,14 @@ from ringlab.comm.processes.rank_process import journal_path, report_path
 from ringlab.errors import TransportTimeout
 
 GRACE = 5.0
-"""Seconds for the other ranks to report what they saw once one has failed; those that still run then are stopped.
+"""Seconds in which other ranks may report errors after one has failed. After that, they are stopped.
 
-Each rank that fails gives the others as long again: the news of a death travels one rank per step, and a failed rank
-stays for a while, so that distant ranks notice only after some seconds.
+The time begins again with each rank that fails, because distant ranks notice a failure only after some
+seconds: the news travels one rank per step, and a failed rank stays for a while.
 """
 _POLL = 0.05
 _STRIDE = 1.0
-"""Cap on the elapsed time per poll: a suspended machine suspends its ranks too."""
+"""The most seconds that count between two polls. A suspended machine suspends also its ranks."""
 _FAILED = 1  # the exit status of a rank that has reported an error
 
 

@@ -25,7 +25,7 @@ from ringlab.comm.protocol import Bytes
 from ringlab.errors import CommError
 
 FULL, FREE = 0, 2
-"""Channels of signals, to which the number of the slot is added: the slot is full, or it has been read."""
+"""The channels of the signals "slot 0 is full" and "slot 0 has been read". A slot's number is added."""
 _CHANNELS = 4
 # The number of signals that gloo can distinguish on a channel. Only one is under way at a time.
 _SIGNALS = 1 << 16

@@ -258,8 +258,8 @@ class _VirtualComm(Comm):
         self.count = 0
         self.pending: list[_VirtualWork] = []
         self.spent: list[Tensor] = []
-        """Tensors that have been sent, held until this rank goes on: freed in the middle of its computation, at another
-        rank's pace, they would make its peak of memory a matter of chance."""
+        """Tensors that have been sent. They are kept until this rank continues. If another rank freed them
+        during a computation of this rank, this rank's peak of memory would depend on chance."""
 
     def now(self) -> float:
         return self.time
