@@ -336,7 +336,7 @@ LAYOUTS: dict[str, Callable[[int, int], Layout]] = {
     "striped": striped,
     "zigzag": zigzag,
 }
-"""The layouts that have a name. A new one needs a function of (S, P) and a line here; see CONTRIBUTING.md."""
+"""The layouts with a name. A new one needs a function of (S, P) and a line here (see CONTRIBUTING.md)."""
 
 
 def layout_names() -> tuple[str, ...]:

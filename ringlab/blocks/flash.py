@@ -237,7 +237,7 @@ VERSIONS: tuple[FlashAttention, ...] = (FlashAttention4(), FlashAttention3(), Fl
 
 
 class FlashForward(TilewiseForward):
-    """`ForwardSteps` that compute all similar tiles of a step in one call, as sequences of one batch."""
+    """`ForwardSteps` that compute similar tiles of a step together, as sequences of varying length."""
 
     block: FlashAttention
 
@@ -255,7 +255,7 @@ class FlashForward(TilewiseForward):
 
 
 class FlashBackward(TilewiseBackward):
-    """`BackwardSteps` that compute all similar tiles of a step in one call, as sequences of one batch."""
+    """`BackwardSteps` that compute similar tiles of a step together, as sequences of varying length."""
 
     block: FlashAttention
 

@@ -73,8 +73,8 @@ def _own_attention(name: str) -> BackendError:
 def looked_at() -> Iterator[None]:
     """Check every model that is called inside the block.
 
-    The call raises BackendError for a model that combines tokens outside attention, and DeviceError for a
-    model without data.
+    The call raises BackendError for a model that combines tokens outside attention, and DeviceError for one
+    whose parameters have no data.
     """
     handles = (
         register_module_forward_pre_hook(_before),

@@ -4,7 +4,7 @@ A ring of stride s sends from rank r to r + s. It visits all P ranks if s and P 
 of different strides share no link between two ranks. If each pair of ranks has its own link, m rings
 therefore take 1/m of one ring's time. If all sends of a rank share one port, as behind a switch, m rings
 take as long as one. They send as many bytes as one ring, in m times as many messages. A rank has P − 1
-links. The rings use one for each number below P that has no common divisor with P: all links if P is prime,
+links. Rings can use one for each number below P that has no common divisor with P: all links if P is prime,
 and 4 of 7 if P = 8. (TASP's Hamiltonian cycles use all links for every P but 4 and 6. TASP cuts blocks by
 tokens, while here each ring has whole heads, so that all rings keep the layout's balance.)
 Source: arXiv 2509.26541, section 4.

@@ -100,9 +100,9 @@ def forward_step(
 
     FIRST starts a state instead of loading it; LAST writes OUT, in its dtype, and LSE, a natural logarithm,
     instead of storing the state. ACC, M, TOTAL, OUT and LSE are contiguous. `scale` and `cap` include
-    log2(e). `scale` is not
-    negative: NEGATIVE is its sign. `keep` is 1/(1 − dropout). With NON_FINITE, inf or NaN in V reach only
-    the rows that see them. Without it, they may also spoil rows that share a masked tile.
+    log2(e). `scale` is not negative; with NEGATIVE the scores change sign. `keep` is 1/(1 − dropout). With
+    NON_FINITE, inf or NaN in V reach only the rows that see them. Without it, they may also spoil rows that
+    share a masked tile.
     Grid: n_programs · B · H.
     """
     q_b, q_h, q_l = strides(q_b, q_h, q_l, HEAD_DIM)

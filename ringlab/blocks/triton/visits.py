@@ -28,7 +28,7 @@ from ringlab.errors import ShapeError
 from ringlab.tile import Tile
 
 ALL = 2**30
-"""A number above every token's index: the `high` of a segment without this bound. −ALL is such a `low`."""
+"""A number above every token's index: the `high` of a segment without this bound. −ALL is such a low."""
 
 
 class Visits(NamedTuple):
