@@ -1,7 +1,7 @@
 """Attention to a K/V block tile by tile, for block backends that compute one tile at a time.
 
-Tensors that a backend returns are never written into. Such a tensor may be an operator's result that other
-code keeps, for example a selective checkpoint, which returns it again in backward.
+Tensors that a backend returns are never written into, because other code may keep them. A selective
+checkpoint, for example, keeps an operator's result and returns it again in backward.
 
 `AttentionCall.begin_forward` and `AttentionCall.begin_backward` choose these classes unless the backend has
 its own.

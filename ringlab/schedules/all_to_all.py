@@ -17,7 +17,7 @@ from ringlab.schedules.mesh import Mesh
 
 
 def heads_of(heads: int, member: int, ranks: int) -> slice:
-    """Return the slice of `heads` heads that a member of a row of `ranks` ranks computes.
+    """Return the slice of the heads that a member of a row computes, if `ranks` ranks share `heads` heads.
 
     If there are fewer heads than ranks, this is the one head that the member needs.
     """
@@ -29,7 +29,7 @@ def heads_of(heads: int, member: int, ranks: int) -> slice:
 
 
 def to_heads(mesh: Mesh, *tensors: Float[Tensor, "B _ L _"], tag: str) -> list[Float[Tensor, "B _ row _"]]:
-    """Return this rank's heads of all tokens of the row, given tensors of all heads of its own tokens.
+    """Return this rank's heads for all tokens of the row, given all heads for this rank's tokens.
 
     All messages are posted before the first wait.
     """
@@ -64,8 +64,9 @@ def _place_tokens(mesh: Mesh, whole: Tensor, part: Tensor, member: int) -> None:
 def to_tokens(
     mesh: Mesh, *tensors: Float[Tensor, "B _ row _"], heads: tuple[int, ...], tag: str
 ) -> list[Float[Tensor, "B _ L _"]]:
-    """Return all heads of this rank's tokens, given its heads of all tokens of the row. Inverts `to_heads`.
+    """Return all heads for this rank's tokens, given this rank's heads for all tokens of the row.
 
+    This is the inverse of `to_heads`.
     heads: the total number of heads of each tensor. If several ranks hold the same head, their parts are
     summed in rank order and in the state dtype; pass such tensors in the state dtype.
     """

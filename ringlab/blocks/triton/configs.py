@@ -72,7 +72,10 @@ class Row:
 
     @property
     def serves(self) -> tuple[str, int, str, str]:
-        """Return (kernel, head dim, dtype, precision), which rows with and without score rules share."""
+        """Return (kernel, head dim, dtype, precision).
+
+        A row with score rules and the row that it replaces are equal in these.
+        """
         return self.kernel, self.head_dim, self.dtype, self.config.precision
 
 

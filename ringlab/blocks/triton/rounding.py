@@ -1,8 +1,8 @@
 """Exact arithmetic for Triton's interpreter: the replacements that `interpreter.repair` installs.
 
 The interpreter keeps a bfloat16 number as the 16 bits of a uint16 and computes with those bits as integers.
-Here each operation widens the numbers to float32, which is exact, computes, and rounds once, to nearest, ties
-to even. Handles are the interpreter's `TensorHandle`s.
+Here each operation widens the numbers to float32, which is exact. It computes in float32, and rounds once,
+to nearest with ties to even. Handles are the interpreter's `TensorHandle`s.
 """
 
 from __future__ import annotations

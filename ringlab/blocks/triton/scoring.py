@@ -13,7 +13,9 @@ repair()  # must come before a kernel is defined; does nothing where kernels are
 
 @triton.jit
 def tanh(x):
-    """Return tanh x in float32, to a few units in the last place also near 0, where 1 − 2/(e^2x + 1) cancels.
+    """Return tanh x in float32, accurate to a few units in the last place.
+
+    This is true even near 0, where 1 − 2/(e^2x + 1) would lose digits.
 
     Source: Moshier, Cephes mathematical library, tanhf.
     """

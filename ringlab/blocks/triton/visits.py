@@ -221,7 +221,8 @@ def _seen(stretches: Iterable[_Stretch], start: int, stop: int) -> tuple[_Stretc
 def _one_band(above: _Band, below: _Band) -> _Band | None:
     """Return both bands as one if they are adjacent and one list of stretches describes both, or else None.
 
-    This list is the list of one band, or the union of the stretches of both, as for the rows of a window.
+    This list is that of one of the bands or, as for the rows of a window, the union of both bands'
+    stretches.
     """
     if above.stop != below.start:
         return None

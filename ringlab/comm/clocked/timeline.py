@@ -106,7 +106,7 @@ class Timeline:
 
     @property
     def busy_fraction(self) -> float:
-        """Return the share of all ranks' time until the makespan in which they computed.
+        """Return the share of the time, over all ranks and up to the makespan, that was spent computing.
 
         It is 1 if nothing takes time.
         """
