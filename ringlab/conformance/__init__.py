@@ -3,8 +3,8 @@
 `suite.py` has `check`, which is short enough to be read as a list of its stages. Each line of this list
 imports only from the lines below it:
 
-    kinds      other kinds of functions that are checked: a merge, a decode, a training step; linear attention;
-               and `layers`, which layer of a model differs first on P ranks
+    kinds      other kinds of functions that are checked: a merge, a decode, a training step,
+               linear attention; `layers` finds the layer of a model that differs first on P ranks
     suite.py   all checks of a ring, from its claims to its report
     report     the findings, the first fault, the counterexample; as text, HTML, JUnit XML, or a script
     checks     one file for each subject: the runs that it plans, and its verdict; a run's true results

@@ -15,8 +15,8 @@ def covering_pairs(
 ) -> list[dict[str, Any]]:
     """Return combinations with a value for each axis that contain every pair of values of two axes.
 
-    fits: whether values of some axes may stand together. A pair that does not fit is left out. The first value
-    of each axis must fit to all others.
+    fits: whether values of some axes may be combined. A pair that does not fit is left out. The first value
+    of each axis must fit all values of other axes.
 
     >>> covering_pairs({"P": (1, 2), "dtype": ("float32",)})
     [{'P': 1, 'dtype': 'float32'}, {'P': 2, 'dtype': 'float32'}]

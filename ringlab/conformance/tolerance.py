@@ -22,15 +22,16 @@ float64 for float64 inputs):
    delta. So errors cancel if one key has all the weight: a rounding η_j of dO·v_j enters as η_j − Σ_l p_l
    η_l, and the dS of such a row is exactly 0. With a delta from a stored out, errors do not cancel: the
    rounding enters as η_j − η, where η comes from summing delta itself. The difference, Σ_l p_l η_l − η, is
-   again a change of delta, by two sums of D products where p is 1. After d of D products (D is v's head dim),
-   in any order, the mean square of a partial sum is d/D (1 − d/D) r² + (d/D)² delta². Over all d this adds up
-   to D (r² + 2 delta²) / 6. Each partial sum is rounded by a relative deviation below ε'/(2√3), and both sums
-   together by ε' √(D (r² + 2 delta²)) / 6. ε' √(D (r² + 2 delta²) / 3) is more than three of these
-   deviations.
+   again a change of delta. Where p is 1, it consists of the roundings of two sums of D products (D is v's
+   head dim). After d of the products, in any order, the mean square of a partial sum is d/D (1 − d/D) r² +
+   (d/D)² delta². Over all d this adds up to D (r² + 2 delta²) / 6. Rounding a partial sum changes it by a
+   relative standard deviation below ε'/(2√3), so the roundings of both sums have together a standard
+   deviation below ε' √(D (r² + 2 delta²)) / 6. The floor allows ε' √(D (r² + 2 delta²) / 3), which is more
+   than three standard deviations.
 3. Scores. Summing D products q_d k_d moves a score by δ = ε' ρ √n / 4, where ρ = scale · max √(Σ_d (q_d
    k_d)²), and n = max(D, S) because rows are summed over S keys too. lse also moves by δ.
-4. The oracle's own rounding, which matters only for float64 inputs: the oracle and the plainest
-   implementation may round alike, and their difference would hide the error. So the oracle's own rounding is
+4. The oracle's own rounding, which matters only for float64 inputs. If the oracle and the plainest
+   implementation round alike, their difference does not show the error, so the oracle's own rounding is
    added. With δ from part 3, p moves by at most 2δ of itself, out by 2δ max|v|, and dv by 2δ max|dO| c, where
    c is the largest sum of a column of p. dS moves by 4δ p |dO||v|, dq by that times scale |k|, and dk by that
    times scale |q| c.
@@ -44,9 +45,9 @@ adds 2δ p |dlse| to dS.
 A sink's logit is stored and not summed, so it adds no rounding of a score. It makes p smaller, and all parts
 scale with p.
 
-A soft cap c rounds a score of at most c twice more, which adds ε' c to δ in part 3. It never moves a result
-further than the score moves, because its slope is at most 1. Under dropout with factors f, all terms with p
-are multiplied by max f.
+A soft cap c limits scores to c and rounds them two more times, which adds ε' c to δ in part 3. It never
+makes the rounding of a score larger, because its slope is at most 1. Under dropout with factors f, all terms
+with p are multiplied by max f.
 """
 
 from __future__ import annotations

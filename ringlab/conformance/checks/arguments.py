@@ -40,10 +40,10 @@ class Argument:
 
     check, asks: the check's name and description. what: the argument's name in evidence. names: empty for a
     property of the shapes of q, k and v, which needs no parameter. values: if the argument has a natural
-    scale, such as a shard or the sequence, they are on both sides of it. others: values that only the table
-    of pairs passes, because they change no result, or may be refused where `values` are not. causal: the mask
-    that the argument needs, or None for any mask. by_mask: whether a target that takes ringlab's Mask gets
-    the argument in the mask.
+    scale, such as a shard or the sequence, some are smaller and some larger. others: values that only the
+    table of pairs passes, because they change no result, or may be refused where `values` are not. causal:
+    the mask that the argument needs, or None for any mask. by_mask: whether a target that takes ringlab's
+    Mask gets the argument in the mask.
     """
 
     check: str
@@ -198,7 +198,7 @@ def _padded(run: Run, *lengths: int) -> dict[str, Any]:
 
 
 def _padding(run: Run) -> dict[str, Any]:
-    """Return padding that rows would see if it were not masked: in front under a causal mask."""
+    """Return padding that rows would see if it were not masked. Under a causal mask it is in front."""
     return {"pads": (-5 if run.causal else 5,)}
 
 

@@ -95,7 +95,7 @@ def _autocast(plan: Plan) -> list[Run]:
 
 
 def _rounds_no_more(plan: Plan, rans: Sequence[Ran]) -> Verdict:
-    """Return the verdict: within the bounds, and with errors under autocast that are about those without it."""
+    """Return the verdict: errors must be within their bounds, and hardly larger than without autocast."""
     within = _as_called(plan, rans)
     if not within.ok:
         return within

@@ -35,9 +35,9 @@ class Reading:
 
 
 def right_if(claims: Claims, opened: Callable[[], AbstractContextManager[Guessing]]) -> str:
-    """Return a sentence on the reading with which the target's plain runs are right.
+    """Return a sentence that names the reading under which the target's plain runs are right.
 
-    Return "" if the runs are right as claimed, or with no reading. opened: returns a source of runs of the
+    Return "" if that is the claimed reading, or if there is none. opened: returns a source of runs of the
     target. One source serves all axes, because a source takes long to start.
     """
     claimed = Reading(claims.axes, claims.layouts[0], True in claims.causal)

@@ -78,7 +78,7 @@ def _axes(plan: Plan, honoured: Sequence[Argument]) -> dict[str, tuple[Any, ...]
 
 
 def _fits(plan: Plan, honoured: Mapping[str, Argument], chosen: Chosen) -> bool:
-    """Return whether these settings have a meaning together."""
+    """Return whether these settings make sense together."""
     given = [name for name in honoured if chosen.get(name) is not None]
     masks = [chosen["causal"]] if "causal" in chosen else plan.claims.causal
     if not any(all(honoured[name].fits(plan, causal) for name in given) for causal in masks):
@@ -116,7 +116,10 @@ def _run(plan: Plan, chosen: Chosen, honoured: Mapping[str, Argument] | None = N
 
 
 def _judge(plan: Plan, rans: Sequence[Ran]) -> Verdict:
-    """Return the verdict, after asking for the table, and then for simpler calls than the first wrong one."""
+    """Return the verdict.
+
+    It first asks for the runs of the table, and then for simpler runs than the first wrong one.
+    """
     done = {ran.run: ran for ran in rans}
     plain = done[_run(plan, {})]
     if plain.trouble is not None:
@@ -165,7 +168,7 @@ def _is_right(ran: Ran) -> bool:
 
 
 def _simpler(axes: Axes, fits: Callable[[Chosen], bool], wrong: Chosen) -> dict[str, Chosen]:
-    """Return, by axis, the wrong row with the plain value of this axis in place of its own."""
+    """Return, by axis, the wrong row in which the value of this axis alone is replaced by the plain one."""
     rows = {axis: {**wrong, axis: values[0]} for axis, values in axes.items() if wrong[axis] != values[0]}
     return {axis: row for axis, row in rows.items() if fits(row)}
 

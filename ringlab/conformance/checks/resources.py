@@ -176,12 +176,12 @@ def _memory(plan: Plan, rans: Sequence[Ran]) -> Verdict:
     """Return the verdict: each additional rank may need at most a third of a K/V block more memory.
 
     Lists of positions are not counted. All runs have the same number of tokens per rank. A right ring may
-    hold blocks ahead of its computation, or sums behind it. On 4 ranks it ends before it holds all of them,
-    so it needs more on 8 ranks. A ring that needs more on 8 ranks is run on 16 ranks too, and then only the
-    growth from 8 to 16 counts.
+    receive some blocks before it computes with them, or keep some sums after. On 4 ranks it may end before
+    it has as many of them as it can have, so that it needs more memory on 8 ranks. A ring that does is run
+    on 16 ranks too, and then only the growth from 8 to 16 counts.
     """
     numbers, made = plan.ranks(4, 8), {ran.run: ran for ran in rans}
-    if len(numbers) < 2:  # below 4 ranks, one block in use, one arriving and one being sent may be all blocks
+    if len(numbers) < 2:  # with 3 ranks all blocks may be there at once: in use, arriving, being sent
         return Verdict(True, "does not apply: two numbers of ranks of at least 4 are needed")
     pairs = [(ran, made[_doubled(ran.run)]) for ran in rans if ran.run.P == numbers[0]]
     share = _THIRD
@@ -252,9 +252,10 @@ def _work_runs(plan: Plan) -> list[Run]:
 def _work(plan: Plan, rans: Sequence[Ran]) -> Verdict:
     """Return the verdict: every tile may be computed only once in forward and once in backward.
 
-    Under a causal mask, these are a rank's own block, and half of the other blocks. A ring whose tiles do not
-    fit the shards computes padding. So a ring that does too much work gets longer shards, and only the
-    smallest excess of all lengths counts. An excess that is the same at several lengths is no padding.
+    Under a causal mask, a rank needs the tiles of its own block, and of half of the other blocks. A ring
+    whose tiles do not fit the shards computes padding. So a ring that does too much work gets longer shards,
+    and only the smallest excess of all lengths counts. An excess that is the same at several lengths is not
+    padding.
     """
     figures, over = [], list[tuple[Run, str]]()
     more, settled = dict[Run, None](), False
@@ -317,12 +318,12 @@ def _next_lengths(rans: Sequence[Ran]) -> tuple[int, ...]:
 
 
 def _longer(run: Run, tokens: int) -> Run:
-    """Return the same run with shards of so many tokens, and a wide head dim."""
+    """Return the same run with `tokens` tokens per rank, and a wide head dim."""
     return replace(run, S=tokens * run.P, D=_WIDE)
 
 
 def _of_lengths(rans: Sequence[Ran], same: bool) -> str:
-    """Return words on whether the runs of one mask show that an excess is no padding of tiles."""
+    """Return words on whether the runs of one mask show that an excess is not padding of tiles."""
     failed = next((ran for ran in rans if ran.trouble is not None), None)
     lengths = ", ".join(str(tokens) for tokens in _tokens(rans))
     if same:

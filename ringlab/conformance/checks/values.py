@@ -111,9 +111,9 @@ def _groups(plan: Plan) -> list[Run]:
 
 
 def _dims(plan: Plan) -> list[Run]:
-    """Return runs with head dims that are no powers of two, and with small ones in a half dtype.
+    """Return runs with head dims that are not powers of two, and with small ones in a half dtype.
 
-    Some targets pad head dims that are no powers of two, and kernels expect multiples of 8 in a half dtype.
+    Some targets pad head dims that are not powers of two. In a half dtype, kernels expect multiples of 8.
     """
     P = plan.ranks(2)[0]
     return [
@@ -123,7 +123,7 @@ def _dims(plan: Plan) -> list[Run]:
 
 
 def _long(plan: Plan) -> list[Run]:
-    """Return runs with more than 512 tokens on a rank (the most of a tile), and not a multiple of 512."""
+    """Return runs with more tokens per rank than a tile has (at most 512), and not a multiple of 512."""
     P = plan.ranks(2)[0]
     return [plan.run(P, 600 * P, H=1, K=1, causal=causal) for causal in plan.claims.causal]
 

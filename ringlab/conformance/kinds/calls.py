@@ -46,7 +46,7 @@ from ringlab.errors import BackendError
 from ringlab.temporary import TemporaryFolder
 
 ResultOf: TypeAlias = Callable[..., Any]
-_IN_A_ROW = 3  # after so many failed calls in a row, no more calls are made on a number of ranks
+_IN_A_ROW = 3  # after this many failed calls in a row on P ranks, no more calls are made on P ranks
 _ENDED = 2  # the limit for calls that hang or end their process, in a row or not
 
 
@@ -165,7 +165,7 @@ class Calls(Generic[C, R]):
 
 
 def _trouble_of(failure: Exception, parts: Sequence[Any]) -> Trouble:
-    """Return the trouble of a call: that of a rank that hung or ended, else of the rank that failed first."""
+    """Return the trouble of a rank that hung or ended, or else that of the rank that failed first."""
     reported = first_trouble(failure, [x if isinstance(x, _RankTrouble) else None for x in parts])
     if reported is not None and reported.kind != RAISED:
         return reported

@@ -59,7 +59,7 @@ SLOTS = 5
 
 @dataclass(frozen=True)
 class Case:
-    """One call: n queries at the end of S tokens, of two sequences.
+    """One call: two sequences of S tokens, with queries for the last n tokens of each.
 
     dealt: "in turn" or "in stretches". values: as in a `Run`.
     """

@@ -1,29 +1,32 @@
-"""Which layer differs first: a training step on P ranks, module by module, beside the same step on one process.
+"""Finds the layer that differs first between a training step on P ranks and the same step on one process.
 
 The step is a function as in `ringlab.conformance.kinds.step`: it gets the whole batch, makes its own model and
-runs it. No module of it has to be changed, because torch's global hooks see every call of every module. There
-are three kinds of runs:
+runs it. The model's modules need no change, because torch's global hooks see every call of every module.
+There are three kinds of runs:
 
-    truth   one process, all in float64: weights, norms and losses too, which often ask for float32
+    truth   one process, all in float64, including weights, norms and losses whose code asks for float32
     plain   one process, in the model's own dtype
     ranks   P ranks, in the model's own dtype
 
-In a plain run and on ranks, each output of a module is replaced by the truth's tokens, rounded to its dtype,
-once it is recorded. So each module is compared alone. Errors do not add up from layer to layer, one wrong
-module makes no later one wrong, and no rounding sends a token to another expert. Gradients pass through the
-replacement. They are not replaced, so an error of a gradient reaches all gradients that are computed after it.
+In a plain run and on ranks, each output of a module is recorded, and then replaced by the truth's values for
+the same tokens, rounded to the output's dtype. So each module is compared alone. Errors do not add up from
+layer to layer, a wrong module does not make later ones wrong, and no rounding sends a token to another
+expert. Gradients pass through the replacement. They are not replaced, so an error of a gradient reaches all
+gradients that are computed after it.
 
-The bound. On the same inputs, in the same dtype, the error against the truth may be FACTOR times that of the
-plain run, as everywhere in ringlab (`ringlab.conformance.tolerance`), and half as much again, as everywhere
-where hundreds of results are compared (CHANCE, `ringlab.conformance.checks.measuring`). The plain run's error
-is its largest over all tokens and features of the same tensor. One unit of last place of the tensor's largest
-entry, ε max |truth|, is added, because a plain run may be exact by luck. A scalar is a sum over n = B S tokens,
-such as a loss. Rounding each partial sum moves it by at most ε/2 of itself, by a standard deviation below
-ε √n |truth| / (2√3) in all, so ε √n |truth| is more than three of these deviations.
-A model in float64 has no truth more exact than itself. Then the plain run is in float32. To first order an
-error is proportional to ε, so 2⁻²⁹ times its error is that of a float64 run.
+The bound. On the same inputs, in the same dtype, the error against the truth may be FACTOR · CHANCE times
+that of the plain run. All bounds in ringlab have FACTOR (`ringlab.conformance.tolerance`). CHANCE widens
+bounds where hundreds of results are compared (`ringlab.conformance.checks.measuring`). The plain run's error
+is its largest over all tokens and features of the same tensor. One unit of last place of the tensor's
+largest entry, ε max |truth|, is added, because a plain run may be exact by luck. A scalar, such as a loss,
+is a sum over n = B S tokens. Rounding moves each partial sum by at most ε/2 of itself, and so the whole sum
+by a standard deviation below ε √n |truth| / (2√3). For a scalar, ε √n |truth| is added, more than three of
+these deviations.
+For a model in float64, no truth is more exact than the model itself. So its plain run is in float32, and the
+bound that follows is multiplied by 2⁻²⁹, because to first order an error is proportional to ε.
 
-A rank's tokens are found by the token ids in the inputs of its modules: no two columns of the batch are equal.
+A rank's tokens are identified by the token ids in the inputs of its modules. For this purpose, no two
+columns of the batch are equal.
 """
 
 from __future__ import annotations
@@ -77,11 +80,12 @@ _SHOWN = 3  # the names that a sentence lists before it counts the others
 
 @dataclass(frozen=True)
 class Difference:
-    """A tensor that leaves its bound.
+    """A tensor whose error exceeds its bound.
 
-    stage: weights, tokens, forward, backward, or weight gradients. rank: the rank of the first token that
-    leaves, or None for a sum over ranks. ranks: all ranks on which the tensor leaves. token: the first one in the whole sequence, or None for a
-    tensor without tokens. error, allowed: on that rank. text: two sentences, what differs and what to look at.
+    stage: weights, tokens, forward, backward, or weight gradients. token: the first token of the whole
+    sequence with such an error, or None for a tensor without tokens. rank: the rank of this token, or None
+    for a sum over ranks. ranks: all ranks on which the error exceeds the bound. error, allowed: the error
+    and its bound on `rank`. text: two sentences, on what differs and on what to look at.
     """
 
     stage: str
@@ -102,9 +106,9 @@ class Difference:
 
 @dataclass(frozen=True)
 class LayerReport:
-    """What differs between P ranks and one process, the first difference of each stage; nothing if all agrees.
+    """The first difference of each stage between P ranks and one process; none if the two agree.
 
-    compared: how many tensors were compared. notes: what was left out, and why.
+    compared: the number of tensors that were compared. notes: sentences on what was left out, and why.
     """
 
     target: str
@@ -149,14 +153,16 @@ def first_differences(
 ) -> LayerReport:
     """Return where `target`, a training step or "package.module:name", first differs on P ranks from one process.
 
-    transport: of a step over ringlab's Comm; a step over torch.distributed runs in gloo processes. tokens: the
-    length of the sequence, rounded up to what any layout divides. documents: lengths of packed documents in its place, at most
-    VOCABULARY tokens in all. layout: the name of the step's layout, if no module takes token ids. limit:
-    seconds for each run on processes. torchrun: the ranks are the processes that torchrun started; each of
-    them calls this function, and each gets the report.
+    transport: the transport for a step over ringlab's Comm; a step over torch.distributed runs in gloo
+    processes. tokens: the length of the sequence, which is rounded up until every layout can divide it.
+    documents: lengths of packed documents, at most VOCABULARY tokens in all, which replace `tokens`. layout:
+    the name of the step's layout, if no module takes token ids. limit: seconds for each run on processes.
+    torchrun: whether the ranks are the processes that torchrun started; each of them calls this function and
+    gets the report.
 
-    Raises: BackendError for a step that cannot be called, fails on one process, is random, or hides its
-    tokens; WorldSizeError for fewer than 2 ranks; TransportTimeout if torchrun's processes do not connect.
+    Raises: BackendError for a step that cannot be called, fails on one process, is random, or passes no
+    token ids to a module; WorldSizeError for fewer than 2 ranks; TransportTimeout if torchrun's processes do
+    not connect.
 
     >>> from ringlab.conformance.kinds.layers import first_differences
     >>> from ringlab.plain_step import step
@@ -184,7 +190,10 @@ def first_differences(
 
 
 def _plan(P: int, tokens: int, documents: Sequence[int], layout: str, seed: int, packs: bool) -> Plan:
-    """Return the plan. packs: whether the step requires packed documents. Raises: BackendError for lengths."""
+    """Return the plan. packs: whether the step requires packed documents.
+
+    Raises: BackendError for invalid lengths.
+    """
     if packs and not documents:
         documents = (VOCABULARY * 5 // 8, VOCABULARY * 3 // 8)
     S = sum(documents) if documents else length(P, tokens)
@@ -203,7 +212,7 @@ _MOST = VOCABULARY * (VOCABULARY - 1)
 def _program(
     ring: Ring, target: Any, over_ring: bool, plan: Plan, dtype: torch.dtype | None, name: str, folder: str
 ) -> None:
-    """Make one rank's run, and leave its recording in the folder, also if the step raises an error."""
+    """Make one rank's run, and leave its recording in the folder, even if the step raises an error."""
     function = named(target) if isinstance(target, str) else target
     truth = None if name == TRUTH else _left(Path(folder), TRUTH, 0)
     recorder = Recorder(plan, ring.rank, dtype, truth)
@@ -242,7 +251,10 @@ class _Runs:
     folder: Path
 
     def alone(self, plan: Plan) -> tuple[Recording, Recording]:
-        """Return the truth and the plain run. Raises: BackendError if they fail, or if calls do not repeat."""
+        """Return the truth and the plain run.
+
+        Raises: BackendError if they fail, or if a second plain run differs from the first.
+        """
         plan = replace(plan, P=1)
         truth = self._one(plan, TRUTH, torch.float64)
         if truth.positions is None:
@@ -256,9 +268,9 @@ class _Runs:
         return truth, plain
 
     def on_ranks(self, plan: Plan) -> list[Recording]:
-        """Return the recordings of all ranks; a rank whose step raised an error has what came before the error.
+        """Return the recordings of all ranks; if a rank's step raises an error, its recording ends there.
 
-        Raises: the error of ranks of which none has begun.
+        Raises: the error of the launch, if no rank has left a recording.
         """
         try:
             self._start(plan, RANKS, None)
@@ -359,7 +371,7 @@ def _check_repeated(plain: Recording, again: Recording) -> None:
 
 @dataclass(frozen=True)
 class _Leaves:
-    """A tensor that leaves its bound. count: of how many tokens on `rank`, which has `length` tokens."""
+    """A tensor whose error exceeds its bound, for `count` of the `length` tokens on `rank`."""
 
     rank: int | None
     ranks: tuple[int, ...]
@@ -403,7 +415,7 @@ class _Comparison:
             for rank, part in enumerate(self.parts):
                 y = part.weights.get(name)
                 if y is None or y.shape != x.shape:
-                    continue  # sharded, or the rank did not come so far
+                    continue  # the weight is sharded, or the rank failed before it had the weight
                 self.compared += 1
                 if y.dtype != x.dtype:
                     found.append(
@@ -440,7 +452,7 @@ class _Comparison:
             raise BackendError(
                 f"the batch's token ids, in all {self.plan.rows} rows, in the input of a module on every rank",
                 f"none on {_ranks(hidden)}",
-                "give the name of the step's layout: --layout; ranks that share out rows are not compared",
+                "give the name of the step's layout: --layout; ranks with only some rows are not compared",
             )
         if all(sorted(part.tokens) == sorted(self.truth.tokens) for part in self.parts):
             self.notes.append(
@@ -603,7 +615,10 @@ class _Comparison:
     def _leaves(
         self, whole: Tensor, plain: Tensor, xs: list[Tensor | None], factor: int = 1
     ) -> _Leaves | str | None:
-        """Return how the ranks' tensors leave their bound, None if they do not, or why they cannot be compared."""
+        """Return the first error beyond its bound in the ranks' tensors, or None if there is none.
+
+        Return a reason in words if the tensors cannot be compared.
+        """
         if whole.ndim == 0:
             return self._scalar(whole, plain, xs, factor)
         allowed = factor * self._allowed(whole, plain)
@@ -647,7 +662,7 @@ class _Comparison:
         return replace(first, ranks=tuple(each.rank for each in found if each.rank is not None))
 
     def _scalar(self, whole: Tensor, plain: Tensor, xs: list[Tensor | None], factor: int) -> _Leaves | None:
-        """Return how scalars leave their bound, unless each, their sum or their mean is the true one."""
+        """Return the scalars' error beyond its bound; None if each, their sum or their mean is right."""
         known = [float(x) for x in xs if x is not None]
         if len(known) < len(xs):
             return None
@@ -660,12 +675,12 @@ class _Comparison:
         return _Leaves(None, (), None, 0, 0, min(alike, summed), allowed)
 
     def _gradient(self, part: Recording, key: Key) -> Tensor | None:
-        """Return a rank's gradient; zeros if the rank has the output and no gradient came to it."""
+        """Return a rank's gradient; zeros if the rank has the output, but no gradient reached it."""
         found, value = part.gradients.get(key), part.values.get(key)
         return torch.zeros_like(value) if found is None and value is not None and part.gradients else found
 
     def _find_factor(self, keys: list[Key]) -> None:
-        """Set `factor` to P if the first gradient is P times the true one: for a mean over ranks afterwards."""
+        """Set `factor` to P if the first gradient is P times the true one, as before a mean over ranks."""
         P = self.plan.P
         for key in keys:
             dots, squares = 0.0, 0.0
@@ -770,7 +785,7 @@ class _Comparison:
         return f"{said}: {'; '.join(facts)}." if facts else f"{said}."
 
     def _facts(self, key: Key, found: _Leaves) -> Iterator[str]:
-        """Yield what else is not as on one process about a module on the rank: dtype, settings, integers."""
+        """Yield other differences of a module on the rank: in dtype, settings, weights, integer inputs."""
         part = self.parts[found.rank or 0]
         x, plain = part.values.get(key), self.plain.values.get(key)
         usual = torch.float64 if self.share < 1 else plain.dtype if plain is not None else None
@@ -787,7 +802,7 @@ class _Comparison:
         yield from self._numbers(key.module, found)
 
     def _numbers(self, module: str, found: _Leaves) -> Iterator[str]:
-        """Yield the integer inputs of a module that differ at the first token that leaves its bound."""
+        """Yield the module's integer inputs that differ at the first token whose error exceeds its bound."""
         rank = found.rank or 0
         index, positions = self.indices[rank], self.parts[rank].positions
         for key, whole in self.truth.values.items():
@@ -838,7 +853,7 @@ def _largest(x: Tensor) -> float:
 
 
 def _scale(x: Tensor) -> float:
-    """Return the largest finite magnitude: one infinite entry, as in a mask, must not allow every error."""
+    """Return the largest finite magnitude; an infinite one, as in a mask, would allow every error."""
     return _largest(x[x.isfinite()].abs())
 
 

@@ -1,4 +1,4 @@
-"""Records what each module of a model takes and returns on one rank, and what gradients come back.
+"""Records what each module of a model takes and returns on one rank, and the gradients of its outputs.
 
 torch's global hooks see every call of every module, so no module has to be changed. `ringlab.conformance.kinds.layers`
 compares recordings.
@@ -40,7 +40,7 @@ _WRAPPED = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
 
 
 class Key(NamedTuple):
-    """A tensor of one call of a module. call: from 1. what: as "input x", "output" or "output.logits"."""
+    """A tensor of a module's call number `call`, from 1. what: "input x", "output" or "output.logits"."""
 
     module: str
     call: int
@@ -56,10 +56,10 @@ class Key(NamedTuple):
 class Recording:
     """The tensors that one rank's modules took and returned, in the order of execution, on the CPU.
 
-    positions: the place of each of this rank's tokens in the whole sequence, −1 for padding; None if no module
-    took token ids. found_in: that module. weights: parameters and buffers before the first call. settings: class,
-    numbers, words and flags of each module. parents: the module that called each module. error: what ended the
-    run, or "", and at: the module that was running then.
+    positions: the place of each of this rank's tokens in the whole sequence, −1 for padding; None if no
+    module took token ids. found_in: the module that took them. weights: parameters and buffers before the
+    first call. settings: class, numbers, words and flags of each module. parents: the module that called
+    each module. error: the error that ended the run, or "". at: the module that was running then.
     """
 
     positions: Int[np.ndarray, " L"] | None = None
@@ -91,7 +91,7 @@ class Recording:
 
 @dataclass(frozen=True)
 class Plan:
-    """The call that every run makes. documents: the lengths of packed documents; then B = 1."""
+    """The call that every run makes. documents: the lengths of packed documents, for which B = 1."""
 
     P: int
     S: int
@@ -105,7 +105,7 @@ class Plan:
         return 1 if self.documents else 2
 
     def tokens(self) -> Int[Tensor, "B S"]:
-        """Return token ids below VOCABULARY of which no two columns are equal, and none is the same in all rows."""
+        """Return token ids below VOCABULARY. No two columns are equal, and a column's two ids differ."""
         draw = np.random.default_rng([self.S, self.seed])
         if self.documents:
             return torch.from_numpy(draw.permutation(VOCABULARY)[: self.S])[None]
@@ -131,7 +131,7 @@ class Plan:
 
 
 class _In(TorchFunctionMode):
-    """Computes in `dtype` once it is `active`: code that asks for another floating dtype gets this one."""
+    """A mode in which, once it is `active`, code that asks for any floating dtype gets `dtype`."""
 
     def __init__(self, dtype: torch.dtype) -> None:
         super().__init__()
@@ -140,7 +140,7 @@ class _In(TorchFunctionMode):
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Return the result of a function of torch."""
         kwargs = kwargs or {}
-        if not self.active or function is Tensor.view:  # a view of bytes as numbers is no conversion
+        if not self.active or function is Tensor.view:  # a view of bytes as numbers is not a conversion
             return function(*args, **kwargs)
         if function in (Tensor.float, Tensor.double, Tensor.half, Tensor.bfloat16):
             return args[0].to(self.dtype)
@@ -171,14 +171,14 @@ class Place(NamedTuple):
     def tokens(
         self, x: Shaped[Tensor, "..."], index: Int[Tensor, " L"] | None = None
     ) -> Shaped[Tensor, "..."]:
-        """Return the tokens of `x` that `index` names, or all, on the first axis."""
+        """Return `x` with its tokens on the first axis: those at `index`, or all of them."""
         x = (x.unflatten(self.axis, (self.rows, -1)) if self.rows else x).movedim(
             self.axis + bool(self.rows), 0
         )
         return x if index is None else x[index.to(x.device)]
 
     def back(self, tokens: Shaped[Tensor, "..."]) -> Shaped[Tensor, "..."]:
-        """Return the tensor of which `tokens` made the tokens."""
+        """Undo `tokens`: return the tensor with its tokens on their own axis."""
         x = tokens.movedim(0, self.axis + bool(self.rows))
         return x.flatten(self.axis, self.axis + 1) if self.rows else x
 
@@ -207,7 +207,11 @@ _CURRENT: ContextVar[Any] = ContextVar("ringlab.layers")
 
 
 class Recorder:
-    """Records one rank's run. dtype: computes in it, if given. truth: what the modules' outputs become, if given."""
+    """Records one rank's run.
+
+    dtype: the dtype in which the run computes, if not the step's own. truth: the recording whose values
+    replace the modules' outputs, if any.
+    """
 
     def __init__(self, plan: Plan, rank: int, dtype: torch.dtype | None, truth: Recording | None) -> None:
         self.plan, self.truth = plan, truth
@@ -362,7 +366,7 @@ class Recorder:
         self.found.gradients[key] = _kept(gradient) if before is None else before + _kept(gradient)
 
     def _replaced(self, key: Key, x: Tensor) -> Tensor:
-        """Return the tensor with the values of the truth, if both have this rank's tokens, with x's gradient."""
+        """Return a tensor with the truth's values and x's gradient; `x` if its tokens cannot be matched."""
         whole = self.truth.values.get(key) if self.truth is not None else None
         if self.truth is None or whole is None or whole.is_floating_point() != x.is_floating_point():
             return x

@@ -9,9 +9,9 @@ third term counts twice, because the oracle rounds as much.
 
 The plainest implementations are those of `ringlab.scan.plain` on one rank: the recurrence token by token, and
 all tokens of a document at once, or in 2, 3 and 4 chunks. They compute in the state's dtype, with gradients
-by autograd, and round every result once to the dtype of its input. Their error is the largest error of all of
-them, over a few orders of summing the channels of the keys, so that it does not depend on luck. So bfloat16
-inputs leave no room for a state or a message in bfloat16.
+by autograd, and round every result once to the dtype of its input. So for bfloat16 inputs too, the bound
+leaves no room for a state or a message in bfloat16. The largest error of all these implementations counts,
+over a few orders of summing the channels of the keys, so that it does not depend on luck.
 """
 
 from __future__ import annotations

@@ -127,7 +127,7 @@ def _first(failed: Sequence[_Finding]) -> str:
 
 
 def beside(findings: Sequence[_Finding]) -> str:
-    """Return sentences on the results that are right in spite of the fault of `first`, or "".
+    """Return sentences on the results that are right in spite of the fault that `first` names, or "".
 
     The sentences also name the ranks on which other results are wrong.
     """

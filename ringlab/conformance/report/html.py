@@ -75,7 +75,7 @@ def _reproduce(report: Report) -> str:
 
 
 def command_for(report: Report, check: str) -> str:
-    """Return the command that makes one check again, or "" if no command can name the target."""
+    """Return the command that repeats one check, or "" if no command can name the target."""
     if ":" not in report.target or any(c.isspace() for c in report.target):
         return ""
     only = [] if check == LOADS else ["--only", check]

@@ -59,7 +59,7 @@ def largest_difference(pairs: Mapping[str, Any]) -> float:
 
 
 def _cell(x: int, y: int, value: float | None, bound: float, most: float, title: str) -> str:
-    """Return one cell: empty within the bound, coloured beyond it, in NaN's colour if not finite."""
+    """Return the cell of one error: empty within the bound, coloured beyond it or if not finite."""
     if value is not None and abs(value) <= bound:
         return ""
     colour = "nan" if value is None else "more" if value > 0 else "less"

@@ -54,8 +54,8 @@ class NotWritten(Exception):
 def attach(report: Report, load: Callable[[], Target], device: str = "cpu") -> None:
     """Set the report's `script`, or set `no_script` to the reason why there is none.
 
-    load: returns the target; its error is a reason. A script is first run in its own process, and is offered
-    only if it shows a wrong value.
+    load: returns the target; if it raises an error, that is the reason. A script is first run in its own
+    process, and is offered only if it shows a wrong value.
     """
     where = diagnosis.wrong_values(report.findings)
     if where is None:
@@ -385,7 +385,7 @@ def known(run: Run, target: Target, owner: str) -> dict[str, Any]:
             "mask": Code(f"Mask(causal={run.causal}, window={run.window or None}, documents={run.documents})")
         }
         for name in {"causal", "is_causal"} - target.required:
-            del found[name]  # the mask says it
+            del found[name]  # the mask includes this flag
     return found | {name: Code(f"{owner}.options[{name!r}]") for name in target.options}
 
 

@@ -98,7 +98,7 @@ def _whole(part: _Part) -> Tensors:
 
 
 def _through_lse(alone: bool, part: _Part) -> Tensors:
-    """Return the gradients of a loss on out and lse, as a z-loss and every merge of partials have.
+    """Return the gradients of a loss on out and lse, as a z-loss or a merge of partials makes it.
 
     alone: whether autograd gets no gradient of out at all.
     """
@@ -129,7 +129,7 @@ def _retained(part: _Part) -> Tensors:
 def _first_in_first_out(part: _Part) -> Tensors:
     """Return the results of the first of five micro-batches in flight, as in a pipeline.
 
-    The first forward's backward is the first backward, and comes after all forwards.
+    All forwards come first. Then this micro-batch has the first backward.
     """
     calls = []
     for shift in range(5):
@@ -177,10 +177,9 @@ def _two_inferences(part: _Part) -> Tensors:
 
 
 def _under_autocast(part: _Part) -> Tensors:
-    """Return the results of a forward under autocast, as layers that ran under it hand their tensors on.
+    """Return the results of a forward under autocast, followed by a backward outside it, as PyTorch advises.
 
-    A product of float32 tensors is then rounded to bfloat16, although the code says float32. Backward runs
-    outside autocast, as PyTorch advises.
+    Under autocast, a product of float32 tensors is rounded to bfloat16, although the code says float32.
     """
     *qkv, dout = part.shards()
     leaves = _leaves(tuple(qkv), "qkv" if part.run.backward else "")

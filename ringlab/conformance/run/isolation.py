@@ -260,7 +260,7 @@ def _is_over(process: subprocess.Popen[bytes]) -> bool:
 
 
 class _Output:
-    """The output of the child: its bytes are counted, and its end is kept."""
+    """Reads the output of the child, counts its bytes, and keeps the last of them for a report."""
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         assert process.stdout is not None

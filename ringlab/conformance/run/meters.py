@@ -61,7 +61,7 @@ class PassMeter:
         try:
             with ExitStack() as stack:
                 stack.enter_context(self.memory.watch())
-                # A computation of virtual ranks runs in the program's own modes already.
+                # A virtual rank's computation runs in the modes of its program, which may include this one.
                 if not any(isinstance(mode, _Operators) and mode.meter is self for mode in entered_modes()):
                     stack.enter_context(_Operators(self))
                 yield

@@ -294,7 +294,7 @@ class RankPart:
             group = torch.distributed.group.WORLD
         layout = self.target.known_layout(run.layout, run.S, run.P)
         more = given(self.target, run, self.positions[self.rank], self.device)
-        # A mask says whether it is causal, and ringlab refuses both.
+        # ringlab refuses `causal` beside a mask, which says itself whether it is causal.
         masks = set() if "mask" in more else {"causal", "is_causal"}
         masks |= {"causal", "is_causal"} & self.target.required
         return {
@@ -327,7 +327,7 @@ class RankPart:
 
     def _looks_like(self, name: str, x: Any, like: Tensor) -> None:
         if not isinstance(x, Tensor):
-            raise WrongResult(f"{name} is {_kind(x)}, no tensor")
+            raise WrongResult(f"{name} is {_kind(x)}, not a tensor")
         if x.shape != like.shape:
             raise WrongResult(f"{name} has shape {tuple(x.shape)}, needed {tuple(like.shape)}")
         if x.dtype != like.dtype:

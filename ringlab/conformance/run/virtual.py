@@ -27,7 +27,7 @@ def on_virtual_ranks(target: Target, run: Run, device: str = "cpu", folder: Path
     failed: list[int] = []
     struck: list[Fault] = []
     parts: dict[int, RankPart] = {}
-    waits: dict[int, str] = {}  # by rank that waited until another rank failed: its messages
+    waits: dict[int, str] = {}  # for each rank that waited until another rank failed, what it waited for
     faults = faults_of(run)
     for place in folder.glob("*.place") if folder is not None else ():
         place.unlink()

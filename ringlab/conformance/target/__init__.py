@@ -12,7 +12,7 @@ if the function has a parameter for it:
     positions        a list with the global positions of each rank's tokens, int64 tensors
     scale            or softmax_scale; None means D^−½
     return_lse       True
-    qkv, kv          in place of q, k and v, or of k and v: stacked before the heads, (B, L, 3, H, D) for "BLHD"
+    qkv, kv          q, k and v, or k and v, stacked on an axis before the heads: (B, L, 3, H, D) for "BLHD"
     window cu_seqlens sinks …   further arguments for which the function has parameters (see `argument_names`)
     dout out lse     only for `gradients`: the gradient of out, and the results of the forward
 
