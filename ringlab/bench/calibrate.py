@@ -1,11 +1,11 @@
 """Measures this machine for the simulator, and compares the simulator's predictions with this machine.
 
-P gloo processes of one thread each measure tiles of attention, exchanges between neighbours, and the ring
-itself at several lengths. The three kinds of measurement alternate, round after round, so that a slow minute
-of the machine slows all of them alike. `ringlab.cost.fit` makes a hardware file from the times of the tiles
-and the exchanges. The ring is simulated with this file, and the prediction is compared with the measured
-ring. A ring of very few tokens, whose tiles take almost no time, shows the time that each step takes
-regardless of the length. The model leaves out that gloo's copies slow down the computation.
+P gloo processes, each with one thread, measure tiles of attention, exchanges between neighbours, and the
+ring itself at several lengths. The three kinds of measurement alternate, round after round, so that a slow
+minute of the machine slows all of them alike. `ringlab.cost.fit` makes a hardware file from the times of the
+tiles and the exchanges. The ring is simulated with this file, and the prediction is compared with the
+measured ring. A ring of very few tokens, whose tiles take almost no time, shows the time that each step
+takes regardless of the length. The model leaves out that gloo's copies slow down the computation.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ Probe = Callable[[], object]
 
 @dataclass(frozen=True)
 class Measured:
-    """Measured seconds: medians over rounds of the ranks' mean, and for `runs` of the slowest rank.
+    """Measured seconds: the median over rounds of the ranks' mean or, for `runs`, of the slowest rank.
 
     tiles: seconds by (pass, rows, keys). causal: seconds of square tiles under a causal mask, by (pass,
     rows).
@@ -88,8 +88,8 @@ def calibrate(
 
     The report's `cases` hold `measured_s`, `predicted_s` and `relative_error` = predicted/measured − 1
     of whole rings at the lengths `tokens`. `worst_relative_error` is the largest absolute relative error.
-    Raises: CostError, before anything is measured, for an impossible request or a name that cannot name a
-    file.
+    Raises: CostError, before anything is measured, for an impossible request or a name that no file can
+    have.
     """
     check_name(name)
     measured = measure(sizes, P, tokens, rounds)
@@ -149,7 +149,7 @@ def as_hardware(measured: Measured, name: str) -> Hardware:
 
 def _with_steps(measured: Measured, found: Hardware, of: str, pass_: str) -> Hardware:
     """Return the hardware with the time per step of `pass_` that makes the short ring's prediction right."""
-    # A part of the added time may hide behind a message, so each round adds too little, and the next one the rest.
+    # A message may hide part of the added time. Then a round adds too little, and later rounds add the rest.
     for _ in range(_ROUNDS):
         missing = max(0.0, measured.short[of] - _predicted(measured, found, of, FEW)) / measured.P
         blocks = (
@@ -200,7 +200,7 @@ def measure(
 ) -> Measured:
     """Return the measurements of P gloo processes of one thread on this machine.
 
-    Raises: CostError for fewer than two processes, no round, lengths below P, or another dtype than `DTYPES`.
+    Raises: CostError for fewer than two processes, no round, lengths below P, or a dtype not in `DTYPES`.
     """
     if sizes.dtype not in DTYPES:
         needed = f"a dtype that a CPU computes attention in: {' or '.join(DTYPES)}"

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 class Ceiling:
     """The limits that the maker states: dense bf16 FLOP/s with float32 sums, and bytes/s of device memory.
 
-    Both are upper limits at the highest clocks, which a loaded GPU does not hold.
+    Both are upper limits at the highest clocks, which a GPU under load does not sustain.
     """
 
     flops: float
@@ -80,7 +80,7 @@ def draw_all(files: Sequence[Path], out: Path) -> list[tuple[Path, str]]:
 
 
 def _read(file: Path) -> list[tuple[str, Result]]:
-    """Return the results in a file, each with a name for its pictures; an hour's file has one for each bench."""
+    """Return the results in a file, each with a name for its pictures. `bench hour` writes several."""
     try:
         result = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:

@@ -38,10 +38,11 @@ _GRACE = 10.0  # seconds between asking a step to end and killing it
 class Step:
     """One command of the hour.
 
-    words: what follows `python`; {out} becomes the file of its results, {logs} the folder of that file, {gpus} the
-    number of GPUs that it takes. minutes: its limit. gpus: the fewest GPUs that it needs. most: how many it takes
-    where the machine has them; None for all. Steps of one `wave` run side by side where there are enough GPUs.
-    optional: whether all its tests may be skipped, as for a library that is not installed.
+    words: the arguments of `python`; {out} is replaced by the file of the step's results, {logs} by the
+    folder of this file, and {gpus} by the number of GPUs that the step takes. minutes: the time limit. gpus:
+    the fewest GPUs that it needs. most: the most GPUs that it takes if the machine has them; None for all.
+    wave: steps of the same wave run side by side if there are enough GPUs. optional: whether all its tests
+    may be skipped, as for a library that is not installed.
     """
 
     name: str
@@ -58,7 +59,7 @@ class Step:
 
     @property
     def is_test(self) -> bool:
-        """Whether the command is pytest."""
+        """Return whether the command is pytest."""
         return "pytest" in self.words
 
 
@@ -99,10 +100,10 @@ STEPS = (
     _tests("torch.compile", 3, 1, _COMPILE, "-m", "not needs_two_gpus"),
     _ringlab("kernels", 5, 2, "bench kernels --blocks triton,native,cudnn,flash,flex --rounds 15"),
     _ringlab("ring on one GPU", 4, 2, "bench ring --emulated 8 --blocks triton,native --rounds 9"),
-    # Four ranks have every way of every schedule, and leave GPUs for the other steps of the wave.
+    # On four ranks every schedule uses all its ways, and GPUs are left for the other steps of the wave.
     _tests("several GPUs", 6, 3, _TRANSPORTS, "-m", "needs_two_gpus", gpus=2, most=4),
     _tests("torch.compile on two", 6, 3, _COMPILE, "-m", "needs_two_gpus", gpus=2, most=2),
-    # Beside tests and not beside a benchmark, because it compiles on many cores.
+    # In the wave of tests and not in that of benchmarks, because it compiles on many cores.
     _ringlab("tune", 8, 3, "tune --short --table {logs}/tune.toml"),
     _lab("lab L2 triton", 3, "l2 --tokens 131072 --per-rank 16384 --layouts zigzag --block triton"),
     _lab("lab L1", 3, f"l1 --lengths 1024,2048,4096,8192 --messages {_MESSAGES}"),
@@ -112,7 +113,7 @@ STEPS = (
 
 
 def minutes_for(gpus: int) -> float:
-    """Return the limit of all steps together on a machine with `gpus` GPUs."""
+    """Return the time limit for all steps together, in minutes, on a machine with `gpus` GPUs."""
     return 30.0 if gpus >= 8 else 60.0
 
 
@@ -120,7 +121,8 @@ def minutes_for(gpus: int) -> float:
 class Row:
     """A measured value beside the expected one.
 
-    odd: whether a person should look at it: it is far below what is expected, or above what the GPU can do.
+    odd: whether a person should look at it, because it is far below what is expected, or above what the GPU
+    can do.
     """
 
     name: str
@@ -133,7 +135,7 @@ class Row:
 
     @property
     def odd(self) -> bool:
-        """Whether the measured value is outside the expected range."""
+        """Return whether the measured value is outside the expected range."""
         return not self.least * self.expected <= self.measured <= self.most * self.expected
 
     def __str__(self) -> str:
@@ -227,8 +229,11 @@ def available(gpus: int) -> tuple[list[Step], list[Step]]:
 class Hour:
     """A run of the steps on this machine.
 
-    file: the result file. logs: the folder of logs and of the steps' own results. minutes: the limit of all.
-    tell: called with the name and the entry of each step as it ends. Raises: DeviceError without a GPU.
+    file: the result file. logs: the folder of logs and of the steps' own results. minutes: the time limit
+    for all steps. tell: a function that is called with the name and the entry of each step when the step
+    ends.
+
+    Raises: DeviceError without a GPU.
     """
 
     file: Path
@@ -250,12 +255,12 @@ class Hour:
 
     @property
     def entries(self) -> Mapping[str, Mapping[str, Any]]:
-        """The steps that have ended, by name: state, seconds, command, log, last lines, result and figures."""
+        """Return the steps that have ended, by name: state, seconds, command, log, result and figures."""
         return self._entries
 
     @property
     def ok(self) -> bool:
-        """Whether every step that this machine can run has passed."""
+        """Return whether every step that this machine can run has passed."""
         ended = [self._entries.get(step.name, {}).get("state") for step in self.steps]
         return all(state in (PASSED, ABSENT) for state in ended)
 
@@ -284,7 +289,7 @@ class Hour:
         return self.ok
 
     def _wave(self, waiting: list[Step], free: list[str]) -> None:
-        """Run steps, each on GPUs that no other one uses, until all have ended."""
+        """Run steps until all have ended, each on GPUs that no other step uses at the time."""
         running: list[_Running] = []
         gpus = len(free)
         try:
@@ -339,14 +344,15 @@ class _Running:
         self.log = logs / f"{_slug(step.name)}.log"
         known = {"{out}": str(self.out), "{logs}": str(logs), "{gpus}": str(len(taken))}
         words = [re.sub(r"\{(out|logs|gpus)\}", lambda found: known[found[0]], word) for word in step.words]
-        # Side by side, because most of the time is compiling; but tests of several GPUs would share them.
+        # Tests run side by side, because most of their time is compiling. Tests on several GPUs do not,
+        # because they would share the GPUs.
         if step.is_test and step.gpus == 1 and importlib.util.find_spec("xdist"):
             words += ["-n", str(max(1, min(8, (os.cpu_count() or 1) // max(1, torch.cuda.device_count()))))]
         self.command = [sys.executable, *words]
         self.began, self.seconds, self.stopped = time.monotonic(), seconds, False
         environment = {**os.environ, "PYTHONUNBUFFERED": "1", "CUDA_VISIBLE_DEVICES": _visible(taken)}
         environment.pop("TRITON_INTERPRET", None)
-        # flash-attn 4 compiles in each process; its cache lets them, and a later run, share the programs.
+        # flash-attn 4 compiles in each process. With its cache, processes and later runs share the programs.
         environment.setdefault("FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED", "1")
         with self.log.open("w") as log:
             self.process = subprocess.Popen(

@@ -67,7 +67,7 @@ def _subject(block: str) -> str:
 
 
 def _is_here(block: str, q: Tensor) -> bool:
-    """Return whether a block counts: whether the machine has its library, or it needs none."""
+    """Return False if the block needs an optional library that this machine lacks, else True."""
     try:
         get_block(block, q)
     except BackendError:

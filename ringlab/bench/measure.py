@@ -72,7 +72,8 @@ class Bench:
     def admit(self, contender: Contender, of: str) -> Verdict:
         """Return the verdict on a run whose outputs were allocated in memory full of NaN.
 
-        ringlab's own contenders run once more with all new memory full of NaN, so no allocator can hide a gap.
+        ringlab's own contenders run once more with all new memory full of NaN, so that any unwritten row is
+        found.
         """
         turn = contender.turn(self.inputs, of)
         try:

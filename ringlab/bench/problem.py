@@ -48,7 +48,8 @@ class Problem:
     def least_bytes(self, of: str) -> int:
         """Return the fewest bytes that must be moved: each input is read once, each result is written once.
 
-        The tensors of S tokens are, forward, q, k, v → out and, backward, q, k, v, out, dout → dq, dk, dv.
+        The tensors of S tokens are q, k, v → out in forward, and q, k, v, out, dout → dq, dk, dv in
+        backward.
         """
         tensors = {"forward": 4, "backward": 8, "forward_backward": 12}[of]
         return tensors * self.tensor_bytes

@@ -97,7 +97,8 @@ def tune(
 ) -> Tuned:
     """Return the fastest correct candidate of `slot` within the budgets.
 
-    Candidates are the `most` likeliest ones by the model, and the one that the table has now.
+    The model chooses `most` likely candidates. The configuration that is in the table now is a candidate
+    too.
     """
     found = compiler([slot.job(arch, config) for config in candidates(slot, arch)], processes)
     able = {each.job.config: each for each in found if not each.broken()}
@@ -112,7 +113,7 @@ def tune(
 
 
 def work(slots: Sequence[Slot], arch: str, processes: int, most: int = MOST) -> str:
-    """Return in words how much `tune` compiles and runs for these slots, and a rewritten table for all its rows."""
+    """Return a sentence on how much `tune` compiles and runs for these slots and to rewrite the table."""
     listed = [len(candidates(slot, arch)) for slot in slots]
     runs = sum(min(most + 1, count) for count in listed)
     return (

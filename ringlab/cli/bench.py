@@ -284,7 +284,7 @@ def hour(
         chosen = [step for step in STEPS if not words or any(word in step.name.lower() for word in words)]
         if not chosen:
             raise typer.BadParameter(
-                f"no step of {', '.join(step.name for step in STEPS)}", param_hint="--steps"
+                f"names none of {', '.join(step.name for step in STEPS)}", param_hint="--steps"
             )
 
         def tell(name: str, entry: Mapping[str, Any]) -> None:

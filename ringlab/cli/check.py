@@ -285,7 +285,7 @@ def _refuse(context: typer.Context, option: str, others: tuple[str, ...], as_jso
 
 
 def _status(found: Report) -> int:
-    """Return the exit status: 1 if a check failed, 2 if the reference is nothing that can be checked."""
+    """Return the exit status: 1 if a check failed, 2 if the reference names nothing that can be checked."""
     from ringlab.conformance.report.diagnosis import INVALID
 
     first = found.findings[0]

@@ -1,4 +1,4 @@
-"""`ringlab diff`: the first layer of a model that differs on P ranks from one process."""
+"""`ringlab diff`: finds the first layer of a model that differs between P ranks and one process."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def diff(
     limit: Annotated[float, typer.Option(help="Seconds for each run on processes.")] = 120.0,
     as_json: Json = False,
 ) -> None:  # fmt: skip
-    """Name the first layer of a model that differs on P ranks from one process: module, rank and token.
+    """Name the first layer of a model that differs between P ranks and one process: module, rank, token.
 
     Weights are compared first, then the outputs of all modules, then their gradients, each with a float64 run
     on one process. Under torchrun, the processes of torchrun are the ranks.

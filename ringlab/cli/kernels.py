@@ -36,7 +36,7 @@ def kernels(
     from ringlab.blocks.triton.configs import ARCHITECTURES, COMPILED, KERNELS
 
     if record and (kernel or not offline):
-        raise typer.BadParameter("goes with --offline, and with all kernels", param_hint="--record")
+        raise typer.BadParameter("requires --offline, and excludes --kernel", param_hint="--record")
     archs = _among("--arch", arch, COMPILED if offline else ARCHITECTURES)
     names = _among("--kernel", kernel, KERNELS)
     if not offline:

@@ -27,7 +27,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on std
 # and `style=` for styles.
 people = Console(width=None if sys.stdout.isatty() else 120, markup=False, emoji=False)
 stderr = Console(stderr=True, markup=False, emoji=False)
-_SILENT = 10.0  # a log gets a line for a step without news only after this many seconds without a line
+_SILENT = 10.0  # if a step has no news, it gets a line in a log only after this many seconds without one
 
 
 def print_json(data: dict[str, Any] | list[dict[str, Any]]) -> None:
@@ -85,7 +85,7 @@ def reporting_errors(as_json: bool, status: int = 1) -> Iterator[None]:
 def check_writable(option: str, path: Path, *, make_folder: bool = False) -> None:
     """Check that a file can be written at `path` by opening one. The check leaves no change.
 
-    make_folder: whether missing folders will be made later, and so are no error.
+    make_folder: whether missing folders will be made later, and so are not an error.
     Raises: CostError if the file cannot be written.
     """
     try:

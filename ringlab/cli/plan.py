@@ -317,7 +317,7 @@ SERVING_WORDS = (
 
 
 CHANGES_SHOWN = 3  # without --details
-MOST_ALIKE = 5  # rows of the table of other ways that take about as long as the plan
+MOST_ALIKE = 5  # the most rows in the table of other ways that take about as long as the plan
 LARGEST_SHOWN = 4  # the number of entries of the memory table that are shown without --details
 
 
@@ -580,7 +580,7 @@ def _hidden(plan: Plan) -> list[str]:
 
 
 def _travel(found: RingTable, machine_word: str) -> str:
-    """Return one line with the schedule of the fewest bytes, and the one that waits least if it differs."""
+    """Return one line with the schedule that sends least, and the one that waits least if it differs."""
     least, shortest, ring = found.least, found.shortest, found.ring
     words = f"Who travels: {least.schedule} sends least, {short(least.sent_bytes or 0, 'bytes')} a layer on each {machine_word}"
     if least is not ring:

@@ -409,9 +409,9 @@ class Serving:
             if value not in known:
                 raise CostError(f"{name} among {', '.join(known)}", repr(value), nearest(value, known))
         if self.step == "decode" and (self.prefix or self.travels != "auto"):
-            raise CostError("--prefix and --travels for a chunk: --serve prefill", f"--serve {self.step}")
+            raise CostError("--prefix and --travels only with --serve prefill", f"--serve {self.step}")
         if self.step == "prefill" and self.queries != "own":
-            raise CostError("--queries for a token: --serve decode", f"--serve {self.step}")
+            raise CostError("--queries only with --serve decode", f"--serve {self.step}")
 
     @property
     def words(self) -> tuple[str, str]:
@@ -551,7 +551,7 @@ def show(console: Console, done: Simulation, report: dict[str, Any], details: bo
 def strip(timeline: Timeline, rank: int, wide: int) -> str:
     """Return `wide` characters for the main activity of `rank` in each part of the makespan.
 
-    SOME means that the rank mainly does not compute in the part, but computes in more than 5 % of it.
+    SOME means that the rank computes in more than 5 % of the part, but mainly does something else.
     """
     import numpy as np
 

@@ -297,7 +297,7 @@ class Request:
             agree(ring.comm, "" if made is None else repr(made[0].unusual()), error)
         elif error is not None:
             raise error
-        assert made is not None  # or an error was raised
+        assert made is not None  # otherwise an error was raised
         return made
 
     def _check_ranks(self, there_are: int) -> None:

@@ -151,7 +151,7 @@ def first_differences(
     limit: float = 120.0,
     torchrun: bool = False,
 ) -> LayerReport:
-    """Return where `target`, a training step or "package.module:name", first differs on P ranks from one process.
+    """Return where `target`, a step or "package.module:name", first differs between P ranks and one process.
 
     transport: the transport for a step over ringlab's Comm; a step over torch.distributed runs in gloo
     processes. tokens: the length of the sequence, which is rounded up until every layout can divide it.
