@@ -1,4 +1,4 @@
-"""The choice of a schedule by its exposed communication: the ring, the all-gather, Ulysses and every hybrid compared.
+"""Compares schedules by their exposed communication: the ring, the all-gather, Ulysses and every hybrid.
 
 The comparison covers one forward of one attention layer, with equally many tokens on each rank, equal links,
 and a balanced layout if causal. A ring's hops overlap with blocks, while an all-gather and the all-to-alls of
@@ -170,15 +170,16 @@ def ring_exposed_s(
     backward: bool = False,
     latent: int = 0,
 ) -> float:
-    """Return the seconds in which `P` ranks of `tokens` tokens wait for messages; all kernels take as long as a balanced block.
+    """Return the seconds in which `P` ranks of `tokens` tokens wait for messages.
 
+    All kernels are assumed to take as long as that of a balanced block.
     schedule: one of `traffic.RINGS`. rates: FLOP/s, bytes/s of one link in one direction, and seconds of
     latency.
     links: the number of a rank's links that can send at once: 1 behind a switch, 2 if they lead to both
     neighbours, P − 1 in a full mesh.
 
     While a rank computes the blocks of one round, it receives the blocks of the next round, and the sums that
-    follow the blocks of the previous round. Complete sums go home in the end. A round's messages take the
+    follow the blocks of the previous round. Complete sums go home at the end. A round's messages take the
     time of the fullest link, and one latency. If latency is most of a hop's time, real waits overlap more,
     and are shorter by up to a third.
     """
@@ -208,9 +209,9 @@ def weigh_rings(
 ) -> list[Option]:
     """Return the schedules of `traffic.RINGS` for `tokens` tokens on each of P ranks, by exposed seconds, then bytes.
 
-    training: count the backward, too. rates, links: as for `ring_exposed_s`. Equal schedules stay in the
-    order of RINGS, with the plain ring first. held_bytes is None. With a latent, "multi-ring" is left out,
-    because it deals out K/V heads and a latent has none.
+    training: whether the backward counts too. rates, links: as for `ring_exposed_s`. Equal schedules stay in
+    the order of RINGS, with the plain ring first. held_bytes is None. With a latent, "multi-ring" is left
+    out, because it deals out K/V heads and a latent has none.
     Raises: CostError for fewer than two ranks, or rates, links or tokens that are not above zero.
 
     >>> [it.schedule for it in weigh_rings(Attention(H=32, K=32), 128, 8, (4e14, 5e10, 1e-5), links=2)]

@@ -36,7 +36,10 @@ _ATTEND = re.compile(r"attend (backward )?(\d+)")
 
 
 def run(program: Callable[[Ring], None], models: Sequence[int], seconds: Seconds) -> Recording:
-    """Return the recording of all ranks: only the `models` run, and others repeat them, unless few ranks are equal."""
+    """Return the recording of all ranks.
+
+    If enough ranks are equal, only the `models` run, and the other ranks repeat their operations.
+    """
     cluster = ClockedCluster(len(models))
     if len(set(models)) > len(models) - FEWEST_EQUAL:
         return cluster.run(program)

@@ -37,7 +37,7 @@ def attention_flops(sizes: Attention, score_elements: int, backward: bool = Fals
 def linear_flops(model: Model, tokens: int) -> int:
     """Return the forward FLOPs of all layers' matrices: Q, K, V, output and feed-forward, 2 per weight and token.
 
-    Of experts, only those count to which a token goes.
+    Of the experts, only those to which a token goes count.
     """
     return 2 * tokens * sum(it.layers * it.active_parameters for it in model.kinds)
 
@@ -61,7 +61,7 @@ def check_recomputation(recomputation: str) -> None:
 def visible_pairs(S: int, causal: bool = True, window: int | None = None, prefix: int = 0) -> int:
     """Return the score elements of `S` rows that see each other and, if causal, the `prefix` tokens before them.
 
-    A causal row sees itself and the window − 1 tokens before it; otherwise also the window − 1 tokens after it.
+    With a window, a row sees itself, the window − 1 tokens before it and, unless causal, as many after it.
 
     >>> visible_pairs(4), visible_pairs(4, window=2), visible_pairs(4, False, 2), visible_pairs(2, prefix=3)
     (10, 7, 10, 9)
@@ -84,8 +84,8 @@ def layout_work(
     `tile` of (rows, keys) puts a grid over the rank's rows and the block's keys in their local order, and
     every tile of the grid that is not entirely masked counts as a whole (tiles at the edges are smaller). The
     local order of tokens is run after run; with `ascending` the grid follows ascending positions instead.
-    This matters if runs interleave, because the token-level fold then has one diagonal of half-masked tiles
-    in all, not one for each pair of runs.
+    This matters if runs interleave: with `ascending`, the token-level fold has only one diagonal of
+    half-masked tiles, not one for each pair of runs.
     Raises: CostError for a tile below one.
     """
     if tile is not None and not all(isinstance(side, int) and side >= 1 for side in tile):

@@ -197,7 +197,7 @@ def write_hardware(path: str | Path, hardware: Hardware) -> None:
 
 
 def check_name(name: str) -> None:
-    """Check the name of hardware. Raises: CostError for a name that a file cannot hold."""
+    """Check the name of hardware. Raises: CostError for a name that a file cannot contain."""
     if not _nameable(name):
         raise CostError(f"hardware with {_NAMEABLE}", units.shown(name), f"nearest: {_plain(name)}")
 
@@ -245,7 +245,9 @@ def pick(
     if name:
         return _named(name, f"{what} in {path}", entries)
     if len(entries) > 1:
-        raise CostError(f"which {what} of {text}", ", ".join(entries), f"write {text}:{next(iter(entries))}")
+        raise CostError(
+            f"the name of the {what} in {text}", ", ".join(entries), f"write {text}:{next(iter(entries))}"
+        )
     return next(iter(entries.values()))
 
 

@@ -25,7 +25,7 @@ class Weights(Protocol):
 
     @property
     def expert_parameters(self) -> int:
-        """Return the number of those of experts."""
+        """Return the number of the experts' weights."""
         ...
 
 
@@ -83,10 +83,10 @@ def attention_work(sizes: Attention, tokens: int, P: int, backward: bool = False
     Both passes have two slots for arriving blocks, one in use and one being filled; with P = 2 one slot is
     enough. The forward has out's float32 accumulator and two numbers for each row, until out is written
     beside them. The backward has dK and dV in float32 three times: their sum so far, the arriving sum, and
-    the current block's share. In addition it has the largest of three: dq in float32; at the last step dq in
-    both dtypes, when nothing is left to add; at the beginning, before there are gradients, dout, out and
-    their product in float32, whose rows add up to delta. `simulate` measures the same bytes on the program
-    itself, and a test compares the two results.
+    the current block's share. In addition it has dq in float32; or, if one of the following is larger: dq in
+    both dtypes, at the last step, when no sum remains to be added; or dout, out and their product in
+    float32, whose rows add up to delta, at the beginning, before there are gradients. `simulate` measures
+    the same bytes on the program itself, and a test compares the two results.
     If a latent travels, blocks and their gradients are those of the latent, and K and V of the block at work are
     made from it: H·(D + Dv) numbers for each token, and backward their gradients in float32, too.
     """
@@ -114,7 +114,7 @@ def saved_bytes(
     tp: int = 1,
     tiled: bool = False,
 ) -> int:
-    """Return the bytes that ONE layer keeps from its forward for its backward; of a model, its layer that keeps most.
+    """Return the bytes that ONE layer keeps for its backward; for a model, the layer that keeps most counts.
 
     Derivation, elements per token: input of the attention norm and of the feed-forward norm, d each;
     their outputs, d each, which the matrices' gradients need; q and the attention's output, H·D
@@ -146,7 +146,7 @@ def saved_bytes(
 
 
 def _kept_feed_forward(it: Layer) -> tuple[int, int]:
-    """Return the elements of a token inside the feed-forward: whole on a tp rank, and split by tp."""
+    """Return the elements that the feed-forward keeps for a token: whole ones, and those that tp splits."""
     experts = it.active_experts or 0
     return 2 * experts * it.d_model, it.ffn_matrices * ((experts or 1) * it.d_ff + (it.shared_d_ff or 0))
 
@@ -178,7 +178,7 @@ def _kept_mixer(it: Layer, tp: int, recomputation: str) -> tuple[int, int, int]:
 def layer_gradient_bytes(
     model: Model | Layer, tokens: int, dtype: str = "bfloat16", tp: int = 1, fed: int | None = None
 ) -> int:
-    """Return the most bytes of gradients of activations at once, in the backward of ONE layer; of a model, its largest.
+    """Return the peak bytes of activations' gradients in ONE layer's backward; for a model, in its largest.
 
     Derivation, elements per token: the residual stream's gradient, d; and either the feed-forward's,
     d_ff for each of its matrices (gate, up and their product; or before and after the activation),
@@ -232,9 +232,9 @@ def kv_cache_bytes(
 ) -> int:
     """Return the bytes of K AND V of all layers: 2·layers·K·D·e per token. 70B, 1M tokens, bf16: 327.68 GB.
 
-    parts, tp: the tokens are shared out over `parts` ranks and the heads over `tp`; then these are the bytes of
-    one rank. copies: how many of the tp ranks have the same head. A layer with a window caches the tokens of its
-    window. A latent is cached in place of K and V, whole on each of the tp ranks. A gated delta rule has a float32
+    parts, tp: the numbers of ranks that divide the tokens and the heads; the result is the bytes of one
+    rank. copies: how many of the tp ranks have the same head. A layer with a window caches only its tokens.
+    A latent is cached in place of K and V, whole on each of the tp ranks. A gated delta rule has a float32
     state of H·D·Dv numbers in place of a cache, and the last tokens of its convolution, whole on each part.
     """
     return sum(_layer_cache_bytes(it, tokens, dtype, B, parts, tp, copies) for it in model.kinds)
@@ -280,10 +280,10 @@ def optimizer_bytes(model: Weights, dtype: str = "bfloat16", fsdp: int = 1, tp: 
 
 
 def gathered_bytes(model: Model, dtype: str = "bfloat16", fsdp: int = 1, tp: int = 1, ep: int = 1) -> int:
-    """Return the bytes that FSDP gathers to compute one layer, the largest: its weights, and their whole gradient.
+    """Return the bytes that FSDP gathers to compute the largest layer: its weights and their whole gradient.
 
-    The result is 0 without FSDP (degree 1). With expert parallelism a rank gathers its own experts only, and none
-    if `ep` ranks or more share a copy of the experts already.
+    The result is 0 without FSDP (degree 1). With expert parallelism a rank gathers only its own experts, and
+    none if `ep` is at least `fsdp`, because then it holds its experts whole.
     Raises: CostError for a degree below one.
     """
     _check_degrees(fsdp, tp, ep)

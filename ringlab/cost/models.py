@@ -43,7 +43,7 @@ from ringlab.errors import CostError
 
 @dataclass(frozen=True, kw_only=True)
 class Kind:
-    """A number of layers that are alike, and what they have; None is "as the model", or "none" where the model has none.
+    """A number of layers that are alike, and their sizes; None is the model's size if it has one, or absent.
 
     Dv: head dim of v, D if None. window: a token attends to the last `window` tokens, its own included.
     kv_latent, rope, q_latent: latent attention (MLA). K and V are made from kv_latent numbers of a token, and
@@ -51,7 +51,7 @@ class Kind:
     linear: a gated delta rule with H heads of v and K of q and k, behind a convolution of `convolution` tokens.
     output_gate: q is projected to twice its width, and one half gates the output.
     experts: the number of experts of the feed-forward, of which each token goes to `active_experts`. d_ff is
-    then the width of one expert, and shared_d_ff that of the feed-forward that all tokens take beside them.
+    then the width of one expert, and shared_d_ff that of the feed-forward that all tokens take in addition.
     """
 
     layers: int
@@ -137,7 +137,7 @@ class Layer(Kind):
             return d * (queries + self.K * (self.D + self.value_dim)) + values * d
         made = self.H * (
             self.D - (self.rope or 0) + self.value_dim
-        )  # keys but for their common part, and values
+        )  # keys without their common part, and values
         asked = (d + queries) * self.q_latent if self.q_latent else d * queries
         return asked + d * self.latent + self.kv_latent * made + values * d
 
@@ -181,10 +181,10 @@ class Layer(Kind):
 
 @dataclass(frozen=True)
 class Model:
-    """A decoder-only transformer: H query heads and K key/value heads of D, a feed-forward of `ffn_matrices`.
+    """A decoder-only transformer with H query heads and K key/value heads of head dim D.
 
-    ffn_matrices: 3 for gated feed-forwards (SwiGLU), 2 for plain ones. kind: the kinds of layers, if layers
-    differ from each other or have more than that.
+    ffn_matrices: the matrices of a feed-forward, 3 if it is gated (SwiGLU), 2 if it is plain. kind: the
+    kinds of layers, if layers differ from each other or have more than attention and a feed-forward.
     Raises: CostError for sizes below one, if the K/V heads do not divide the query heads, or if the kinds do not
     add up to `layers`.
 
@@ -239,7 +239,7 @@ class Model:
 
     @property
     def only(self) -> Layer:
-        """Return the model's layer. Raises: CostError if the model has layers of several kinds, or with more than attention."""
+        """Return the model's layer. Raises: CostError if the model describes its layers by kinds."""
         if self.kind:
             needed, remedy = (
                 "a model whose layers are all alike, with attention to all tokens",
@@ -260,7 +260,7 @@ class Model:
 
     @property
     def layer_matrix_parameters(self) -> int:
-        """Return the weights of the matrices of one layer, the largest: attention, and the feed-forward with all experts."""
+        """Return the weights of the largest layer's matrices, including those of all its experts."""
         return max(it.matrix_parameters for it in self.kinds)
 
     @property
@@ -272,7 +272,7 @@ class Model:
 
     @property
     def active_parameters(self) -> int:
-        """Return the weights that a token is multiplied with, those of its experts and of the logits included."""
+        """Return the weights that a token is multiplied with, including its experts' and the logits'."""
         return sum(it.layers * it.active_parameters for it in self.kinds) + self.vocabulary * self.d_model
 
     def attention(self, B: int = 1, dtype: str = "bfloat16", causal: bool = True) -> Attention:

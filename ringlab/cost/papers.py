@@ -75,7 +75,7 @@ def ring_context_bytes(model: Model, tokens: int, devices: int, architecture: st
 
         vanilla           8·b·s·h + 2·b·n·s²    the scores are materialised
         memory-efficient  8·b·s·h
-        blockwise         2·b·s·h               the feed-forward is computed by blocks, too
+        blockwise         2·b·s·h               the feed-forward too is computed by blocks
         ring              2·b·s·h               and one layer at a time uses the ring's six blocks of 2·b·c·h
 
     One layer's weights and gradient are gathered. Logits are held once, in float32: their gradient is written over them.
@@ -97,7 +97,7 @@ def ring_max_context(model: Model, devices: int, memory_bytes: float, architectu
     """Return the longest context in tokens, a power of two per device as in the paper; 0 if no context fits.
 
     Under ring attention the devices' tokens together are one context.
-    Raises: CostError for another architecture.
+    Raises: CostError for an unknown architecture.
     Source: arXiv 2310.01889, table 3; the assumptions are those of `ring_context_bytes`.
     """
     tokens = 1

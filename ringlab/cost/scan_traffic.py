@@ -5,8 +5,8 @@ under the delta rule a matrix of D × D. Neither depends on the length of the se
 includes all earlier tokens sends the state alone, and a rank that does not know the earlier tokens also sends
 its transition.
 
-The formulas hold for one document on P ranks that own one stretch each. The backward equals the forward from
-the last rank to the first.
+The formulas hold for one document on P ranks that own one stretch each. The backward is like the forward,
+but runs from the last rank to the first.
 """
 
 from __future__ import annotations
@@ -69,8 +69,8 @@ def scan_traffic(
 
     relay: each rank but the last sends one state to the next rank. all-gather: each rank sends to all later
     ranks.
-    doubling: each rank sends to the ranks 1, 2, 4, … further. In the last two, a rank sends its state alone
-    if the state includes all earlier tokens, and otherwise a state and a transition.
+    doubling: each rank sends to the ranks 1, 2, 4, … places further on. In the last two, a rank sends its
+    state alone if the state includes all earlier tokens, and otherwise a state and a transition.
     return_state: the last rank sends the last state to all others; in the backward each of them sends back
     its gradient.
     Raises: CostError for an unknown scan, or ranks below one.

@@ -107,7 +107,7 @@ class FullMesh:
     """`P` ranks with equal links between all pairs, so that sends to different ranks never wait for each other.
 
     links: the number of a rank's sends that can be under way at once, by default P − 1. With two links, a
-    rank has one in each direction of a ring: one for the ranks up to half the way ahead, and one for all
+    rank has one in each direction of a ring: one for the ranks up to half the ring ahead, and one for all
     others.
     Raises: CostError for a bandwidth or a number of links that is not positive.
     """
@@ -391,7 +391,7 @@ def _check_mask(mask: Mask, layout: Layout) -> None:
 def check_amounts(
     tokens: int, ranks: int, tile: tuple[int, int] | None = None, sizes: Attention | None = None
 ) -> None:
-    """Check amounts before a layout is made of them, since this could take for ever, too.
+    """Check amounts before a layout is made from them, because even that could take forever.
 
     Raises: CostError for amounts that cannot be simulated in reasonable time.
     """

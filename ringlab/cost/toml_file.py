@@ -318,7 +318,7 @@ def _text(path: Path) -> str:
     needed = f"a TOML file of at most {MOST_BYTES // 1024} KiB at {path}"
     try:
         if not stat.S_ISREG(os.stat(path).st_mode):  # a pipe or a device may never end
-            raise CostError(needed, "no regular file")
+            raise CostError(needed, "not a regular file")
         with open(path, "rb") as file:
             data = file.read(MOST_BYTES + 1)
     except (OSError, ValueError) as error:
@@ -348,7 +348,7 @@ def _statements(text: str) -> Iterator[tuple[int, str, dict[str, Any]]]:
             return
         try:
             values = tomllib.loads(statement)
-        except tomllib.TOMLDecodeError:  # it goes on
+        except tomllib.TOMLDecodeError:  # the statement goes on in the next line
             continue
         if values:
             yield begun, statement.lstrip(), values

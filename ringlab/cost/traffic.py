@@ -8,9 +8,9 @@ Serving has its own functions (`serving`), and so have linear layers (`scan_traf
 bytes that `ringlab.schedules` sends; Ulysses and the hybrid assume equally many tokens on each rank. A
 backward figure counts the backward pass alone.
 
-The bytes of a token that go around a ring are of two kinds. Bytes that do not change make P − 1 hops. Sums
-that follow them, change at every rank and finally go home make P hops. With e bytes of an element and s bytes
-of a state element (4 in float32):
+The bytes of a token that go around a ring are of two kinds. Bytes that do not change make P − 1 hops. The
+sums that follow them change at every rank, and make P hops, the last of which takes them home. With e bytes
+of an element and s bytes of a state element (4 in float32):
 
                         as it is, P − 1 hops           follows, P hops
     K/V, forward        K·(D + Dv)·e                   0
@@ -20,11 +20,11 @@ of a state element (4 in float32):
     a latent, forward   (R + Dr)·e                     0
     a latent, backward  (R + Dr)·e                     (R + Dr)·s
 
-So in the backward, queries (Burst) are fewer bytes than K/V only if H/K is below
-(D + Dv)·(e + s) / ((D + Dv)·e + D·s + 2·s), which is 3/2 for bfloat16 and 4/3 for float32 if D = Dv is large. Queries
-should travel backward if H = K, and never with grouped heads. In the forward, a query and its partial are
-more bytes than a token's K and V for every H/K. Source: arXiv 2509.19836, table 1, which counts dQ and dK/dV
-in bfloat16: 3·H·D against 4·K·D.
+So in the backward, queries (Burst) take fewer bytes than K/V only if H/K is below
+(D + Dv)·(e + s) / ((D + Dv)·e + D·s + 2·s), which is 3/2 for bfloat16 and 4/3 for float32 if D = Dv is
+large. Queries should travel in the backward if H = K, and never with grouped heads. In the forward, a
+query and its partial take more bytes than a token's K and V for every H/K. Source: arXiv 2509.19836, table
+1, which counts dQ and dK/dV in bfloat16: 3·H·D against 4·K·D.
 
 Ulysses (arXiv 2309.14509) turns the shard of tokens into a shard of heads by all-to-all and back; the hybrid (arXiv
 2405.07719) makes rings of Ulysses groups.
@@ -103,7 +103,7 @@ def gradient_bytes_per_token(sizes: Attention) -> int:
 
 @dataclass(frozen=True)
 class Load:
-    """The bytes of a token that travel: `around` without change in P − 1 hops, `following` in P hops, the last home."""
+    """The bytes of a token that travel: `around` unchanged in P − 1 hops, `following` home in P hops."""
 
     around: int
     following: int = 0
@@ -140,7 +140,7 @@ class Route:
         return hops + (hops + 1 - self.begin if self.load.following and hops else 0)
 
     def bytes_beside(self, number: int) -> int:
-        """Return the bytes of a token that travel beside the computation of blocks number `number`.
+        """Return the bytes of a token that travel while the blocks number `number` are computed.
 
         After the last block these are the bytes that go home.
         """
@@ -235,7 +235,7 @@ def ring_traffic(
 
 
 def turning_point(sizes: Attention, P: int) -> float:
-    """Return the H/K below which travelling queries are fewer bytes than K/V in the backward, on `P` ranks.
+    """Return the H/K below which travelling queries take fewer bytes than K/V in the backward, on `P` ranks.
 
     >>> [round(turning_point(Attention(D=128, dtype=dtype), 1024), 2) for dtype in ("bfloat16", "float32")]
     [1.49, 1.33]

@@ -84,10 +84,11 @@ def _of_stage(request: Request, degrees: Degrees, recomputation: str, stage: Sta
 def _offloaded_state(
     entries: tuple[Entry, ...], request: Request, degrees: Degrees, stage: Stage
 ) -> tuple[tuple[Entry, ...], int]:
-    """Return the entries of a stage's state without what waits on the host, and the bytes that wait there.
+    """Return the entries of a stage's state without its bytes on the host, and the bytes on the host.
 
-    Of offloaded weights and gradients two layers are on the GPU, or one matrix of the vocabulary if it is larger:
-    one at work, and one on its way. Of the optimizer, pieces pass the GPU in the update, when nothing else is there.
+    Two layers of offloaded weights and gradients are on the GPU, one at work and one on its way, or one
+    matrix of the vocabulary if that is larger. The offloaded optimizer state passes through the GPU in
+    pieces during the update, when nothing else is there.
     """
     if not request.offloads & {"weights", "optimizer"}:
         return entries, 0
@@ -119,7 +120,7 @@ def update_bytes(request: Request, degrees: Degrees) -> int:
 
 
 def host_update_bytes(request: Request, degrees: Degrees) -> int:
-    """Return the bytes of an offloaded optimizer and its gradients that come to the GPU for an update; 0 if none are away."""
+    """Return the offloaded bytes of optimizer and gradients that come to the GPU for an update, or 0."""
     if "optimizer" not in request.offloads:
         return 0
     share = (degrees.fsdp, degrees.tp, degrees.ep)
@@ -372,7 +373,10 @@ def most_sequences(request: ServeRequest, memory_bytes: float) -> int:
 
 
 def check_fits(request: ServeRequest) -> None:
-    """Raises: CostError with the needed and the available bytes, and the number of sequences that fits."""
+    """Check that a request fits into memory.
+
+    Raises: CostError with the needed and the available bytes, and the number of sequences that fits.
+    """
     memory = request.machine.memory_bytes
     feeding, decoding = prefill_memory(request).total_bytes, decode_memory(request).total_bytes
     got = f"{request.machine.label} has {short(memory, 'bytes')}"

@@ -27,7 +27,7 @@ class Degrees:
     """One way to divide the GPUs; `fsdp` of a stage's dp × cp ranks share one copy of its weights.
 
     `ep` of the dp × cp ranks share the experts of a layer, and tokens go to them and back. If `fsdp` is larger,
-    the ranks that hold the same experts share them out further.
+    the ranks that hold the same experts divide these further.
     """
 
     dp: int

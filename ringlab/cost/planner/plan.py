@@ -48,7 +48,8 @@ class Plan:
     """The best of `weighed` ways to run a request, or if none fits, the way that needs least memory.
 
     alternatives: the best way of each other split. layouts: the best split with other layouts. alike: other splits
-    that fit and take at most ALIKE times as long, which is too little to rank them, in the order of their memory.
+    that fit and take at most ALIKE times as long, a difference too small to rank them, in the order of their
+    memory.
 
     >>> found = plan(Request("llama3-8b", 131_072, "h100"))
     >>> found.fits, found.limit.kind

@@ -46,14 +46,16 @@ class Request:
 
     `tokens` is the length of one sequence, `batch` the number of sequences of one step over all GPUs.
     dp × tp × cp × pp is the number of GPUs and cp = ring × ulysses; `fsdp` of the dp × cp ranks share one
-    copy of parameters, gradients and optimizer state, and `ep` of them the experts of a layer. `reserve` is the fraction of the memory that the
-    plan may not use. `logits_chunk` is the number of tokens whose logits are held at once (all of a rank's
-    tokens if None), `ffn_chunk` the number whose feed-forward is computed at once, once more in the backward.
+    copy of parameters, gradients and optimizer state, and `ep` of them the experts of a layer. `reserve` is
+    the fraction of the memory that the plan may not use. `logits_chunk` is the number of tokens whose logits
+    are held at once (all of a rank's tokens if None), and `ffn_chunk` the number of tokens whose
+    feed-forward is computed at once, and again in the backward.
     `pp` is the number of stages of a pipeline, each with `interleave` chunks of layers. With
     `offload` "activations", the activations kept for the backward wait in the host's memory; with "optimizer",
-    the moments, the float32 copy and the gradients; with "weights", the weights. "activations,optimizer" is both. To serve, there
-    are `batch` sequences of `tokens` tokens each. The model writes `generated` of these tokens; the others
-    are a prompt that is fed in chunks of `chunk` tokens. `sharing`: as in `serve_request`.
+    the moments, the float32 copy and the gradients; with "weights", the weights. "activations,optimizer" is
+    both. To serve, there are `batch` sequences of `tokens` tokens each. The model writes `generated` of
+    these tokens; the others are a prompt that is fed in chunks of `chunk` tokens. `sharing`: as in
+    `serve_request`.
     Raises: CostError for sizes that are not positive integers, unknown names, a dtype that the
         hardware does not compute in, or fields of another purpose.
 
@@ -216,7 +218,7 @@ def check_count(name: str, value: object, most: int = MOST_OF_A_COUNT) -> None:
 def check_offload(request: Request) -> None:
     """Check the fields `offload` and `ffn_chunk`.
 
-    Raises: CostError for inference, anything else than OFFLOADS, or hardware without a link to its host.
+    Raises: CostError for inference, a value not in OFFLOADS, or hardware without a link to its host.
     """
     for name in () if request.offload == "none" else request.offload.split(","):
         if name not in OFFLOADS:

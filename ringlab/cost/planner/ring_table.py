@@ -18,7 +18,8 @@ class RingTable:
     """The schedules of `ringlab.cost.traffic.RINGS` in one layer of a plan, by exposed seconds, then by bytes.
 
     link: the slowest link of the ring. links: the number of links over which a rank can send at once.
-    latent_below: a latent (MLA) with fewer numbers per token would be fewer bytes than K and V; 0 if one travels.
+    latent_below: the number of values per token below which a latent (MLA) would take fewer bytes than K and
+    V; 0 if a latent travels.
     """
 
     options: tuple[Option, ...]
@@ -58,10 +59,10 @@ class RingTable:
 
 
 def ring_table(best: Candidate) -> RingTable | None:
-    """Return the schedules for one layer of a plan that attends to all tokens: one forward, and in training one backward; None without a ring.
+    """Return the schedules for one layer that attends to all tokens; None without a ring.
 
-    A TPU sends to both neighbours at once, and a GPU behind a switch sends on one port. Blocks are assumed
-    balanced.
+    They count one forward and, in training, one backward. A TPU sends to both neighbours at once, and a GPU
+    behind a switch sends on one port. Blocks are assumed balanced.
     """
     request, degrees = best.at_once, best.degrees
     if degrees.ring == 1 or request.decoding:

@@ -6,11 +6,15 @@ takes longer than a block, no rank waits and the sum is enough (`tests/cost/test
 
 Score elements by rank and step are counted tile by tile if this is quick, and otherwise computed by formula.
 
-The formulas, with shards of L tokens and kernel tiles of m × n, T(x) being the elements of the tiles of a
-causal square of x that are not entirely masked: contiguous T(L) for a rank's own block, L² for earlier ones, 0 for
-later ones; striped T(L) for all; zig-zag, two pieces of x = L/2, x² + 2·T(x) for its own and 2·x² for all
-others. They equal the count if tiles divide the pieces and all pieces are equal; otherwise they differ by the
-tiles that hold the end of one piece and the beginning of another.
+Let shards have L tokens, and zig-zag's pieces x = L/2 tokens. Let T(n) be the number of elements in those
+kernel tiles of a causal square of n rows that are not entirely masked. The formulas for one block are
+
+    contiguous   T(L) for a rank's own block, L² for an earlier rank's, 0 for a later rank's
+    striped      T(L)
+    zig-zag      x² + 2·T(x) for a rank's own block, 2·x² for any other
+
+They equal the count if tiles divide the pieces and all pieces are equal; otherwise they differ by the tiles
+that contain the end of one piece and the beginning of another.
 """
 
 from __future__ import annotations
@@ -34,11 +38,11 @@ def ring_forward_s(
 ) -> float:
     """Return the makespan in seconds of P − 1 hops of K/V, each posted before the current block is computed.
 
-    compute_s: seconds by [rank, step], with one row if all ranks are alike. A window may leave fewer steps than
-    ranks: hops pass by ranks that see nothing of a block. hop_s: seconds that the link from
-    rank r to r + 1 is busy with one block. latency_s: seconds until the block arrives. If ranks have to wait
-    and there are more than LARGEST_FOLLOWED, the result is an upper bound: every step waits for the slowest
-    link.
+    compute_s: seconds by [rank, step], with one row if all ranks are alike. With a window there may be fewer
+    steps than ranks, because steps in which no rank sees anything are left out. hop_s: seconds that the link
+    from rank r to r + 1 is busy with one block. latency_s: seconds until the block arrives. If ranks have to
+    wait and there are more than LARGEST_FOLLOWED, the result is an upper bound: every step waits for the
+    slowest link.
     """
     P, hop = compute_s.shape[1], float((hop_s + latency_s).max())
     slowest = compute_s.max(axis=0)
@@ -184,7 +188,7 @@ def window_work(
     """Return the table of `ring_work` for a sliding window, without the steps in which no rank sees anything.
 
     Pieces of consecutive tokens are compared pair by pair. If single tokens are dealt, every P-th token of the
-    window is on each rank, and the tiles of a rank's own block stand for those of all others.
+    window is on each rank, and the tiles of a rank's own block represent those of all others.
     """
     dealt = get_layout(layout, 2 * P, P)
     if dealt.step > 1:
@@ -208,7 +212,9 @@ def window_work(
 
 
 def band(rows: int, ahead: int, tile: tuple[int, int], window: int, causal: bool, keys: int) -> int:
-    """Return the elements of tiles that are not entirely masked, of `rows` rows `ahead` tokens after `keys` keys.
+    """Return the elements of tiles that are not entirely masked, for `rows` rows and `keys` keys.
+
+    The first row is `ahead` tokens after the first key.
 
     >>> band(4, 0, (1, 1), 2, True, 4), band(4, 4, (1, 1), 2, True, 4), band(4, 0, (2, 2), 2, True, 4)
     (7, 1, 12)

@@ -131,7 +131,7 @@ class Candidate:
 
 @lru_cache(maxsize=256)
 def search(request: Request) -> tuple[Candidate, ...]:
-    """Return the candidates, the best first: those that fit by time, then those that do not fit by memory.
+    """Return the candidates: first those that fit, sorted by time, then the others, sorted by memory.
 
     For each choice of degrees only the first variant that fits is weighed. Variants without recomputation,
     and with all sequences at once, come first, since later variants take longer. With offloaded activations
@@ -182,7 +182,7 @@ def _step(candidate: Candidate) -> float:
 
 
 def layouts(candidate: Candidate) -> list[Candidate]:
-    """Return the candidate under each layout, its present layout first, or alone if all layouts take equally long."""
+    """Return the candidate under each layout, its own first; only its own if all take equally long."""
     it = candidate
     if it.degrees.ring == 1 or it.request.decoding or not it.request.causal:
         return [it]

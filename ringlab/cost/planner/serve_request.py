@@ -68,7 +68,7 @@ class ServeRequest:
         self._check_shares()
 
     def _check_shares(self) -> None:
-        """Raises: CostError for heads, or a feed-forward, that the ranks cannot share."""
+        """Check that the ranks can share the heads and the feed-forward. Raises: CostError if not."""
         ranks = self.head_ranks if self.sharing == "copies" else self.gpus
         for it in self.sized.kinds:
             if self.sharing != "copies":

@@ -118,8 +118,8 @@ def chunk_s(request: ServeRequest, prefix: int, new: int) -> float:
 def _chunk_attention_s(request: ServeRequest, prefix: int, new: int, layer: Layer | None = None) -> float:
     """Return the seconds of one layer's attention of a chunk, equal on all ranks: P blocks, of which P − 1 hide a hop.
 
-    layer: by default one that attends to all tokens. A window leaves the tokens before it out. A gated delta rule
-    passes a state from rank to rank after the chunk.
+    layer: by default one that attends to all tokens. With a window, tokens before it do not count. A gated
+    delta rule passes a state from rank to rank after the chunk.
     """
     it = layer or request.sized.main
     P, sizes, machine = request.token_ranks, request.of_rank(it), request.machine
@@ -218,9 +218,9 @@ def _weights_s(request: ServeRequest) -> float:
 def _scores_s(request: ServeRequest) -> float:
     """Return the seconds of the arithmetic of one token's attention in latent layers, 0 without a latent.
 
-    A latent is read once for all heads of a rank, which may take less time than to compute with it: per head and
-    cached token, a product with all of the latent for the score, and one with the latent without its common part
-    for the value. With K/V heads, reading takes longer.
+    A latent is read once for all heads of a rank, which may take less time than computing with it. For each
+    head and cached token, the score takes a product with the whole latent, and the value one with the latent
+    without its common part. With K/V heads, reading takes longer.
     """
     numbers = sum(
         it.layers * it.H // request.head_ranks * (it.latent + (it.kv_latent or 0))

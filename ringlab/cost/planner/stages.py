@@ -1,8 +1,8 @@
 """The stages of a pipeline: the layers of each stage, its share of the vocabulary, and its activations.
 
-Layers are distributed evenly. If their number is no multiple of the stages, stages between the first and the
-last have one layer more, because the first also looks words up and the last also computes the loss (as in
-arXiv 2407.21783, section 3.3.2).
+Layers are distributed evenly. If their number is not a multiple of the number of stages, stages between the
+first and the last have one more layer, because the first also looks words up and the last also computes the
+loss (as in arXiv 2407.21783, section 3.3.2).
 
 Micro-batches alternate one forward and one backward. The first of pp stages then holds the activations of up
 to pp micro-batches. With `interleave` chunks of layers on every stage, a micro-batch passes each stage

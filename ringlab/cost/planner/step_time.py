@@ -129,7 +129,7 @@ class StepTime:
         return self.rounds * self.layers * sum(each.attention_s - each.balanced_s for each in self.passes)
 
     def as_dict(self) -> dict[str, object]:
-        """Return all figures: seconds per step, but for the passes seconds per layer, and for the vocabulary per round."""
+        """Return all figures: seconds per step, or per layer for passes, or per round for the vocabulary."""
         return {
             "step_s": self.total_s,
             "exposed_s": self.exposed_s,
@@ -252,7 +252,8 @@ def block_seconds(
 ) -> tuple[np.ndarray, int]:
     """Return the seconds of blocks by (rank, step), measured if the hardware file has measurements, and a shard's tokens.
 
-    With a window, the tiles in it take the time of as many tiles of a large block, and steps without any are left out.
+    With a window, the tiles in it take the time of as many tiles of a large block, and steps without tiles
+    are left out.
     Raises: CostError if the file has measurements, but none of this pass.
     """
     if window is not None and window < request.tokens:
@@ -320,7 +321,10 @@ def _linear_s(request: Request, degrees: Degrees, layer: Layer, backward: bool) 
 def _mixer_s(
     request: Request, degrees: Degrees, layer: Layer, layout: str, backward: bool
 ) -> tuple[float, float, float, float]:
-    """Return seconds of one layer's attention: on free links, if balanced, of its hops on the slowest link, and exposed."""
+    """Return four times of one layer's attention, in seconds.
+
+    They are: on free links; on free links if balanced; of its hops on the slowest link; and of the waits.
+    """
     if layer.linear:
         return _scan_s(request, degrees, layer, layout, backward)
     # Sharding does not change rings, and neither does the feed-forward.
@@ -423,7 +427,7 @@ def _tensor_s(request: Request, degrees: Degrees) -> float:
 def _weights_s(request: Request, degrees: Degrees, layer: Layer, backward: bool) -> float:
     """Return the seconds to gather one layer's weights, and after a backward to reduce its gradients over all copies.
 
-    Experts of expert-parallel ranks are shared out and gathered among the ranks that hold the same ones.
+    Expert-parallel ranks that hold the same experts divide them among themselves and gather them.
     """
     size, tp, ep, fsdp = element_bytes(request.dtype), degrees.tp, degrees.ep, degrees.fsdp
     shards, copies = (group(name, degrees, request.machine) for name in ("fsdp", "replicas"))
@@ -459,7 +463,7 @@ def _from_host_s(request: Request, degrees: Degrees, layer: Layer) -> float:
 def _dispatch_s(request: Request, degrees: Degrees, layer: Layer) -> float:
     """Return the seconds of the all-to-alls of experts: a token goes to each of its experts, and their outputs return.
 
-    Backward, their gradients do. Each rank sends and gets equally many tokens.
+    In the backward, the gradients do the same. Each rank sends and gets equally many tokens.
     """
     if degrees.ep == 1 or not layer.active_experts:
         return 0.0
