@@ -1,4 +1,4 @@
-"""Every shipped kernel compiled once, by whoever changed the kernels: `python -m tests.blocks.compiled`.
+"""Compiles every shipped kernel once, after a change of the kernels: `python -m tests.blocks.compiled`.
 
 Compiling all kernels takes minutes and gives the same numbers until the kernels, their tables or Triton
 change. So the file of numbers records the sources and the Triton version that it was made from. If they

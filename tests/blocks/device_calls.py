@@ -42,7 +42,7 @@ class TakenForGranted(AssertionError):
 
 
 def check(operator: str, call: Call) -> None:
-    """Check that the call keeps all rules of `operator`. Raises: TakenForGranted with the broken rules."""
+    """Check that the call obeys all rules of `operator`. Raises: TakenForGranted with the broken rules."""
     broken = [rule for rule, kept in RULES[operator].items() if not kept(call)]
     if broken:
         raise TakenForGranted(f"{operator}: {'; '.join(broken)}")
@@ -69,7 +69,10 @@ def _aligned(x: Tensor) -> bool:
 
 
 def _head_dims(call: Call, own_value_dims: bool) -> bool:
-    """Return whether all head dims are multiples of 8 to 256, equal for all tensors or for those like q and like v."""
+    """Return whether head dims are multiples of 8 up to 256, and equal for q and k, and for v, out and dout.
+
+    Unless `own_value_dims`, the head dim of v must be that of q.
+    """
     of_v = {call[name].shape[-1] for name in ("v", "out", "dout") if name in call}
     of_q = {call[name].shape[-1] for name in ("q", "k")}
     alike = len(of_v) == len(of_q) == 1 and (own_value_dims or of_v == of_q)
@@ -93,7 +96,7 @@ def _rules_of_tensors(heads: int, own_value_dims: bool) -> Rules:
 
 
 def _forward_rules(heads: int = 1, own_value_dims: bool = False, shortest: int = 1) -> Rules:
-    """Return the rules of a library's forward. heads: the axis of heads; the other of axes 1 and 2 is of tokens."""
+    """Return the rules of a library's forward. heads: the axis of heads, 1 or 2; tokens have the other."""
     tokens = 3 - heads
     return {
         "four axes, none of them empty": lambda c: all(x.ndim == 4 and x.numel() for x in _each(c)),
@@ -107,7 +110,7 @@ def _forward_rules(heads: int = 1, own_value_dims: bool = False, shortest: int =
 
 
 def _backward_rules(shape: Callable[[Tensor], tuple[int, ...]] = lambda q: tuple(q.shape[:3])) -> Rules:
-    """Return the rules of a library's backward, besides those of its forward. shape: that of lse, by q."""
+    """Return the additional rules of a library's backward. shape: returns the shape of lse, given q."""
     return {
         "dout and out of the rows of q": lambda c: (
             c["dout"].shape == c["out"].shape and c["out"].shape[:-1] == c["q"].shape[:-1]
@@ -157,7 +160,7 @@ def _strided(call: Call) -> list[tuple[Tensor, str]]:
 
 
 def _steps(x: Tensor) -> tuple[int, ...]:
-    """Return the strides of the first axes, those of an axis of size 1 to the next multiple of the unit below."""
+    """Return the first three strides; for an axis of size 1, rounded down to a multiple of the unit."""
     unit = math.gcd(8, x.shape[-1])
     return tuple(
         step // unit * unit if size == 1 else step
@@ -323,7 +326,7 @@ def _steps_taken(x: Tensor) -> list[int]:
     return [step for step, size in zip(x.stride(), x.shape, strict=True) if size > 1]
 
 
-# torch keeps cuDNN's plans by the strides of q, k and v only.
+# torch looks up cuDNN's plans by the strides of q, k and v only.
 _ONE_LAYOUT: Rules = {
     "strides of dout and out that follow from those of q": lambda c: all(
         x.is_contiguous() if x.shape != c["q"].shape else _steps_taken(x) == _steps_taken(c["q"])
@@ -636,7 +639,7 @@ def flash_attn_packages(
         ] = module
     modules["flash_attn"] = ModuleType("flash_attn")
     modules["flash_attn"].__version__ = of_2
-    kept = flash._loaded, flash._bounds  # fake bounds of one test are none of another's
+    kept = flash._loaded, flash._bounds  # no test may find the fake bounds of another
     for function in kept:
         function.cache_clear()
     try:
@@ -712,7 +715,7 @@ def messages(tell: Told = check) -> Iterator[None]:
 
 @contextmanager
 def rewritten(owner: Any, name: str, old: str, new: str) -> Iterator[None]:
-    """Replace `old` by `new` in the source of a function or method for the time of the context."""
+    """Replace `old` by `new` in the source of a function or method inside this context."""
     function = inspect.unwrap(getattr(owner, name))
     text = textwrap.dedent(inspect.getsource(function))
     assert old in text, f"{old!r} is not in {name}"

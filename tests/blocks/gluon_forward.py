@@ -1,8 +1,9 @@
 """A step of the ring forward in Gluon, for sm_90: `kernel_variants` compiles it for its figures, and nothing has run it.
 
 A program computes one tile of rows on one segment of keys, and carries its state, as `forward_step` does in a middle
-step. One warp copies tiles of K and V by TMA. Two warpgroups own half of the rows each. By its text, each computes the
-softmax of a tile while the values of the tile before are multiplied; ptxas makes these products wait (C7514).
+step. One warp copies tiles of K and V by TMA. Two warpgroups own half of the rows each. By its source, each
+computes the softmax of a tile while the values of the previous tile are multiplied, but ptxas makes these
+products wait (C7514).
 
 Source: arXiv 2407.08608 (FlashAttention-3).
 """

@@ -23,7 +23,7 @@ def meet() -> None:
     try:
         both_running.wait(PATIENCE)
     except threading.BrokenBarrierError:
-        return  # alone, as it should be
+        return  # no other kernel runs, as it should be
 
 
 @triton.jit

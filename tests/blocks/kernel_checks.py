@@ -73,7 +73,7 @@ class Task:
 
 @contextmanager
 def poisoned() -> Iterator[None]:
-    """Fill all new memory with NaN for the time of the context."""
+    """Fill all new memory with NaN inside this context."""
     before = torch.are_deterministic_algorithms_enabled()
     torch.use_deterministic_algorithms(True)  # this also makes torch fill new memory with NaN
     try:

@@ -1,4 +1,4 @@
-"""Variants of the kernels that are compiled and left out, with their figures: `python -m tests.blocks.kernel_variants`.
+"""Compiles variants of the kernels that are not shipped: `python -m tests.blocks.kernel_variants`.
 
 Each variant is a change of the kernels' text, or a kernel of its own. docs/benchmarks.md shows the figures. Nothing
 here has run.
@@ -38,9 +38,10 @@ def specialised(text: str) -> str:
 
 
 def with_descriptors(text: str) -> str:
-    """Return the kernels that load the tensors over which they walk by tensor descriptors, which is TMA.
+    """Return the kernels, changed to load the tensors that they walk over by tensor descriptors (TMA).
 
-    A descriptor has n_rows as its length, so that the arguments stay the same; a kernel for use needs that of a block.
+    A descriptor's length is n_rows, so that the arguments stay the same; a usable kernel needs a block's
+    length.
     """
 
     def made(found: re.Match[str]) -> str:
@@ -68,7 +69,10 @@ VARIANTS: dict[str, Callable[[], str]] = {
 
 
 def jobs(variant: str) -> list[Job]:
-    """Return what is compiled of a variant: shipped tiles of 16-bit inputs, in a middle step, and what else is told."""
+    """Return the jobs of a variant: shipped tiles of 16-bit inputs in a middle step, or those of Gluon.
+
+    With warp specialisation there is one more job, whose tiles have four warps.
+    """
     if variant == "Gluon":
         return [Job("forward_step", "sm_90", D, "bfloat16", Config(128, 128, 4, 2)) for D in (64, 128)]
     found = [
@@ -104,7 +108,7 @@ def _signature(job: Job) -> tuple[Any, Any, Any]:
 
 
 def figures(variant: str, job: Job) -> dict[str, int | bool]:
-    """Return what the compiler and the instructions of sm_90 or sm_100 (SASS) say of one kernel."""
+    """Return the figures of one kernel, from the compiler and the instructions of sm_90 or sm_100 (SASS)."""
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource

@@ -1,4 +1,4 @@
-"""All calls of torch operators on CUDA, Triton launches and NCCL messages keep the rules of the called code.
+"""All calls of torch operators on CUDA, Triton launches and NCCL messages obey the rules of the called code.
 
 The table of cases runs on virtual ranks with the rules of tests/blocks/device_calls.py, and a mutant breaks
 each rule.
@@ -136,7 +136,7 @@ def jobs_of(block: str) -> list[Any]:
 
 @pytest.mark.parametrize("block", LIBRARIES)
 def test_every_case_on_a_librarys_functions(block: str) -> None:
-    """Calls keep the rules of the library's functions, and results are within the bounds of the oracle."""
+    """Calls obey the rules of the library's functions, and results are within the bounds of the oracle."""
     with LIBRARIES[block]():
         assert {str(job): found for job in jobs_of(block) if (found := wrong(block, *job))} == {}
 
@@ -215,7 +215,7 @@ LIBRARY_MUTANTS = [  # these break a rule
     ),
 ]
 FLASH = {2: FlashAttention2, 3: FlashAttention3, 4: FlashAttention4}
-WRONG_MUTANTS = [  # these keep all rules, and give wrong results
+WRONG_MUTANTS = [  # these obey all rules, and give wrong results
     ("cudnn", Cudnn, "_library_forward", "is_causal=causal", "is_causal=False", {*NAMES}),
     ("cudnn", Cudnn, "_library_forward", ", scale=scale", "", {*NAMES}),
     ("cudnn", Cudnn, "_library_backward", "is_causal=tile.causal", "is_causal=False", {"dq", "dk", "dv"}),
@@ -365,7 +365,7 @@ FORWARD, BACKWARD = "flash_attn_varlen_forward", "flash_attn_varlen_backward"
 def test_a_packed_step_takes_one_call_however_many_documents_there_are(
     rules: dict[str, Any], calls: list[str], blocks: set[str]
 ) -> None:
-    """All documents of a rank are one call forward and one backward; under other rules blockwise computes the tiles."""
+    """All documents of a rank take one call forward and one backward; blockwise computes a soft cap."""
     told: list[str] = []
     q, dout = torch.randn(2, 1, 4, 64, 16, generator=torch.Generator().manual_seed(0)).to(torch.bfloat16)
     mask = Mask(documents=(4, *(3,) * 20))
@@ -383,7 +383,7 @@ def test_a_packed_step_takes_one_call_however_many_documents_there_are(
     assert told == calls and {each.chosen for each in choices} == blocks
 
 
-STEP_MUTANTS = [  # the place, the edit, the broken rule, and the wrong results if nothing asks for the rule
+STEP_MUTANTS = [  # the place, the edit, the broken rule, and the wrong results if nothing checks the rule
     (flash, "_bounds", "*accumulate(lengths)]", "*(end - 1 for end in accumulate(lengths[:-1])), sum(lengths)]",
      "the length of the longest sequence", {*NAMES}),
     (flash, "_bounds", "*accumulate(lengths)]", "*accumulate(lengths[:-1])]", "bounds of all tokens", {*NAMES}),
@@ -534,7 +534,7 @@ def all_messages(ring: Ring) -> None:
 
 
 def test_messages_are_what_nccl_takes_for_granted() -> None:
-    """Messages keep NCCL's rules. Other GPU transports need no such test, as they run on the CPU, too."""
+    """Messages obey NCCL's rules. Other GPU transports also run on the CPU, and need no such test."""
     told: list[str] = []
 
     def checked(operator: str, call: Call) -> None:

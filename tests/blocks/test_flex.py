@@ -79,7 +79,10 @@ def test_soft_caps_by_flex_attention(case: Case) -> None:
 
 
 def of_a_tile(causal: bool, block: Any, dtype: torch.dtype = torch.float64) -> tuple[Tensor, ...]:
-    """Return out, lse and the gradients of one tile whose rows see other keys too, have no out, and a gradient of lse."""
+    """Return out, lse and the gradients of one tile, whose rows also see keys outside it.
+
+    The backward is given a random delta in place of out, as with a gradient of lse.
+    """
     q, k, v, dout = (x.to(dtype) for x in tensors(Shape(2, 4, 2, 9, 7, 8), 0))
     generator = torch.Generator().manual_seed(1)
     part = Naive().forward(q, k, v, causal=causal, scale=0.3)
@@ -109,7 +112,7 @@ def test_a_tile_with_the_final_lse_and_any_delta() -> None:
 def test_the_graphs_pass_through_autograds_compiler(
     softcap: float | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On a GPU torch derives the backward when it compiles. Its steps before the code for the GPU give the same results."""
+    """On a GPU torch derives the backward when it compiles. On a CPU these graphs give equal results."""
     found = []
     for compiler in ("eager", "aot_eager"):
         monkeypatch.setitem(flex.COMPILERS, "cpu", compiler)
@@ -273,7 +276,7 @@ def trains(ring: Ring, S: int, mask: Mask, softcap: float | None = None) -> tupl
 
 
 def test_training_after_an_evaluation_uses_tensors_that_autograd_can_save() -> None:
-    """Tables are made once. Autograd refuses to save tensors that were made in inference mode."""
+    """Tables are made once, and outside inference mode, because autograd cannot save tensors made in it."""
     flex.block_tables.cache_clear()
     with torch.inference_mode():
         found = flex.block_tables((Tile(0, 4, 0, 4, causal=True),), 4, 4, torch.device("cpu"))

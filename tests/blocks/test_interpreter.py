@@ -37,7 +37,7 @@ def interpreter() -> ModuleType:
 
 @contextmanager
 def without(entry: repairs.Repair, interpreter: ModuleType) -> Iterator[None]:
-    """Put Triton's own function back in its place for the time of the context."""
+    """Put Triton's own function back in its place inside this context."""
     repaired = getattr(entry.place(interpreter), entry.function)
     setattr(entry.place(interpreter), entry.function, inspect.unwrap(repaired))
     try:

@@ -59,7 +59,7 @@ class Waits(TorchDispatchMode):
         self.found: list[str] = []
 
     def copying(self, name: str) -> Any:
-        """Return a method of tensors that notes itself before it does what it did."""
+        """Return this method of tensors, changed to record its name before it does its work."""
         before = getattr(torch.Tensor, name)
 
         def method(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -82,14 +82,14 @@ def fake_gpu(block: str) -> Iterator[Waits]:
         stack.enter_context(FakeTensorMode())
         stack.enter_context(
             flash_attn_packages(2, tell=lambda operator, call: None)
-        )  # values of bounds are not there
+        )  # bounds have no values here
         stack.enter_context(mock.patch.object(native, "on_cuda", lambda x: True))
         stack.enter_context(mock.patch.object(naive, "_read_at_once", lambda x: False))
         for name in ("cuda.synchronize", "cuda.Stream.synchronize", "cuda.Event.synchronize"):
             stack.enter_context(mock.patch(f"torch.{name}", lambda *_: waits.found.append("synchronize")))
         for name in ("cpu", "numpy", "tolist"):
             stack.enter_context(mock.patch.object(torch.Tensor, name, waits.copying(name)))
-        # The ranks' flags are bytes on the CPU. Here they would be fake, too.
+        # The ranks' flags are bytes on the CPU. Here they would also be fake.
         stack.enter_context(mock.patch.object(ulysses, "on_any_rank", lambda comm, here: here))
         if block == "triton":
             stack.enter_context(triton_launches())
@@ -99,7 +99,7 @@ def fake_gpu(block: str) -> Iterator[Waits]:
             for table in (
                 visits.row_visits,
                 visits.key_visits,
-            ):  # of fake tensors, which no other test may find
+            ):  # no other test may find these tables of fake tensors
                 table.cache_clear()
                 stack.callback(table.cache_clear)
         stack.enter_context(waits)

@@ -123,7 +123,7 @@ def test_strides_without_their_factor_break_the_budgets() -> None:
 
 @pytest.mark.parametrize("head_dim", [20, 33])
 def test_other_head_dims_compile(head_dim: int) -> None:
-    """A head dim that is no multiple of 8 loads as many bytes at once as divide it: 8 for 20, and 2 for 33."""
+    """A head dim not divisible by 8 loads as many bytes at once as divide it: 8 for 20, and 2 for 33."""
     config = choose("forward_step", "sm_80", head_dim, "bfloat16")
     (found,) = compile_all([Job("forward_step", "sm_80", head_dim, "bfloat16", config)])
     assert not found.error and (found.narrow_loads == 0) == (head_dim == 20)

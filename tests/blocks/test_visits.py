@@ -64,7 +64,7 @@ def plans(layout: Layout, mask: Mask) -> Iterable[tuple[Tiles, np.ndarray]]:
 
 
 def painted(programs: tuple[Program, ...], mask: np.ndarray, block: int, over_keys: bool) -> np.ndarray:
-    """Return how often the programs visit each pair (row, key), read like the kernels read the tables."""
+    """Return how often the programs visit each pair (row, key), if the tables are read as the kernels do."""
     counts = np.zeros(mask.shape, int)
     row, key = np.indices(mask.shape)
     own, other = (row, key) if over_keys else (key, row)

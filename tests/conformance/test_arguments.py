@@ -156,7 +156,7 @@ def test_a_ring_that_refuses_other_lengths_and_dims_passes() -> None:
 
 
 def test_a_layout_may_cut_each_document_by_itself() -> None:
-    """A layout may deal every padded document to the ranks as zig-zag, as kernels for packed sequences do."""
+    """A layout may deal each padded document to the ranks by zig-zag, as kernels for packed sequences do."""
     asked: list[tuple[int, ...]] = []
 
     def by_document(S: int, P: int, documents: tuple[int, ...]) -> list[Any]:
@@ -323,7 +323,7 @@ def test_an_argument_that_is_refused_is_no_failure_and_one_that_is_dropped_is() 
 
 
 def test_packed_documents_come_under_every_name_of_the_field() -> None:
-    """Packed documents are found under every common name; each function takes them from another argument."""
+    """Packed documents are passed under every common name; each of these functions uses another name."""
 
     def masked(ring: Any, layout: Any, documents: tuple[int, ...], qkv: tuple[Tensor, ...]) -> Any:
         mask = Mask(documents=documents)
@@ -415,7 +415,7 @@ class _Gathered(torch.autograd.Function):
 
 
 def test_arguments_of_opposite_masks_and_keys_of_another_sequence_are_asked_in_pairs() -> None:
-    """ALiBi needs a causal mask, and keys of another sequence need none: each meets the ways of calling alone."""
+    """ALiBi requires a causal mask and cross-attention forbids it, so each is paired without the other."""
 
     def attend(q, k, v, *, ring, causal, alibi_slopes=None):
         k, v = _Gathered.apply(ring, k), _Gathered.apply(ring, v)

@@ -43,7 +43,7 @@ def of_transformers(
     ring: Ring, tokens: Tensor, labels: Tensor, cu_seqlens: Tensor | None = None, *,
     config: Callable[..., Any] = llama, dtype: torch.dtype = torch.float32, fault: str = "",
 ) -> tuple[Tensor, nn.Module]:  # fmt: skip
-    """Run a user's step, with a fault where the ring has several ranks."""
+    """Run a user's step, with a fault if the ring has several ranks."""
     model = build(config(vocab_size=32), "ringlab", dtype)
     wrong = fault if ring.world_size > 1 else ""
     if wrong in MODELS:
@@ -460,7 +460,7 @@ def test_the_command() -> None:
 
 
 def test_the_page_shows_what_the_command_prints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Factors beyond a bound are rounding errors' and so a machine's own; all else is compared."""
+    """Only the factors by which errors exceed bounds are not compared; they depend on the machine."""
     page = (CHECKOUT / "docs/first-layer.md").read_text(encoding="utf-8")
     found = re.search(
         r"```py\n# (\w+)\.py\n(.*?)```.*?```sh\nringlab (.*?)\n```.*?```text\n(.*?)```", page, re.DOTALL

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.thorough
 @pytest.mark.parametrize("name", MUTANTS)
 def test_a_mutant_is_found(name: str) -> None:
     mutant = MUTANTS[name]
-    # That mutant is found only with 16 ranks too.
+    # That mutant is found only if there are runs on 16 ranks.
     few = mutant.found_by == "peak memory" and name != "keeps_every_block"
     claims: dict[str, Any] = {"ranks": (1, 2, 3, 4, 8)} if few else {}
     report = check(mutant.target(), quick=True, only=(mutant.found_by,), isolate=False, **claims)
@@ -90,7 +90,7 @@ def test_a_check_of_the_full_tier_that_is_asked_for_by_name_is_made() -> None:
     [("ring", "gloo", 0), ("ring", "symmetric", 1), ("ring", "shared-gpu", 0), ("allgather", "gloo", 1)],
 )
 def test_our_ring_passes_on_processes(name: str, transport: str, half: int) -> None:
-    """Each transport passes half of the checks; the ring over torch.distributed passes all of them below."""
+    """Our ring passes half of the checks over each transport; the next test makes all of them."""
     quick = [each.name for each in checks.CHECKS if each.tier == "quick"]
     report = check(
         f"ringlab.conformance.self_targets:{name}", quick=True, only=quick[half::2], transport=transport,

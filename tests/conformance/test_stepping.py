@@ -386,7 +386,7 @@ class _States(torch.autograd.Function):
 
 
 def test_linear_attention_whose_states_have_gradients_passes() -> None:
-    """The wrong step passes once gradients of states reach earlier ranks, the fault that is reported."""
+    """The reported fault is that gradients of states do not reach earlier ranks; once they do, it passes."""
     wrong = STEPS["state_without_its_gradient"]
     source = wrong.source()
     for fault, right in (

@@ -200,7 +200,7 @@ def test_a_rank_that_failed_leaves_no_result() -> None:
 
 @pytest.mark.parametrize(("apart", "failed"), [(True, []), (False, ["aliasing"])])
 def test_parts_of_one_buffer_are_no_aliases_and_one_memory_for_two_is(apart: bool, failed: list[str]) -> None:
-    """dK and dV may be two halves of one tensor, as in some rings, but must not be the same memory."""
+    """dK and dV may be two halves of one tensor, as in some rings, but must not share memory."""
 
     def gradients(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, ...]:
         both = torch.zeros(2, *k.shape)
@@ -315,7 +315,7 @@ def test_a_call_that_cannot_be_made_is_refused_before_any_run(target: Any, got: 
 
 
 def test_a_call_that_python_refuses_ends_the_check_with_one_error() -> None:
-    """A call that Python refuses is reported once; functools.wraps had promised a missing parameter."""
+    """A call that Python refuses is reported once; functools.wraps shows a parameter that is missing."""
 
     def attend(ring: Ring, q: Tensor, k: Tensor, v: Tensor, *, causal: bool) -> Tensor:
         return q
@@ -348,7 +348,7 @@ def test_a_merge_that_requires_more_is_refused() -> None:
 
 
 def test_interleaved_gradients_of_one_buffer_are_no_aliases() -> None:
-    """Gradients of a tensor that joined K and V are no aliases, because they share no element."""
+    """Gradients of a tensor that joined K and V are not aliases, because they share no element."""
 
     def joined(ring: Ring, q: Tensor, k: Tensor, v: Tensor, *, causal: bool, positions: Any) -> Any:
         return plain_ring.attend(ring, q, k, v, causal=causal, positions=positions)
@@ -396,7 +396,7 @@ SUMMED_BY_RANK = """
 
 
 def test_memory_that_is_kept_by_rank_may_serve_two_rings() -> None:
-    """Memory kept per rank number does not make a ring fail, as virtual ranks of two rings share memory."""
+    """A ring may keep memory by rank number, although virtual ranks of two rings then share this memory."""
     module = edits.as_module(edits.apply(SUMMED_BY_RANK, SOURCE), "ringlab_test_summed_by_rank")
     assert check(module.attend, quick=True, isolate=False, only=("two rings", "forward")).failed == []
 
@@ -421,7 +421,7 @@ def test_padded_tiles_are_no_more_work_than_long_shards_need() -> None:
 
 
 def _work_of(rows: int, keys: int, dims: int = 1, times: int = 1, causal: bool = False) -> Verdict:
-    """Return the verdict of `work` on a ring that computes tiles of this size, padded, each so many times."""
+    """Return the verdict of `work` on a ring that computes padded tiles of this size, each `times` times."""
 
     def made(run: Run) -> Ran:
         tokens, work = run.S // run.P, times * run.P**2

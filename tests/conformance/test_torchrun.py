@@ -152,7 +152,7 @@ REFUSED = {
 @pytest.mark.thorough
 @pytest.mark.slow
 def test_commands_one_after_the_other_end_all_ranks_with_the_status_of_rank_0(tmp_path: Path) -> None:
-    """What torchrun cannot be asked ends with status 2. Then a ring over ringlab's Comm passes, and a merge on rank 0 alone."""
+    """Commands that torchrun cannot run end with status 2; then a ring passes, and a merge on rank 0."""
     path = tmp_path / "report.md"
     ring = "ringlab.plain_ring:attend", *only("dq", "bytes", "two rings"), "--markdown", str(path)
     merge = "tests.conformance.test_merging:in_pairs", "--kind", "merge"
@@ -217,12 +217,12 @@ def test_a_rank_without_a_gpu_of_its_own_says_so(monkeypatch: pytest.MonkeyPatch
     second, third = (rendezvous.World(rank, 4, rank, 4) for rank in (1, 2))
     assert watchdog._lack(second, "cuda") == "" == watchdog._lack(third, "cpu")
     assert watchdog._lack(third, "cuda") == "rank 2: LOCAL_RANK 2, and 2 GPUs"
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)  # its own, under SLURM
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)  # under SLURM, a rank sees only its own GPU
     assert watchdog._lack(third, "cuda") == ""
 
 
 def test_a_world_of_fewer_ranks_is_seen_in_the_environment() -> None:
-    """The environment of a smaller world counts its ranks: of three, one is on the second machine."""
+    """The environment of a smaller world counts only its ranks: of three, one is on the second machine."""
     from ringlab.conformance.run.torchrun.rank import Seat
 
     seat = Seat(2, 3, "gloo", "cpu", "prefix", 0, 1.0)

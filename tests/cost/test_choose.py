@@ -118,7 +118,7 @@ def test_the_order_and_the_reasons(sizes: Attention, P: int, rates, memory: floa
 
 
 def test_grouped_heads_turn_ring_and_ulysses_around() -> None:
-    """Ring bytes over Ulysses bytes are P·K/(H + K), which is P/2 if K = H and P/9 if H = 8·K."""
+    """The ratio of ring bytes to Ulysses bytes is P·K/(H + K), so P/2 if K = H and P/9 if H = 8·K."""
     for K, P, ratio in ((64, 8, 4), (8, 8, 8 / 9), (8, 4, 4 / 9), (16, 16, 16 / 5)):
         ring, ulysses = (choose.way(Attention(H=64, K=K), P, *key) for key in (("ring", 1), ("ulysses", P)))
         assert ring.sent_bytes / ulysses.sent_bytes == pytest.approx(ratio)

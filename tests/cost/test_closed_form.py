@@ -18,7 +18,7 @@ In units of score elements, for one rank and kernels that compute visible pairs 
 
     no mask      first = later = L²
     contiguous   rank P−1 meets all keys of all others: first L(L+1)/2, later L²
-    striped      rank P−1 meets keys 0 … i with row i, everywhere: first = later = L(L+1)/2
+    striped      row i of rank P−1 sees keys 0 … i of every block: first = later = L(L+1)/2
     zig-zag      two pieces of n = L/2: the own block n² + 2·n(n+1)/2; any other one 2n²,
                  all rows with its first piece or the second piece's rows with all of it
 """

@@ -1,4 +1,4 @@
-"""Ranks whose operations the simulator repeats get the operations and times that they would have if run.
+"""Ranks that repeat other ranks' operations get the operations and times that they would have if they ran.
 
 Some ranks repeat the operations of another rank (`equal_ranks.models_of`). In `Lockstep`, rank 0 is the model
 of all ranks.

@@ -393,7 +393,7 @@ def test_lines_of_the_built_in_tables(file: Path) -> None:
     text = file.read_text()
     found, written = toml_file.lines(text), text.splitlines()
     for place, line in found.items():
-        # Tables of one name are numbered, and their line has the name.
+        # Tables with the same name are numbered, and the reported line has the name.
         assert str(place[-2] if isinstance(place[-1], int) else place[-1]) in written[line - 1]
 
     def places(table: Any, above: tuple[str | int, ...] = ()) -> set[tuple[str | int, ...]]:
@@ -410,7 +410,7 @@ def test_lines_of_the_built_in_tables(file: Path) -> None:
 
 @pytest.mark.parametrize("name", ["a100", "a100-40gb", "h100", "h200", "b200"])
 def test_the_source_says_whether_memory_is_the_drivers_or_the_sheets(name: str) -> None:
-    """The source of a memory size names the driver for a whole number of MiB, else decimal GB."""
+    """The source of a memory size names the driver if it is a whole number of MiB, otherwise decimal GB."""
     it = hardware(name)
     reported = f"driver reports it, {it.memory_bytes / 2**20:.0f} MiB" in it.source
     assert reported != ("decimal GB, which is conservative" in it.source)

@@ -124,7 +124,7 @@ def test_a_tiled_feed_forward_keeps_its_input_alone(it: Model, tokens: int, fed:
     few = memory.layer_gradient_bytes(EIGHT, 1000, fed=10)
     assert few == 1000 * 2 * (
         4096 + 2 * 4096 + 2 * 1024
-    )  # those of attention are more than those of ten tokens
+    )  # attention's gradients are larger than the feed-forward's for ten tokens
 
 
 def test_caches_of_models_of_several_kinds() -> None:

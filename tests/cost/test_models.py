@@ -66,14 +66,14 @@ KINDS = {  # billions of weights in all and for each token, and their source
 
 
 def near(published: float) -> float:
-    """Return the allowed difference: one unit of the last printed digit, which may be cut off, or as for other models."""
+    """Return the allowed difference: that of PRINTED, or a unit of the last printed digit if it is more."""
     decimals = len(f"{published:g}".partition(".")[2])
     return max(10.0**-decimals, PRINTED * published)
 
 
 @pytest.mark.parametrize("name", KINDS)
 def test_weights_of_models_of_several_kinds_as_published(name: str) -> None:
-    """Totals are as published; those for each token may count one or both matrices of the vocabulary."""
+    """Totals are as published; weights per token may count one or both matrices of the vocabulary."""
     it, (in_all, active, _) = model(name), KINDS[name]
     assert abs(it.parameters / 1e9 - in_all) <= near(in_all)
     vocabulary = it.vocabulary * it.d_model

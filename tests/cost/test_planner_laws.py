@@ -41,7 +41,7 @@ def requests(draw: st.DrawFn, training: bool = False) -> Request:
         ["none", "none", "activations"] if purpose == "training" and hardware(machine).host else ["none"]
     )
     name = draw(NAMES)
-    states = any(kind.linear for kind in model(name).kinds)  # which striped cannot pass
+    states = any(kind.linear for kind in model(name).kinds)  # the striped layout cannot pass states
     return Request(
         name,
         draw(st.one_of(st.integers(4096, 2**22), st.integers(12, 22).map(lambda n: 2**n))),
@@ -193,7 +193,7 @@ def test_the_command_of_every_suggestion_gives_what_it_says(request_: Request) -
 def test_kv_heads_divide_bytes_on_the_wire_and_in_the_cache_and_no_arithmetic(
     groups: int, P: int, S: int
 ) -> None:
-    """H/K times fewer K/V heads send and cache H/K times fewer bytes, and attention takes as long."""
+    """With H/K times fewer K/V heads, H/K times fewer bytes are sent and cached; attention takes as long."""
     shared = {"tp": 1, "ring": P, "ulysses": 1, "purpose": "prefill", "fsdp": 1}
     machine = ideal(ranks_per_node=P)
     many, few = (

@@ -210,7 +210,7 @@ STATES = Request(
 
 
 def check_states() -> None:
-    """36 of 48 layers pass states of 2 MiB by doubling, five of them at most, and cache nothing else."""
+    """36 of 48 layers pass at most five states of 2 MiB per rank by doubling, and cache only their state."""
     it, tokens, state = pass_of(STATES), 2**17 // 8, 32 * 128 * 128 * 4
     a_hop = tokens * 2 * 2 * 256 * 2 / 300e9
     assert it.ring_s == pytest.approx((36 * 5 * state / 300e9 + 12 * 7 * a_hop) / 48)
@@ -241,7 +241,7 @@ TILED = Request(
 
 
 def check_tiled_and_offloaded() -> None:
-    """Inside the feed-forward 2,048 tokens count, and the optimizer, gradients and most weights are on the host."""
+    """The feed-forward holds 2,048 tokens; the optimizer, gradients and most weights are on the host."""
     it, tokens, d = best(TILED), 2**19 // 8, 4096
     weights, vocabulary = TILED.sized.parameters, 128256 * 4096
     layer = 2 * d * 128 * (32 + 8) + 3 * d * 14336

@@ -105,7 +105,7 @@ def test_the_span_is_of_steps_alone_and_stands_in_every_plan(purpose: str) -> No
 
 
 def test_no_split_is_ranked_inside_the_error_of_published_pairs() -> None:
-    """ALIKE is the largest factor by which plans were off from the ratio of two published splits, rounded up."""
+    """ALIKE is the largest factor by which plans missed the ratio of two published splits, rounded up."""
     assert compared() <= ALIKE <= compared() + 0.001
     for pair in PAIRS:
         assert pair.first.machine == pair.second.machine and pair.first.tokens == pair.second.tokens

@@ -62,7 +62,7 @@ def test_work_in_a_window_is_that_of_the_tiles_with_a_visible_pair(
 
 
 def test_work_in_a_window_where_tokens_are_dealt_one_by_one() -> None:
-    """Under striped, each rank has every P-th token of a window, up to one token a row."""
+    """Under striped, each rank has every P-th token of a window, to within one token a row."""
     S, P, window = 4096, 4, 256
     dealt, mask = get_layout("striped", S, P), Mask(window=window)
     exact = [mask.visible(dealt.positions(1), dealt.positions(origin)).sum() for origin in (1, 0, 3, 2)]

@@ -1,6 +1,6 @@
 """The formulas' bytes are the bytes that the real programs send, step by step and rank by rank.
 
-The number of tokens per rank from which on a hop is hidden agrees with published thresholds and the
+The number of tokens per rank above which a hop is hidden agrees with published thresholds and with the
 definition.
 """
 
@@ -306,8 +306,8 @@ def test_what_changes_the_threshold() -> None:
     assert least_tokens_hidden(A100, 300e9, replace(FULL, causal=True)) == pytest.approx(2 * base)
     assert least_tokens_hidden(A100, 300e9, replace(FULL, dtype="float32")) == pytest.approx(2 * base)
     assert least_tokens_hidden(A100, 300e9, replace(FULL, B=4, D=64)) == pytest.approx(base)
-    # backward: 5 products for 2, and dK/dV in float32 beside K/V in bfloat16: (2 + 4)/2 bytes, 6/5 of the
-    # tokens
+    # backward: 5/2 times the products, and (2 + 4)/2 times the bytes, because dK/dV in float32 travel beside
+    # K/V in bfloat16, so 6/5 times the tokens
     assert least_tokens_hidden(A100, 300e9, FULL, backward=True) == pytest.approx(1.2 * base)
 
 

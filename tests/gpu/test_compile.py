@@ -1,4 +1,4 @@
-"""A compiled layer over a ring of GPUs is as exact as an eager one, also where torch records CUDA graphs."""
+"""A compiled layer over a ring of GPUs is as exact as an eager one, even if torch records CUDA graphs."""
 
 from __future__ import annotations
 

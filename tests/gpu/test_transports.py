@@ -134,7 +134,7 @@ def over_ways(ring: Ring, device: str, schedule: str) -> tuple[list[torch.Tensor
 @pytest.mark.needs_two_gpus
 @pytest.mark.parametrize("schedule", ["ring", "double-ring(node=2)", "bidirectional", "multi-ring"])
 def test_each_way_over_nccl_has_a_communicator_of_high_priority(schedule: str) -> None:
-    ranks = 4 if torch.cuda.device_count() >= 4 else 2  # two ranks have neighbours only, and one way
+    ranks = 4 if torch.cuda.device_count() >= 4 else 2  # two ranks are only neighbours, and need one way
     on_gpu = launch(over_ways, ranks, "cuda", schedule, transport="nccl", memory=False)
     on_cpu = VirtualCluster(ranks).run(attention, "cpu", "blockwise", (4, 2), CAUSAL, schedule)
     for (mine, communicators, high), theirs in zip(on_gpu.results, on_cpu.results, strict=True):
