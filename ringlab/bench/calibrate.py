@@ -43,7 +43,7 @@ MESSAGES = (1 << 12, 1 << 16, 1 << 18, 1 << 20, 1 << 22, 1 << 24)
 """Bytes of the timed exchanges, each way."""
 
 FEW = 64
-"""Tokens of the ring whose time is that of its steps."""
+"""Tokens of a ring so short that its time is that of its steps."""
 _ROUNDS = 30
 
 DTYPES = ("float32", "bfloat16")

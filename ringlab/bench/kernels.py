@@ -16,7 +16,7 @@ from ringlab.blocks import get_block
 from ringlab.errors import BackendError
 
 OPTIONAL = ("cudnn", "flash", "flex")
-"""Blocks of libraries, which a machine may lack. Those that it lacks are not timed, and that is no failure."""
+"""Blocks whose libraries a machine may lack. Blocks that it lacks are not timed, and the bench still passes."""
 BLOCKS = ("triton", "native")
 
 

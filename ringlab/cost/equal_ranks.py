@@ -26,11 +26,11 @@ from ringlab.plan import plan
 
 Steps: TypeAlias = Int64[np.ndarray, " attentions"]
 ROTATING = ("ring", "allgather")
-"""Schedules under which step s of every rank is for the block of the rank s behind it."""
+"""Schedules in which every rank, at step s, computes with the block of the rank s places behind it."""
 FEWEST_EQUAL = 8
-"""Ranks that must be equal to others: below, comparing them costs more than it saves."""
+"""The fewest ranks equal to others that make it worthwhile to compare ranks."""
 FEWEST_IN_LOCKSTEP = 256
-"""Ranks of a simulation that keeps no operations of most of them: below, all of them fit into memory."""
+"""The fewest ranks of a simulation that keeps only some ranks' operations. With fewer, all fit into memory."""
 _ATTEND = re.compile(r"attend (backward )?(\d+)")
 """The labels of computations that take time."""
 

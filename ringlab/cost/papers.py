@@ -66,9 +66,9 @@ def ring_minimum(flops_per_s: float, bytes_per_s: float) -> tuple[float, float]:
 def ring_context_bytes(model: Model, tokens: int, devices: int, architecture: str) -> int:
     """Return the bytes that each of `devices` devices needs to train with `tokens` tokens on each device.
 
-    The Ring Attention paper's setting (sections 4 and 5.1): everything in float32, Adam, weights,
-    gradients and moments fully sharded (FSDP over all devices), one sequence per device; under
-    ring attention one sequence over all devices, `tokens` of it on each.
+    In the Ring Attention paper's setting (sections 4 and 5.1), everything is in float32. Weights, gradients
+    and Adam's moments are fully sharded (FSDP over all devices). Each device has one sequence or, under ring
+    attention, `tokens` tokens of the only sequence.
     Assumed: a layer keeps for its backward the activation of the paper's table 1, in float32 instead of
     bfloat16. With batch b, sequence s, width h, heads n and c tokens in a block, the table's bytes in
     bfloat16 are:

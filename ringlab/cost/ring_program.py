@@ -48,10 +48,11 @@ class RingProgram:
     def in_lockstep(
         self, networks: tuple[Links, Links], slow: Mapping[int, float], keep: Sequence[int]
     ) -> Timed | None:
-        """Return the operations of rank 0, and the times of all ranks on both networks, if they `equal_ranks.go_together`.
+        """Return the operations of rank 0, and the times of all ranks on both networks.
 
-        The recording also has the memory of every rank, and the operations of the first rank of each length.
-        The result is None if the messages of rank 0 do not fit. slow: how many times longer each rank
+        The ranks must satisfy `equal_ranks.go_together`. The recording also has the memory of every rank,
+        and the operations of the first rank of each length. The result is None if the messages of rank 0 do
+        not fit together. slow: how many times longer each rank
         computes. keep: the ranks whose operations are kept, on the first network.
         """
         P, lengths = self.layout.P, self.layout.lengths

@@ -113,11 +113,11 @@ def rounds(P: int, scan: str = "all-gather") -> int:
 
 
 def passing_bytes(sizes: LinearAttention, P: int, scan: str = "all-gather") -> int:
-    """Return the peak bytes for passing states on the rank that needs most: messages, and passages put together.
+    """Return the peak bytes for passing states on the rank that needs most: messages, and combined passages.
 
     A passage is the effect of tokens on a state: a state and a transition. relay: the passage of the rank's
     tokens, the state that enters, and the state that leaves, twice while it is summed. all-gather: on the
-    last rank, the messages of all others, and the passage put together from them. doubling: at most 7
+    last rank, the messages of all others, and the passage combined from them. doubling: at most 7
     passages on any number of ranks. Tensors that a rank had before, and the outputs, are not counted.
     Raises: CostError for an unknown scan, or ranks below one.
     """

@@ -62,7 +62,7 @@ RINGS = {
     "bidirectional": ("kv", "kv"),
     "multi-ring": ("kv", "kv"),
 }
-"""The schedules in which something goes around: what does so forward, and what backward."""
+"""The schedules in which data goes around all ranks: what travels in forward, and what in backward."""
 
 
 @dataclass(frozen=True)

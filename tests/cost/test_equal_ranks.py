@@ -32,7 +32,7 @@ from ringlab.plan import plan
 
 H100 = hardware("h100")
 TIME = PeakTime(1e9, 3e8, (4, 4))
-"""Prices differ for any two pairs of ranks with other scores."""
+"""Prices that differ for any two pairs of ranks with different scores."""
 PROGRAM = ("starts", "kinds", "refs", "to", "source", "sent_bytes", "received_bytes", "labels")
 
 

@@ -36,7 +36,7 @@ STRIPED_TILE_GPU = (2048, 4096)
 STRIPED_TILE_TPU = (2048, 2048)
 """Tile of its TPU runs."""
 STRIPED_WEIGHT_GPU = 2.0
-"""Attention there runs in TF32, at half the rate of bfloat16: its FLOPs count twice. On TPUs once."""
+"""Attention runs in TF32 there, at half the rate of bfloat16, so its FLOPs count twice, and once on TPUs."""
 
 
 def weight(device: str) -> float:

@@ -36,7 +36,7 @@ from tools.docs.published_runs import (
 )
 
 LEAST, MOST = 0.8, 1.4
-"""Times as long, or times as much memory, as planned: the range that the sentences of `left_out` explain."""
+"""The range of actual time or memory, relative to the plan, that the sentences of `left_out` explain."""
 SLOWER = 2.0
 """The same limit for the sources in `UNEXPLAINED`: their sentences do not explain all of the difference."""
 UNEXPLAINED = {TITAN_SOURCE, EASY_SOURCE, PREFILL_SOURCE}

@@ -110,7 +110,7 @@ class Check:
 
     needs: returns the reason why the check does not apply, or None. tolerant: whether the check also judges
     runs that failed; any other check fails as soon as one of its runs fails. spares_more: whether it also
-    judges failed runs that only its verdict asked for. names: the results that the check compares.
+    judges failed runs that its own verdict asked for. names: the results that the check compares.
     by_values: whether wrong values start the search for a smaller counterexample.
     """
 

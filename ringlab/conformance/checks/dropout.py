@@ -22,7 +22,7 @@ from ringlab.conformance.tolerance import NAMES
 from ringlab.errors import apart
 
 RATE = 0.25
-"""Not 0.5, which is its own counterpart: a ring that takes it for the share to keep would be right."""
+"""The share of dropped pairs. With 0.5, a ring that takes it for the share of kept pairs would be right."""
 _LENGTH = 24
 _DEVIATIONS = 6.0
 """The largest allowed deviation of the share of dropped pairs, in standard deviations: chance 1 in 10⁹."""

@@ -25,14 +25,15 @@ from ringlab.conformance.tolerance import NAMES, Results, bounds, relative_error
 from ringlab.errors import apart
 
 CHANCE = 1.5
-"""The factor by which bounds are widened here, against bad luck: twice the plainest implementation's error is a bound on one result,
-and a report holds M ≈ 400 results to such bounds.
+"""The factor by which bounds are widened here, against bad luck. Twice the plainest implementation's error
+is meant as a bound for one result, but a report compares M ≈ 400 results with such bounds.
 
 Each error is the largest of N roundings, about σ √(2 ln N) for normal ones, and varies as maxima do, by Gumbel's
 law with the scale σ / √(2 ln N): the unluckiest of M exceeds its typical value by the share ln M / (2 ln N). With
-N = 1,500 entries of a result that is 0.41; a round 1.5 stands for 1.41. For the few entries of a short ragged run it would be
-more, and there the floor of the bounds helps. Roundings are not quite normal, so the sweep over seeds is the proof: without
-the factor ringlab's own ring failed in 2 of 50 (dv of seed 6 by 1.04 times its bound); `closest` in
+N = 1,500 entries of a result that share is 0.41, so the factor would be 1.41, here rounded up to 1.5. For
+the few entries of a short ragged run it would be larger, and there the floor of the bounds helps. Roundings
+are not quite normal, so the proof is the sweep over seeds. Without the factor, ringlab's own ring failed for
+2 of 50 seeds (dv of seed 6 by 1.04 times its bound); `closest` in
 benchmarks/results/conformance/seeds.json says how much of the widened bounds is ever used."""
 
 

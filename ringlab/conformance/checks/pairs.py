@@ -35,10 +35,10 @@ _APART = frozenset(
 
 Whether a soft cap applies before or after ALiBi's bias differs among models, and lse with sinks among rings."""
 _BY_MASK = frozenset({frozenset(("prefix", "window")), frozenset(("prefix", "packed documents"))})
-"""The axes whose values have a meaning together only in ringlab's Mask."""
+"""The axes whose values make sense together only in ringlab's Mask."""
 
 _NO_REFUSALS = ("DeadlockError", "IndexError", "KeyError", "ZeroDivisionError")
-"""Errors by which no code refuses an argument. PeerDiedError may come of another rank's refusal."""
+"""Errors that are never a refusal of an argument. PeerDiedError may follow from another rank's refusal."""
 
 Chosen = Mapping[str, Any]
 

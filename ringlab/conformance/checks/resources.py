@@ -27,7 +27,7 @@ are short because small tiles take long in Python, and because the longest one t
 _D, _WIDE = 64, 128
 """The head dim of metered runs, and that of longer ones, because some tiles pad the head dim to 128."""
 _SAME = 1.02
-"""The factor between excesses below which they are the same at all lengths, as excess by padding is not."""
+"""The factor below which excesses at several lengths count as equal. Excesses by padding differ by more."""
 MORE_WORK = 1.1
 """The allowed factor over the matrix products that attention needs.
 
@@ -204,7 +204,7 @@ def _memory(plan: Plan, rans: Sequence[Ran]) -> Verdict:
 
 
 _THIRD, _HALF = 1 / 3, 1 / 2
-"""The growth of the peak in K/V blocks for each additional rank from which a ring fails.
+"""A ring fails if its peak grows by this number of K/V blocks, or more, for each additional rank.
 
 A ring that keeps every K, or every V, grows by half a block."""
 

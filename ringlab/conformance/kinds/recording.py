@@ -398,7 +398,7 @@ class Recorder:
 
 
 _NO_TOKENS = ("label", "target", "position", "seq", "mask", "segment", "document")
-"""Parts of names of integer arguments that are no token ids."""
+"""Parts of names of integer arguments that are not token ids."""
 
 
 def same(x: Shaped[Tensor, "..."], y: Shaped[Tensor, "..."] | None) -> bool:

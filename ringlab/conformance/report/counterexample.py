@@ -65,8 +65,8 @@ class PairMap(TypedDict):
     name: the result that shows the contributions. largest: the largest true contribution. bound: the bound
     for that result.
     blocks: pairs (rank of the queries, rank of the keys) by their fault: "missing", "twice" or "hidden" (keys
-    are seen that the mask hides). offsets: key minus query of all pairs that are missing, or seen though
-    hidden, if these are only one or two numbers.
+    are seen that the mask hides). offsets: the distances, key minus query, of all pairs that are missing,
+    or seen though hidden, if there are at most two distances.
     """
 
     name: str

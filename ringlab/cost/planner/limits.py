@@ -28,9 +28,9 @@ SHARING_WORDS = {
     "helix": "weights shared along cp (Helix)",
 }
 ALIKE = 1.511
-"""Splits whose times differ by no more than this factor are not ranked: the ratio of two published splits of one run was
-off by as much from the ratio of their plans. tools/docs/published_runs.py has these pairs, and a test computes the
-factor from them."""
+"""Splits whose times differ by no more than this factor are not ranked, because plans missed the ratio of
+two published splits of one run by as much. tools/docs/published_runs.py has these pairs, and a test computes
+the factor from them."""
 WORTH_NAMING = 0.03  # the smallest fraction of a step's time whose loss is named as a limit
 
 

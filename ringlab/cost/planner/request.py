@@ -33,7 +33,7 @@ CHOICES = (
 """Fields with few values: (name, values, may be left open)."""
 MOST_TOKENS = 2**31
 MOST_CHUNKS = 4096
-"""The most chunks of a prompt: the time of each is computed."""
+"""The most chunks of a prompt, because the time of each is computed."""
 MOST_OF_A_COUNT = 2**20
 """The most nodes, GPUs, sequences, degrees, rows and keys of a tile: more is a typing error and would take for ever."""
 DEGREES = ("dp", "fsdp", "tp", "cp", "ring", "ulysses", "ep")
