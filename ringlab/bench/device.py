@@ -34,7 +34,7 @@ from ringlab.errors import DeviceError
 NEEDED = "an NVIDIA GPU"
 REMEDY = "on a machine with one, run `make gpu`"
 FLUSHES = 8
-"""Passes over twice the L2's bytes before each timed run, so that the GPU is busy while Python launches it."""
+"""Passes over a buffer of twice the L2 before each timed run. They keep the GPU busy during the launch."""
 
 
 def no_cuda() -> str | None:

@@ -16,7 +16,7 @@ from ringlab.blocks import get_block
 from ringlab.errors import BackendError
 
 OPTIONAL = ("cudnn", "flash", "flex")
-"""Blocks whose libraries a machine may lack. Blocks that it lacks are not timed, and the bench still passes."""
+"""Blocks whose libraries a machine may lack. Those blocks are then not timed, which is not a failure."""
 BLOCKS = ("triton", "native")
 
 

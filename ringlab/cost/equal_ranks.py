@@ -30,7 +30,7 @@ ROTATING = ("ring", "allgather")
 FEWEST_EQUAL = 8
 """The fewest ranks equal to others that make it worthwhile to compare ranks."""
 FEWEST_IN_LOCKSTEP = 256
-"""The fewest ranks of a simulation that keeps only some ranks' operations. With fewer, all fit into memory."""
+"""The fewest ranks of a simulation that keeps only some ranks' operations; those of fewer fit into memory."""
 _ATTEND = re.compile(r"attend (backward )?(\d+)")
 """The labels of computations that take time."""
 
