@@ -113,7 +113,7 @@ def tune(
 
 
 def work(slots: Sequence[Slot], arch: str, processes: int, most: int = MOST) -> str:
-    """Return a sentence on how much `tune` compiles and runs for these slots and to rewrite the table."""
+    """Return a sentence on how much `tune` compiles and runs for these slots and for the new table."""
     listed = [len(candidates(slot, arch)) for slot in slots]
     runs = sum(min(most + 1, count) for count in listed)
     return (

@@ -39,9 +39,9 @@ def print_json(data: dict[str, Any] | list[dict[str, Any]]) -> None:
 
 
 def for_people(measured: dict[str, Any], output: Path | None, as_json: bool) -> bool:
-    """Write a result as JSON to `output`, if given.
+    """Write a result as JSON to `output`, if given, and with --json also print it.
 
-    With --json print the result, and otherwise return true.
+    Return true without --json, because then the result remains to be printed for people.
     """
     if output is not None:
         output.parent.mkdir(parents=True, exist_ok=True)

@@ -80,9 +80,9 @@ def kinds(layout: Layout) -> Int[np.ndarray, " P"]:
 def seconds_by_label(
     prices: Prices, queries: Mapping[int, Shaped[Tensor, "..."]], layout: Layout, mask: Mask
 ) -> SecondsOfAll:
-    """Return a function of a computation's label that returns the seconds on every rank, if the ranks `go_together`.
+    """Return a function that takes a computation's label and returns its seconds on every rank.
 
-    queries: the queries of a rank, by its number of tokens.
+    The ranks must `go_together`. queries: the queries of a rank, by its number of tokens.
     """
     P, made, kind, ranks = layout.P, plan(layout, mask), kinds(layout), np.arange(layout.P)
     members = [np.flatnonzero(kind == number).tolist() for number in range(kind.max() + 1)]
@@ -150,7 +150,7 @@ class Seconds:
         self.prices, self.queries, self.plan = prices, queries, plan(layout, mask)
 
     def __call__(self, rank: int, labels: tuple[str, ...]) -> Float[np.ndarray, " computations"]:
-        """Return the seconds of the computations with these labels, which are 0 unless a label is one of attention."""
+        """Return the seconds of the computations with these labels; those other than attention take 0."""
         P, tiles = len(self.queries), self.plan.of_rank(rank)
         found = np.zeros(len(labels))
         for backward in (False, True):

@@ -88,7 +88,7 @@ def attention_work(sizes: Attention, tokens: int, P: int, backward: bool = False
     float32, whose rows add up to delta, at the beginning, before there are gradients. `simulate` measures
     the same bytes on the program itself, and a test compares the two results.
     If a latent travels, blocks and their gradients are those of the latent, and K and V of the block at work are
-    made from it: H·(D + Dv) numbers for each token, and backward their gradients in float32, too.
+    made from it: H·(D + Dv) numbers for each token and, in the backward, their gradients in float32.
     """
     query, out = (sizes.B * sizes.H * dim * tokens for dim in (sizes.D, sizes.value_dim))
     block = sizes.travelling * tokens
@@ -119,8 +119,8 @@ def saved_bytes(
     Derivation, elements per token: input of the attention norm and of the feed-forward norm, d each;
     their outputs, d each, which the matrices' gradients need; q and the attention's output, H·D
     each; k and v, K·D each; in the feed-forward d_ff for each of its matrices (gate, up and their
-    product; or before and after the activation). Besides, lse: H float32. Softmax probabilities
-    are not kept: the backward computes them from lse.
+    product; or before and after the activation). In addition, lse has H float32 numbers. Softmax
+    probabilities are not kept: the backward computes them from lse.
     An output gate adds the gate and the gated output. A latent is kept in place of k and v, twice, before and
     after its norm, as are the numbers from which q is made. A gated delta rule keeps q, k and v before and after
     the convolution, the gate, the output and the gated output, and two float32 numbers of each head.
@@ -154,7 +154,7 @@ def _kept_feed_forward(it: Layer) -> tuple[int, int]:
 def feed_forward_bytes(it: Layer, tokens: int, dtype: str = "bfloat16", tp: int = 1) -> int:
     """Return the bytes inside the feed-forward of `tokens` tokens: what its backward needs, besides its input.
 
-    d_ff elements for each of its matrices, and d twice for each expert of a token, as in `saved_bytes`.
+    A token has d_ff elements for each matrix, and d twice for each of its experts, as in `saved_bytes`.
     """
     whole, split = _kept_feed_forward(it)
     return tokens * ((whole - (-split // tp)) * element_bytes(dtype) + 4 * (it.experts or 0))

@@ -15,8 +15,8 @@ The tables are TOML (`tables/models.toml`), and users add their own in the same 
     tied_embeddings = false
     source = "its config.json"
 
-If layers differ, each kind of layer is a table with its number of layers and all that is not as above. The
-numbers of layers add up to `layers`:
+If layers differ, each kind of layer is a table with its number of layers and all that differs from the
+above. The numbers of layers add up to `layers`:
 
     [[mine.kind]]
     layers = 24
@@ -122,7 +122,7 @@ class Layer(Kind):
 
     @property
     def dealt_heads(self) -> int:
-        """Return the heads among which ranks divide K and V: those of q if a latent has none."""
+        """Return the number of heads by which ranks divide K and V: that of q if a latent has none."""
         return self.H if self.kv_latent else self.K
 
     @property

@@ -52,8 +52,8 @@ class RingProgram:
 
         The ranks must satisfy `equal_ranks.go_together`. The recording also has the memory of every rank,
         and the operations of the first rank of each length. The result is None if the messages of rank 0 do
-        not fit together. slow: how many times longer each rank
-        computes. keep: the ranks whose operations are kept, on the first network.
+        not fit together. slow: how many times longer each rank computes. keep: the ranks whose operations
+        are kept, on the first network.
         """
         P, lengths = self.layout.P, self.layout.lengths
         queries = {length: shards[0] for length, shards in self._shards.items()}

@@ -139,7 +139,7 @@ def passing_bytes(sizes: LinearAttention, P: int, scan: str = "all-gather") -> i
 def passage_flops(sizes: LinearAttention, tokens: int, chunk: int = 64) -> int:
     """Return the forward FLOPs by which a rank computes the effect of its tokens on a state: matrix products and solves.
 
-    Per head and chunk of C tokens: without the delta rule 2·C·D·Dv, to write. With the delta rule, the
+    Each head and chunk of C tokens takes 2·C·D·Dv without the delta rule, to write. With the delta rule, the
     products of keys with keys take 2·C²·D. The state and the transition have W = D + Dv columns, which take
     2·C·D·W to read, C²·W to solve, and 2·C·D·W to write.
     """
@@ -149,8 +149,8 @@ def passage_flops(sizes: LinearAttention, tokens: int, chunk: int = 64) -> int:
 def attend_flops(sizes: LinearAttention, tokens: int, chunk: int = 64) -> int:
     """Return the FLOPs of a rank's outputs, once the state before its tokens has arrived; linear in its tokens.
 
-    Per head and chunk, in addition to writing into Dv columns: 2·C·D·Dv to read the state, 2·C²·D for the
-    scores, and 2·C²·Dv for the weighted values.
+    Each head and chunk takes, in addition to writing into Dv columns, 2·C·D·Dv to read the state, 2·C²·D for
+    the scores, and 2·C²·Dv for the weighted values.
     """
     D, Dv = sizes.D, sizes.Dv
     read = sum(2 * C * D * Dv + 2 * C * C * (D + Dv) for C in _chunks(tokens, chunk))

@@ -90,7 +90,7 @@ class ShapeBlock(StepBlock):
         scale: float,
         rules: TileRules = PLAIN_RULES,
     ) -> Partial:
-        """Return one tile's partial without values, and charge the tile's seconds."""
+        """Return one tile's partial without data, and charge the tile's seconds."""
         self._charge(q, k, causal, backward=False)
         out = q.new_empty((*q.shape[:-1], v.shape[-1]))
         return Partial(out, torch.empty(q.shape[:-1], dtype=torch.float32, device=q.device))
@@ -105,7 +105,7 @@ class ShapeBlock(StepBlock):
         scale: float,
         rules: TileRules = PLAIN_RULES,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return one tile's dq, dk and dv without values, and charge the tile's seconds."""
+        """Return one tile's dq, dk and dv without data, and charge the tile's seconds."""
         self._charge(rows.q, k, causal, backward=True)
         dq, dk, dv = (torch.empty(x.shape, dtype=torch.float32, device=x.device) for x in (rows.q, k, v))
         return dq, dk, dv
@@ -160,7 +160,7 @@ class ShapeBackward:
     def differentiate(
         self, tiles: Tiles, k: KeyValue, v: Value, rules: TileRules = PLAIN_RULES
     ) -> list[Gradient]:
-        """Charge the seconds of `tiles`; return the block's gradients without values, or [] if there are no tiles."""
+        """Charge the seconds of `tiles`; return the block's gradients without data, or [] without tiles."""
         self.left -= 1
         if self.left and self.total is self.q:
             self.total = torch.empty(self.q.shape, dtype=torch.float32, device=self.q.device)
@@ -173,5 +173,5 @@ class ShapeBackward:
         return [Gradient(slice(0, k.shape[2]), dk, dv)]
 
     def query_gradient(self) -> Tensor:
-        """Return dq without values."""
+        """Return dq without data."""
         return self.dq

@@ -600,7 +600,7 @@ def _bounds(*given: Any) -> Call:
 
 
 def _sequences(q: Tensor, bounds: Call) -> Iterator[tuple[slice, slice]]:
-    """Yield the rows and keys of each sequence that the kernel computes; fake tensors have none, as they have no values."""
+    """Yield the rows and keys of each sequence that the kernel computes; fake tensors have no sequences."""
     if isinstance(q, FakeTensor):
         return
     ends = (pairwise(bounds[name].tolist()) for name in _BOUNDS)

@@ -1,7 +1,7 @@
 """No step of a ring on GPUs makes Python wait for the GPU.
 
-Fake tensors have shapes and no values. Autograd without CUDA needs them on the CPU, where the blocks take them for
-tensors on a GPU. So every use of a value counts as a wait.
+Fake tensors have shapes and no data. Autograd without CUDA needs them on the CPU, where the blocks take them
+for tensors on a GPU. So every use of a value counts as a wait.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def fake_gpu(block: str) -> Iterator[Waits]:
         stack.enter_context(FakeTensorMode())
         stack.enter_context(
             flash_attn_packages(2, tell=lambda operator, call: None)
-        )  # bounds have no values here
+        )  # bounds have no data here
         stack.enter_context(mock.patch.object(native, "on_cuda", lambda x: True))
         stack.enter_context(mock.patch.object(naive, "_read_at_once", lambda x: False))
         for name in ("cuda.synchronize", "cuda.Stream.synchronize", "cuda.Event.synchronize"):

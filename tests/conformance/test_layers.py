@@ -222,7 +222,7 @@ class Nothing(nn.Module):
 
 
 class Odd(nn.Module):
-    """A model whose modules are called twice, return other things than tensors, or have no token axis."""
+    """A model whose modules are called twice, return things other than tensors, or have no token axis."""
 
     def __init__(self, dtype: torch.dtype, fault: str, rank: int, dropout: float) -> None:
         super().__init__()

@@ -183,8 +183,8 @@ def test_exposed_seconds_are_those_of_a_simulation(schedule: str, links: int) ->
 def test_the_choice() -> None:
     """Grouped heads and the number of links decide which schedule is best.
 
-    With one port, burst is best for all heads and the ring for grouped heads. With two links both directions
-    are best, and with a full mesh many rings. If every hop is hidden, the ring is chosen.
+    With one port, burst is best for ungrouped heads, and the ring for grouped heads. With two links,
+    "bidirectional" is best, and with a full mesh "multi-ring". If every hop is hidden, the ring is chosen.
     """
     grouped, slow, rates = replace(FULL, K=1), (1e14, 2e9, 0.0), (1e14, 1e15, 0.0)
     assert weigh_rings(FULL, 64, 7, slow)[0].schedule == "burst"

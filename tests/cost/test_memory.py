@@ -211,7 +211,7 @@ def measured_loss_bytes(dtype: str, tokens: int, words: int) -> int:
 
 @pytest.mark.parametrize(("dtype", "each"), [("bfloat16", 14), ("float16", 14), ("float32", 16)])
 def test_the_loss_holds_what_is_counted(dtype: str, each: int) -> None:
-    """The loss uses the counted bytes and a few scalars more, which float32 logits alone would not cover."""
+    """The loss uses the counted bytes and a few scalars, more than three float32 copies of the logits."""
     sizes = small_model(vocabulary=2000)
     for tokens in (256, 500):
         counted = memory.loss_bytes(sizes, tokens, dtype)

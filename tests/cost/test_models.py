@@ -147,7 +147,7 @@ def test_published_totals_catch(mutant: str) -> None:
 def test_every_model_has_a_source_and_sizes_that_fit(name: str) -> None:
     it = model(name)
     assert it.name == name and it.title and len(it.source) > 10
-    # Heads of Qwen3, and of models with several kinds of layers, are not as wide as the model.
+    # The heads of Qwen3, and of models with several kinds of layers, are together not as wide as the model.
     assert it.H * it.D == it.d_model or name.startswith("qwen3") or it.kind
     assert sum(kind.layers for kind in it.kinds) == it.layers
     sizes = it.attention(B=2, dtype="float32", causal=False)

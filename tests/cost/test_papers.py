@@ -101,7 +101,6 @@ def test_measured_speedups_lie_in_the_tile_granular_bracket(
     With fewer tokens, costs other than FLOPs matter. Source: arXiv 2311.09431, table 2 (262144 tokens) and
     appendix A. On TPU v3 the measured columns of two models are identical in print and partly above the limit
     for tiles of 2048, so they prove nothing.
-    for tiles of 2048, so they prove nothing.
     """
     tile = STRIPED_TILE_GPU if device == "A100" else STRIPED_TILE_TPU
     for tokens, maximum, measured in ROWS[device, name, mesh]:

@@ -59,7 +59,7 @@ def check_hops() -> None:
 
 
 def check_attention() -> None:
-    """Attention takes half of 4·D·S² FLOPs a head, over 8 ranks of 8 heads; backward takes 2.5 times that."""
+    """Attention takes half of 4·D·S² FLOPs a head, on 8 ranks with 8 heads each; backward 2.5 times that."""
     forward, again, backward = best(GQA).time.passes  # type: ignore[union-attr]
     pairs = (2**17) ** 2 / 2 / 8
     assert forward.attention_s == pytest.approx(4 * 128 * 8 * pairs / 312e12, rel=2e-3)
@@ -69,7 +69,7 @@ def check_attention() -> None:
 
 
 def check_matrices() -> None:
-    """Matrices take 2 FLOPs a weight and token, over 16 ranks and tp 2; backward takes twice as many."""
+    """Matrices take 2 FLOPs a weight and token, divided by 16 ranks and tp 2; backward twice as many."""
     forward, _, backward = best(GQA).time.passes  # type: ignore[union-attr]
     flops = 2 * GQA.sized.layer_matrix_parameters * 2**17 / 32
     assert (forward.linear_s, backward.linear_s) == pytest.approx((flops / 312e12, 2 * flops / 312e12))

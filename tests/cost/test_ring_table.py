@@ -34,7 +34,7 @@ def check_all_heads() -> None:
     """With as many K/V heads as query heads, burst sends less than the ring.
 
     A rank has 16 of 32 heads and 8,192 tokens. Blocks make 7 hops and gradients 8. Burst's q, dout, lse,
-    delta and dq are fewer bytes than the ring's K, V, dK and dV.
+    delta and dq take fewer bytes than the ring's K, V, dK and dV.
     """
     travel, tokens, head = found(32), 8192 * 16, 128
     kv = 7 * 2 * head * 2

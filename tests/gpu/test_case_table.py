@@ -1,4 +1,4 @@
-"""The case table on a GPU: every block there, against the float64 oracle, within the CPU's bounds."""
+"""Every block computes the case table on a GPU, within the CPU's bounds of the float64 oracle."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The transports that carry CUDA tensors, on GPUs: data as over gloo, attention as on one rank.
+"""Transports that carry CUDA tensors give gloo's data and one rank's attention on GPUs.
 
-The parts that the GPU benchmarks rely on: the clock, the memory and the poison of a GPU.
+Other tests cover what the GPU benchmarks rely on: the clock, the memory and the poison of a GPU.
 """
 
 from __future__ import annotations

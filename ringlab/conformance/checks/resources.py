@@ -176,9 +176,9 @@ def _memory(plan: Plan, rans: Sequence[Ran]) -> Verdict:
     """Return the verdict: each additional rank may need at most a third of a K/V block more memory.
 
     Lists of positions are not counted. All runs have the same number of tokens per rank. A right ring may
-    receive some blocks before it computes with them, or keep some sums after. On 4 ranks it may end before
-    it has as many of them as it can have, so that it needs more memory on 8 ranks. A ring that does is run
-    on 16 ranks too, and then only the growth from 8 to 16 counts.
+    receive some blocks before it computes with them, or keep some sums afterwards. On 4 ranks it may have
+    too few steps to do so as often as on 8 ranks, where it then needs more memory. A ring that needs more is
+    run on 16 ranks too, and then only the growth from 8 to 16 counts.
     """
     numbers, made = plan.ranks(4, 8), {ran.run: ran for ran in rans}
     if len(numbers) < 2:  # with 3 ranks all blocks may be there at once: in use, arriving, being sent

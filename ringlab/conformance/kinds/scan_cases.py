@@ -98,7 +98,7 @@ def inputs(case: Case) -> Inputs:
     """Return the inputs of the whole sequence, which are the same at every call.
 
     With the delta rule, keys have length 1 and β is from 0 to 2, because otherwise the state would grow
-    without bound. Decays are from almost none to strong, in the state's dtype, and each head has one token
+    without bound. Decays range from almost none to strong, in the state's dtype, and each head has one token
     that forgets everything.
     """
     generator = np.random.default_rng([case.S, case.D, case.Dv, *case.heads])

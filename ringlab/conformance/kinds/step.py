@@ -13,7 +13,8 @@ The function is called, by name, with those of these arguments for which it has 
     cu_seqlens                        or position_ids, segment_ids, document_ids: packed documents, with B = 1. If one of
                                       these is required, each sequence of a batch is a document of one packed sequence
     micro_batches replicas            or other names, see `OPTIONS`: the number of parts of the sequences
-    recompute evaluate                or other names: recompute activations; the loss without gradients
+    recompute evaluate                or other names: whether to recompute activations, or compute no
+    gradients
 
 It returns the loss, or (loss, gradients), where the gradients are a mapping, a sequence or the model that
 holds them. Every rank returns the whole loss and gradients. The function makes its own model, with the same
@@ -214,8 +215,8 @@ def _with_law(
 ) -> str:
     """Return the sentence on a wrong mean, with the law that it breaks; "" if nothing is wrong.
 
-    The sentence also says which of `forms` the result is, if it is one: a weighted sum of `parts`, with these
-    weights by its words.
+    forms: other means in words, each with its weights for `parts`. If the result is one of them, the
+    sentence says so.
     """
     if not wrong:
         return ""

@@ -162,7 +162,7 @@ class ChildProcess:
                 self.process.wait()
 
     def _code(self) -> int | None:
-        """Return the exit status of an ended child, whose remaining processes are then ended; else None."""
+        """Return the exit status of a child that has ended, and end its processes; else return None."""
         if self.process.returncode is None and _is_over(self.process):
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.process.pid, signal.SIGKILL)

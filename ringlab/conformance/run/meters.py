@@ -40,7 +40,7 @@ _QUIET = ("barrier", "monitored_barrier_")
 
 
 class PassMeter:
-    """Counts one pass of one rank; every thread that works for the pass enters `watch()`."""
+    """Measures one pass of one rank; every thread that works for the pass enters `watch()`."""
 
     def __init__(self, rank: int, world_size: int, on_send: Callable[[], None], strict: bool) -> None:
         self.rank, self.world_size = rank, world_size

@@ -149,7 +149,7 @@ def _state(stage: Stage, dtype: str, training: bool, fsdp: int, tp: int, ep: int
             Entry("optimizer", optimizer_bytes(stage, dtype, fsdp, tp, ep), f"Adam: {master}{over}"),
         ]
     if fsdp > 1:
-        layers = gathered_bytes(sizes, dtype, fsdp, tp, ep)  # two of a layer's size
+        layers = gathered_bytes(sizes, dtype, fsdp, tp, ep)  # twice a layer's bytes
         matrix = sizes.vocabulary * sizes.d_model * element_bytes(dtype) // tp
         copies = 3 if training else 2
         what = "one layer at work, the next arriving" + (", a gradient leaving" if training else "")

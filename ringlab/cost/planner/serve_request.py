@@ -149,7 +149,7 @@ class ServeRequest:
         return asked + d * it.latent + made + d * out + fed
 
     def read_bytes(self, tokens: int) -> int:
-        """Return the bytes of weights that one rank reads for `tokens` tokens: all of them, but for unused experts.
+        """Return the bytes of weights that a rank reads for `tokens` tokens: all but unused experts'.
 
         Each token goes to active_experts of the experts, evenly: of E experts with k for a token, n tokens leave
         E·(1 − k/E)^n unused.

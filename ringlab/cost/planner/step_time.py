@@ -321,9 +321,9 @@ def _linear_s(request: Request, degrees: Degrees, layer: Layer, backward: bool) 
 def _mixer_s(
     request: Request, degrees: Degrees, layer: Layer, layout: str, backward: bool
 ) -> tuple[float, float, float, float]:
-    """Return four times of one layer's attention, in seconds.
+    """Return four figures of one layer's attention, in seconds.
 
-    They are: on free links; on free links if balanced; of its hops on the slowest link; and of the waits.
+    They are the time on free links; the same if balanced; the hops on the slowest link; and the waits.
     """
     if layer.linear:
         return _scan_s(request, degrees, layer, layout, backward)
@@ -392,7 +392,7 @@ def _ring_of(
 def _making_s(
     request: Request, layer: Layer, sizes: Attention, tokens: int, steps: int, backward: bool
 ) -> np.ndarray:
-    """Return the seconds of making K and V from the latents that arrive, by step, beside those of the rank's own tokens.
+    """Return, by step, the seconds of making K and V from latents, beyond the layer's own products.
 
     K and V of each block are made in the forward and again in the backward, where the gradients of the latent and of
     the matrices take two more products, as for all matrices. The products of own tokens count as the layer's matrices.
@@ -407,7 +407,10 @@ def _making_s(
 
 
 def _ulysses_s(request: Request, degrees: Degrees, sizes: Layer) -> float:
-    """Return the seconds of the all-to-alls: q, k, v before and out after; backward, dout before and dq, dk, dv after."""
+    """Return the seconds of the all-to-alls before and after attention.
+
+    They carry q, k, v before and out after it; in the backward, dout before and dq, dk, dv after it.
+    """
     if degrees.ulysses == 1 or sizes.linear:
         return 0.0
     rows = rank_tokens(request, degrees) * element_bytes(request.dtype)
