@@ -13,8 +13,7 @@ The function is called, by name, with those of these arguments for which it has 
     cu_seqlens                        or position_ids, segment_ids, document_ids: packed documents, with B = 1. If one of
                                       these is required, each sequence of a batch is a document of one packed sequence
     micro_batches replicas            or other names, see `OPTIONS`: the number of parts of the sequences
-    recompute evaluate                or other names: whether to recompute activations, or compute no
-    gradients
+    recompute evaluate                or other names: flags to recompute activations, and to skip gradients
 
 It returns the loss, or (loss, gradients), where the gradients are a mapping, a sequence or the model that
 holds them. Every rank returns the whole loss and gradients. The function makes its own model, with the same
