@@ -53,7 +53,7 @@ class Result(NamedTuple):
 
 
 class _Scoring(NamedTuple):
-    """The arguments of `attention` that change scores and weights, with the shapes of these inputs."""
+    """The arguments of `attention` that change scores and weights, broadcast to the shapes of the inputs."""
 
     causal: bool
     mask: Bool[np.ndarray, "B H Lq Lk"]

@@ -29,7 +29,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 def as_autocast(*tensors: Any) -> tuple[Any, ...]:
     """Return the tensors in the dtype of the active autocast, as torch's own attention would cast them.
 
-    Without autocast the tensors stay unchanged. float64 tensors and values that are not tensors always do.
+    Without autocast the tensors stay unchanged. float64 tensors and values that are not tensors never
+    change.
 
     >>> q, k = torch.zeros(2), torch.zeros(2, dtype=torch.float64)
     >>> with torch.autocast("cpu", torch.bfloat16):
@@ -107,7 +108,7 @@ def outside_modes() -> AbstractContextManager[Any]:
     found = getattr(_python_dispatch, "_disable_current_modes", None)
     if found is None:
         raise BackendError(
-            "a torch that has torch.utils._python_dispatch._disable_current_modes, which is private, as 2.11 to 2.13 have it",
+            "a torch with the private function torch.utils._python_dispatch._disable_current_modes, as 2.11 to 2.13",
             f"torch {torch.__version__}",
             "pip install 'torch>=2.11,<2.14'",
         )

@@ -149,7 +149,7 @@ def _refuse(got: tuple[str, str, str]) -> None:
 def _over_tokens(module: nn.Module) -> tuple[str, str, str] | None:
     """Return needed, got and remedy if a module combines or counts tokens, or else None.
 
-    The module's children are included if it may use them without calling them.
+    The module's children are checked as well, because it may use them without calling them.
     """
     owner = type(module).__name__
     if "Pool" in owner:

@@ -247,7 +247,7 @@ def _checked(
     if degrees is not None:
         if recipe.batch % (degrees.dp * recipe.micro_batches):
             got = f"batch={recipe.batch}, micro_batches={recipe.micro_batches}"
-            raise TrainingError(f"a batch that dp={degrees.dp} divides, into micro-batches", got)
+            raise TrainingError(f"a batch that dp={degrees.dp} divides, and then micro_batches", got)
         sizes = config.heads, config.kv_heads, config.hidden
         mesh.check(degrees, 1 if ring is None else ring.world_size, sizes)
     if ring is None and recipe.window is not None:

@@ -1,4 +1,4 @@
-"""Reads the forms in which data loaders describe packed documents as the fields of a `Packing`."""
+"""Reads data loaders' descriptions of packed documents, in several forms, as the fields of a `Packing`."""
 
 from __future__ import annotations
 

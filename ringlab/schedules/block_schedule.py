@@ -1,7 +1,7 @@
 """The forward and backward that are common to all schedules that bring K/V to the rows block by block.
 
-Subclasses choose the order of the blocks and the route by which their gradients return: `RingSchedule`,
-`AllGatherSchedule`, `DoubleRingSchedule` and `BidirectionalSchedule`.
+The subclasses `RingSchedule`, `AllGatherSchedule`, `DoubleRingSchedule` and `BidirectionalSchedule` choose
+the order of the blocks, and the route by which their gradients return.
 
 `BlockBuffers` are receive buffers for travelling blocks; a buffer is reused once its block has been sent on.
 """

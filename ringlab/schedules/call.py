@@ -74,7 +74,7 @@ class AttentionCall:
 
     @property
     def offsets(self) -> tuple[int, ...]:
-        """Return the offsets in ranks at which some row sees a block: 0 … P − 1, fewer under some masks."""
+        """Return the offsets in ranks at which some row sees a block: 0 … P − 1, or fewer under a mask."""
         return self._plan.offsets
 
     @cached_property

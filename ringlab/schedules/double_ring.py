@@ -40,7 +40,7 @@ class DoubleRingSchedule(BlockSchedule):
 
     def __post_init__(self) -> None:
         if not isinstance(self.node, int) or self.node < 1:
-            raise WorldSizeError("node= the ranks of a node, ≥ 1, of a double ring", repr(self.node))
+            raise WorldSizeError("node= the number of ranks in a node of a double ring, ≥ 1", repr(self.node))
 
     @property
     def name(self) -> str:  # type: ignore[override]

@@ -55,14 +55,18 @@ class HelixGrid:
         """The ranks of this row, which is the ring of the caches that they share."""
 
     def attended(self, heads: int) -> slice:
-        """Return the slice of `heads` query or key/value heads with which this rank's row attends.
+        """Return the slice of the heads with which this rank's row attends.
 
+        heads: the number of all query heads, or of all key/value heads.
         Raises: ShapeError unless `heads` is divisible by `head_ranks`.
         """
         return self._share(heads, self.row, self.head_ranks)
 
     def owned(self, heads: int) -> slice:
-        """Return the slice of `heads` query heads that this rank has after attention. Raises: ShapeError."""
+        """Return the slice of all `heads` query heads that this rank has after attention.
+
+        Raises: ShapeError unless the ranks can share the heads.
+        """
         return self._share(heads, self.ring.rank, self.ring.world_size)
 
     def attend(

@@ -13,7 +13,7 @@ repair()  # must come before a kernel is defined; does nothing where kernels are
 
 @triton.jit
 def strides(batch, heads, tokens, DIM: tl.constexpr):
-    """Return strides in elements, given strides in units of the largest power of two in DIM, 8 at most.
+    """Return strides in elements. They are given in units of gcd(DIM, 8) elements.
 
     The compiler then knows this factor, and loads rows 16 bytes at a time where DIM is a multiple of 8.
     """

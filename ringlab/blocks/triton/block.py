@@ -24,8 +24,9 @@ DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 class TritonBlock(StepBlock, Handled):
     """Computes ring steps by Triton, on NVIDIA GPUs from sm_80 on, or on the CPU with TRITON_INTERPRET=1.
 
-    precision: how float32 is multiplied, "ieee", or "tf32x3" on tensor cores. configs: launch configurations by kernel
-    name, which replace those of the tables. Raises: BackendError for an unknown precision or kernel.
+    precision: how float32 is multiplied: "ieee", or "tf32x3" on tensor cores. configs: launch configurations
+    that replace those of the tables, by kernel name. Raises: BackendError for an unknown precision or
+    kernel.
 
     >>> TritonBlock(precision="tf32x3").supports(torch.empty(1, 2, 16, 8, dtype=torch.float64))
     'needs bfloat16, float16 or float32, got torch.float64'

@@ -43,7 +43,7 @@ def slots() -> list[Slot]:
 
 
 def candidates(slot: Slot, arch: str) -> list[Config]:
-    """Return the configurations to compile for a row, except those that surely need too much memory."""
+    """Return the configurations to compile for a row, without those that certainly need too much memory."""
     return [config for config in _all(slot) if least_shared_bytes(slot, config) <= SHARED_LIMIT[arch]]
 
 

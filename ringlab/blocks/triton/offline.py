@@ -134,8 +134,8 @@ def shipped_jobs(archs: Iterable[str] = COMPILED, kernels: Iterable[str] = KERNE
     """Return the jobs for the rows of `archs` and `kernels` in the tables.
 
     Rows that must not spill are compiled for all steps of a ring, and other rows for a middle step. 16-bit
-    rows up to NO_SPILL_HEAD_DIM are also compiled under a window, with each set of SCORES, with the
-    configuration that `choose` returns for such a kernel, and for the head dims BETWEEN the rows.
+    rows up to NO_SPILL_HEAD_DIM are also compiled in three other ways: under a window; for the head dims
+    BETWEEN the rows; and with each set of SCORES, in the configuration that `choose` returns for it.
     """
     wanted = tuple(kernels)
     every = [job for arch in archs for job in jobs_of(arch, table(arch)) if job.kernel in wanted]

@@ -62,7 +62,7 @@ def _widened(interpreter: ModuleType, handle: Any) -> Any:
 
 
 def _cast(interpreter: ModuleType, original: Operation) -> Operation:
-    """Return a cast that rounds to bfloat16 to nearest even, also from integers, and widens it exactly."""
+    """Return a cast that rounds numbers, including integers, to the nearest bfloat16, and widens exactly."""
     tl = interpreter.tl
 
     def cast_impl(self: Any, src: Any, dst_type: Any) -> Any:
@@ -78,7 +78,7 @@ def _cast(interpreter: ModuleType, original: Operation) -> Operation:
 
 
 def _binary(interpreter: ModuleType, original: Operation) -> Operation:
-    """Return operations on two bfloat16 numbers, and make every comparison return an int1."""
+    """Return operations on two bfloat16 numbers. Every comparison then returns an int1."""
     handle, tl = interpreter.TensorHandle, interpreter.tl
 
     def binary_op(self: Any, lhs: Any, rhs: Any, op: Any) -> Any:
@@ -92,7 +92,7 @@ def _binary(interpreter: ModuleType, original: Operation) -> Operation:
 
 
 def _unary(interpreter: ModuleType, original: Operation) -> Operation:
-    """Return operations on one bfloat16 number. Before Triton 3.8 there was only |x|, which is correct."""
+    """Return operations on one bfloat16 number. Before Triton 3.8 the only one is |x|, which is correct."""
 
     def unary_op(self: Any, arg: Any, op: Any) -> Any:
         if _is_bfloat16(interpreter, arg):

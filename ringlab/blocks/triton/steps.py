@@ -341,12 +341,12 @@ def _copy(x: Tensor) -> Tensor:
 
 
 def _unit(dim: int) -> int:
-    """Return the number of elements in which strides are counted for this head dim."""
+    """Return the unit of strides for this head dim, in elements."""
     return math.gcd(dim, 8)
 
 
 def strides(x: Float[Tensor, "B H L D"]) -> tuple[int, int, int]:
-    """Return the strides over batch, heads and tokens, in units of the largest power of two in D, 8 at most."""
+    """Return the strides over batch, heads and tokens, in units of gcd(D, 8) elements."""
     unit = _unit(x.shape[-1])
     return x.stride(0) // unit, x.stride(1) // unit, x.stride(2) // unit
 

@@ -94,7 +94,7 @@ class _Job(Move):
         self.over = threading.Event()
 
     def wait(self, timeout: float) -> None:
-        """Return when the job is done or, on a GPU, when all its work has been launched.
+        """Wait until the job is done or, on a GPU, until all its work has been launched.
 
         Raises: the job's own error; RuntimeError after `timeout` seconds.
         """
