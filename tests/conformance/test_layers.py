@@ -23,7 +23,8 @@ from typer.testing import CliRunner
 from ringlab import contiguous, hf, ring_attention
 from ringlab.cli import app
 from ringlab.comm.ring import Ring
-from ringlab.conformance.kinds.layers import Difference, LayerReport, first_differences
+from ringlab.conformance.kinds.layer_comparison import Difference, LayerReport
+from ringlab.conformance.kinds.layers import first_differences
 from ringlab.errors import RinglabError, WorldSizeError
 from ringlab.hf import attention
 from ringlab.layout import get_layout
