@@ -288,7 +288,7 @@ def _remedy(documents: tuple[int, ...], S: int) -> str:
     if sum(accumulate(documents)) == S:
         return "these look like lengths that were given as cu_seqlens: Mask(documents=tuple(lengths))"
     if sum(documents) > S:
-        return "if a document was truncated, count only the tokens that are left"
+        return "if a document was truncated, count only the tokens that are left of it"
     return (
         "pass padding at the end as a document of its own; "
         "if it follows every document, Mask.of_cu_seqlens(cu_seqlens, padded=cu_seqlens_padded)"
