@@ -416,7 +416,7 @@ def run_in_graph(
 
 
 def shapes_in_graph(q: Query, value_dim: int, return_lse: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """Return tensors of the shapes and dtypes of `run_in_graph`'s results, for v of this head dim."""
+    """Return empty tensors shaped like the results of `run_in_graph`. value_dim: the head dim of v."""
     lse = q.new_empty(q.shape[:-1] if return_lse else (0,), dtype=state_dtype(q.dtype))
     return q.new_empty((*q.shape[:-1], value_dim)), lse, torch.empty((), dtype=torch.int64, device="cpu")
 

@@ -353,7 +353,7 @@ def get_layout(name: str, S: int, P: int) -> Layout:
     array([ 0,  1,  2,  3, 12, 13, 14, 15])
     """
     if name not in LAYOUTS:
-        raise LayoutError(f"a layout among {', '.join(LAYOUTS)}", repr(name))
+        raise LayoutError(f"one of the layouts {', '.join(LAYOUTS)}", repr(name))
     return LAYOUTS[name](S, P)
 
 

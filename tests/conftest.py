@@ -108,7 +108,7 @@ _settled = 0
 
 
 def pytest_runtest_logfinish(nodeid: str, location: tuple[str, int | None, str]) -> None:
-    """Return freed memory to the system after a test that used 100 MB more, because glibc keeps the pages."""
+    """Return freed memory to the system after a test that left 100 MB more in use, because glibc keeps the pages."""
     global _settled
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None and _resident_bytes() > _settled + (100 << 20):

@@ -168,5 +168,7 @@ def test_every_layout_is_made_by_its_name(name: str) -> None:
 
 
 def test_an_unknown_layout_names_those_that_are_known() -> None:
-    with pytest.raises(LayoutError, match="(?s)a layout among contiguous, striped, zigzag.*no-such-layout"):
+    with pytest.raises(
+        LayoutError, match="(?s)one of the layouts contiguous, striped, zigzag.*no-such-layout"
+    ):
         get_layout("no-such-layout", 8, 2)

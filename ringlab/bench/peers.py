@@ -94,7 +94,7 @@ def _check(work: Work, ranks: Sequence[int], names: Sequence[str], dtype: str) -
     for name in names:
         peers.peer(name)
     if dtype not in DTYPES:
-        raise BackendError(f"a dtype among {', '.join(DTYPES)}", repr(dtype))
+        raise BackendError(f"one of the dtypes {', '.join(DTYPES)}", repr(dtype))
     for P in ranks:
         if P < 2 or work.S % (2 * P):
             raise BackendError(f"2 ranks or more, and tokens divisible by {2 * P}", f"S={work.S}, P={P}")

@@ -82,7 +82,7 @@ def get_block(
         name = next((each for each in AUTO if _fits(_named(each, both), both, requirements)), AUTO[-1])
     block = _named(name, both) if isinstance(name, str) else name
     if not callable(getattr(block, "supports", None)):
-        raise BackendError(f"a block among {', '.join(known())} or auto, or a block object", repr(block))
+        raise BackendError(f"one of the blocks {', '.join(known())} or auto, or a block object", repr(block))
     if reason := _unsupported(block, both):
         raise BackendError(f"tensors that the block '{block.name}' supports: it {reason}", "", _remedy(both))
     if missing := requirements - block.supported_rules:
@@ -132,7 +132,7 @@ def record_short_tiles(comm: Comm, block: Block, sizes: Iterable[tuple[int, int]
 
 def _named(name: str, tensors: tuple[Tensor, ...]) -> Block:
     if name not in known():
-        raise BackendError(f"a block among {', '.join(known())} or auto", repr(name))
+        raise BackendError(f"one of the blocks {', '.join(known())} or auto", repr(name))
     if name == _FLASH:
         return _newest(tensors)
     return _triton() if name == _TRITON else _BLOCKS[name]

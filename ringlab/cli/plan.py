@@ -683,7 +683,7 @@ def show_bound(name: str, given: BoundOptions, as_json: bool) -> None:
     """Print a bound. Raises: CostError for an unknown name, or options that the paper does not cover."""
     bounds = {"striped": striped_bound, "ring": ring_bound, "context": context_bound}
     if name not in bounds:
-        raise CostError(f"a bound among {', '.join(bounds)}", repr(name), nearest(name, bounds))
+        raise CostError(f"one of the bounds {', '.join(bounds)}", repr(name), nearest(name, bounds))
     figures, sentence = bounds[name](given)
     if as_json:
         print_json({"ok": True, "bound": name, **figures})

@@ -328,7 +328,7 @@ def layout_of(name: str, S: int, P: int, chunk: int | None, folded: bool, mask: 
 
     known = (*layout_names(), "per-document", "dealt")
     if name not in known:
-        raise CostError(f"a layout among {', '.join(known)}", repr(name), nearest(name, known))
+        raise CostError(f"one of the layouts {', '.join(known)}", repr(name), nearest(name, known))
     if name == "dealt":
         if chunk is None or chunk < 1:
             raise CostError("chunk >= 1 for the layout dealt", f"chunk={chunk}", "--chunk 128")

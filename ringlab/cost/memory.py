@@ -53,7 +53,7 @@ def attention_bytes(sizes: Attention, tokens: int, P: int = 1, kind: str = "ring
         "materialised": sizes.B * sizes.H * tokens * tokens * P + block * (P - 1),
     }
     if kind not in extra:
-        raise CostError(f"a kind among {', '.join(ATTENTION_KINDS)}", repr(kind))
+        raise CostError(f"one of the kinds {', '.join(ATTENTION_KINDS)}", repr(kind))
     return (rows + block + extra[kind]) * element_bytes(sizes.dtype)
 
 
@@ -178,15 +178,18 @@ def _kept_mixer(it: Layer, tp: int, recomputation: str) -> tuple[int, int, int]:
 def layer_gradient_bytes(
     model: Model | Layer, tokens: int, dtype: str = "bfloat16", tp: int = 1, fed: int | None = None
 ) -> int:
-    """Return the peak bytes of activations' gradients in ONE layer's backward; for a model, in its largest.
+    """Return the peak bytes of the activations' gradients in the backward of a layer, or of a model's largest layer.
 
-    Derivation, elements per token: the residual stream's gradient, d; and either the feed-forward's,
-    d_ff for each of its matrices (gate, up and their product; or before and after the activation),
-    or attention's, of out and q H·D each and of k and v K·D each. Only one of the two counts, since they
-    follow each other. Tensor parallelism of degree `tp` divides all parts except the residual stream's.
-    A token's experts have d_ff for each matrix, and d twice for what they get and return. Of a gated delta rule
-    the gradients of q, k, v, the gate and the output count. K and V made from a latent are counted as work
-    (`attention_work`), so that here the latent counts in their place. fed: the tokens whose feed-forward is
+    Derivation, elements per token: d for the residual stream, and the larger of two parts, since one follows
+    the other.
+
+    - The feed-forward has d_ff for each of its matrices (gate, up and their product; or before and after the
+      activation). A token's experts also have d twice, for their inputs and outputs.
+    - Attention has H·D each for out and q, and K·D each for k and v. If K and V are made from a latent, the
+      latent counts instead, as `attention_work` counts K and V. A gated delta rule has q, k, v, the gate and
+      the output.
+
+    Tensor parallelism of degree `tp` divides all but the residual stream. fed: the tokens whose feed-forward is
     computed at once, all of them if None.
     Raises: CostError for a degree that does not divide the heads.
     """

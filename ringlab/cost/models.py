@@ -127,7 +127,7 @@ class Layer(Kind):
 
     @property
     def mixer_parameters(self) -> int:
-        """Return the weights of the matrices of attention, or of the gated delta rule with its convolution."""
+        """Return the number of weights in attention's matrices, or in the gated delta rule and its convolution."""
         d, keys, values = self.d_model, self.K * self.D, self.H * self.value_dim
         if self.linear:
             mixed = 2 * keys + values

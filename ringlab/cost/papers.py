@@ -82,7 +82,7 @@ def ring_context_bytes(model: Model, tokens: int, devices: int, architecture: st
     Raises: CostError for an unknown architecture, or layers that are not alike.
     """
     if architecture not in ARCHITECTURES:
-        raise CostError(f"an architecture among {', '.join(ARCHITECTURES)}", repr(architecture))
+        raise CostError(f"one of the architectures {', '.join(ARCHITECTURES)}", repr(architecture))
     sizes = model.only.attention(dtype="float32", causal=False)
     stream = 4 * tokens * model.d_model  # bytes of a float32 tensor as wide as the residual
     kept = stream if architecture in ("blockwise", "ring") else 4 * stream

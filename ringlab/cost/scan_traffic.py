@@ -200,4 +200,4 @@ def _check(P: int, scan: str) -> None:
     if not isinstance(P, int) or isinstance(P, bool) or P < 1:
         raise CostError("ranks >= 1, an integer", f"{P!r}")
     if scan not in SCANS:
-        raise CostError(f"a scan among {', '.join(SCANS)}", repr(scan))
+        raise CostError(f"one of the scans {', '.join(SCANS)}", repr(scan))

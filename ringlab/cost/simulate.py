@@ -333,7 +333,7 @@ def check_request(
     name = messages_of(schedule)
     if name not in MESSAGES_ASSUMED:
         known = ", ".join(MESSAGES_ASSUMED)
-        raise CostError(f"a schedule among {known}", repr(schedule), nearest(name, MESSAGES_ASSUMED))
+        raise CostError(f"one of the schedules {known}", repr(schedule), nearest(name, MESSAGES_ASSUMED))
     if sizes is not None:
         get_schedule(schedule).check(sizes.H, sizes.K, layout.P)
     if mask is not None:

@@ -15,7 +15,7 @@ def element_bytes(dtype: str) -> int:
     """Return the bytes of one element. Raises: CostError for an unknown dtype."""
     if dtype not in ELEMENT_BYTES:
         raise CostError(
-            f"a dtype among {', '.join(ELEMENT_BYTES)}", shown(dtype), nearest(dtype, ELEMENT_BYTES)
+            f"one of the dtypes {', '.join(ELEMENT_BYTES)}", shown(dtype), nearest(dtype, ELEMENT_BYTES)
         )
     return ELEMENT_BYTES[dtype]
 

@@ -92,7 +92,7 @@ class Traffic:
 
 
 def state_bytes(dtype: str) -> int:
-    """Return the bytes of one element of dK and dV on the wire: float32, or float64 for float64."""
+    """Return the bytes of one element of dK and dV on the wire: 8 if `dtype` is float64, otherwise 4."""
     return 8 if dtype == "float64" else 4
 
 
@@ -181,7 +181,7 @@ def routes_of(
 ) -> list[Route]:
     """Return the routes of all loads that start on one rank, under one of RINGS. Raises: CostError for another schedule."""
     if schedule not in RINGS:
-        raise CostError(f"a schedule among {', '.join(RINGS)}", repr(schedule))
+        raise CostError(f"one of the schedules {', '.join(RINGS)}", repr(schedule))
     travels = RINGS[schedule][backward]
     whole = load(sizes, travels, backward=backward, latent=latent)
     if schedule == "bidirectional":

@@ -20,7 +20,9 @@ from ringlab.types import KeyValue, Out, Query, Sinks, Value
 def rotation(
     positions: Int[Tensor, " L"], D: int, base: float = 10_000.0
 ) -> tuple[Float[Tensor, "L half"], Float[Tensor, "L half"]]:
-    """Return cos and sin of position · base^(−2i/D) for i < D/2, in float64 for large positions.
+    """Return cos and sin of position · base^(−2i/D) for i < D/2.
+
+    They are in float64, so that large positions stay exact.
 
     Source: arXiv 2104.09864, equation 15.
     """

@@ -76,7 +76,7 @@ class Recipe:
             raise TrainingError("micro_batches= a divisor of the batch", got)
         rates.check(self.steps, self.warmup, self.decay)
         if self.block not in (*known(), "auto"):
-            raise BackendError(f"a block among {', '.join(known())} or auto", repr(self.block))
+            raise BackendError(f"one of the blocks {', '.join(known())} or auto", repr(self.block))
         # These calls also check the recipe of a single process without a ring.
         _ = get_layout(self.layout, self.S, 1), self.mask, get_schedule(self.schedule)
 

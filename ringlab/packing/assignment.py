@@ -146,7 +146,7 @@ def _check_groups(batch: tuple[Placement, ...], P: int) -> None:
     """Raise LayoutError for groups that are not among P ranks, that cross, or that are not ordered by size."""
     for each in batch:
         if each.degree < 1 or each.first < 0 or each.first + each.degree > P:
-            raise LayoutError(f"a group among ranks 0 to {P - 1}", repr(each))
+            raise LayoutError(f"one of the ranks 0 to {P - 1}", repr(each))
     if any(later.degree > earlier.degree for earlier, later in pairwise(batch)):
         raise LayoutError(
             "sequences in order, from the largest group to the smallest",

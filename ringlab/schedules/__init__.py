@@ -65,7 +65,7 @@ def get_schedule(name: str | Schedule) -> Schedule:
         return name
     found = re.fullmatch(r"\s*([\w-]+)\s*(?:\((.*)\))?\s*", name) if isinstance(name, str) else None
     if found is None or found[1] not in _SCHEDULES:
-        raise BackendError(f"a schedule among {', '.join(_SCHEDULES)}", repr(name))
+        raise BackendError(f"one of the schedules {', '.join(_SCHEDULES)}", repr(name))
     make, degrees = _SCHEDULES[found[1]]
     return make(**_degrees(found[1], found[2] or "", degrees))
 

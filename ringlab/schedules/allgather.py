@@ -34,7 +34,7 @@ class AllGatherSchedule(BlockSchedule):
             yield ring.origin(distance), keys[step], values[step]
 
     def _gather(self, call: AttentionCall, x: Tensor) -> list[Tensor]:
-        """Return the tensors of all ranks whose block is visible, this rank's own first, by distance."""
+        """Return the tensors of all ranks whose block is visible, in the order of distance, so this rank's own comes first."""
         ring, works = call.ring, []
         for distance in call.offsets[1:]:
             to, source = (ring.rank + distance) % ring.world_size, ring.origin(distance)

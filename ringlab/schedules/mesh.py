@@ -53,7 +53,7 @@ class Mesh:
 
     @classmethod
     def of(cls, call: AttentionCall, ring: int, ulysses: int) -> Mesh:
-        """Return the mesh of `ring` rows of `ulysses` ranks."""
+        """Return this rank's place in a mesh of `ring` rows with `ulysses` ranks each."""
         comm, layout = call.ring.comm, call.layout
         member = comm.rank % ulysses
         first = comm.rank - member

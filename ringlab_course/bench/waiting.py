@@ -34,7 +34,7 @@ def bench_lessons(
     lessons = _lessons(checkout)
     for number in only:
         if not any(path.name.startswith(f"{number}_") for path in lessons):
-            raise CourseError(f"a lesson among {', '.join(path.name[:2] for path in lessons)}", number)
+            raise CourseError(f"one of the lessons {', '.join(path.name[:2] for path in lessons)}", number)
     files = [path for path in lessons if not only or path.name.partition("_")[0] in only]
     empty = [_seconds(nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("")])) for _ in range(4)]
     # The first empty notebook is not counted, because its run reads the libraries from the disk.

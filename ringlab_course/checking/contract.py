@@ -62,11 +62,11 @@ class Check:
     def __post_init__(self) -> None:
         _require(
             self.kind in CHECK_KINDS,
-            f"a kind out of {', '.join(CHECK_KINDS)}",
+            f"one of the kinds {', '.join(CHECK_KINDS)}",
             f"{self.kind!r} in check {self.id!r}",
         )
         _require(
-            self.tier in TIERS, f"a tier out of {', '.join(TIERS)}", f"{self.tier!r} in check {self.id!r}"
+            self.tier in TIERS, f"one of the tiers {', '.join(TIERS)}", f"{self.tier!r} in check {self.id!r}"
         )
         _require(self.points >= 0, "points of 0 or more", f"{self.points} in check {self.id!r}")
         _require(bool(self.title), "a title", f"none in check {self.id!r}")
@@ -97,7 +97,7 @@ class Stage:
 
     def __post_init__(self) -> None:
         _require(
-            self.kind in KINDS, f"a kind out of {', '.join(KINDS)}", f"{self.kind!r} in stage {self.id!r}"
+            self.kind in KINDS, f"one of the kinds {', '.join(KINDS)}", f"{self.kind!r} in stage {self.id!r}"
         )
         _require(
             len(self.hints) == 3,

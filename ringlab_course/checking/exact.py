@@ -36,7 +36,7 @@ def _verdict(case: Answered) -> str:
 
 
 def expect_integer(value: Any, name: str) -> int:
-    """Return a whole number as an int. Raises: Failure for something else."""
+    """Return a whole number as an int. Raises: Failure for anything else."""
     if getattr(value, "shape", None) == () and hasattr(value, "item"):
         value = value.item()
     if isinstance(value, bool) or not isinstance(value, int):

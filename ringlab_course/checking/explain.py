@@ -118,7 +118,7 @@ def _only_mistake(stage: Stage, check_id: str, calls: Sequence[Call], failure: F
     right, *wrong = programs
     calls = sorted(calls, key=_size)  # small calls first: most mistakes show there, and the calls are short
     own = [program for program in wrong if program.check == check_id]
-    # Mistakes that only a check of cost finds are left out, because they give right values and may need too
+    # Mistakes that only a check of a cost finds are left out, because they give right values and may need too
     # much memory.
     of_values = stage.check(check_id).kind == "correctness"
     others = [each for each in wrong if each.check != check_id and not (of_values and each.costly)]

@@ -18,7 +18,7 @@ def exercise_ids() -> tuple[str, ...]:
 def folder_of(exercise_id: str) -> Path:
     """Return the folder of the exercise with this id, such as "05". Raises: CourseError if there is none."""
     if exercise_id not in _folders():
-        raise CourseError(f"an exercise out of {', '.join(exercise_ids())}", repr(exercise_id))
+        raise CourseError(f"one of the exercises {', '.join(exercise_ids())}", repr(exercise_id))
     return _folders()[exercise_id]
 
 

@@ -85,7 +85,7 @@ def run_stage(stage: Stage, subject: Subject, tier: str = "visible", seed: int =
     if those of cost hold too.
     """
     if tier not in (*TIERS, "all"):
-        raise CourseError(f"a tier out of {', '.join(TIERS)}, all", repr(tier))
+        raise CourseError(f"one of the tiers {', '.join(TIERS)}, all", repr(tier))
     chosen = [check for check in stage.checks if tier in (check.tier, "all")]
     reports: list[CheckReport] = []
     for check in chosen:

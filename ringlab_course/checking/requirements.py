@@ -56,7 +56,7 @@ def extra_is_missing(extra: str) -> str:
     Raises: CourseError for an extra that no lesson uses.
     """
     if extra not in MODULES:
-        raise CourseError(f"an extra out of {', '.join(MODULES)}", repr(extra))
+        raise CourseError(f"one of the extras {', '.join(MODULES)}", repr(extra))
     missing = [name for name in MODULES[extra] if find_spec(name) is None]
     if not missing:
         return ""

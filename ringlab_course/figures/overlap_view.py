@@ -269,7 +269,7 @@ def _rates(preset: str, changed: Callable[[], None]) -> tuple[Any, Any, Any, Any
 def play(c: int = 1024, preset: str = "A100, NVLink 3", P: int = 4, sizes: Attention = MHA) -> None:
     """Show the player if a person can use it, otherwise the picture at the same values."""
     if preset not in presets():
-        raise CostError(f"a machine among {'; '.join(presets())}", repr(preset))
+        raise CostError(f"one of the machines {'; '.join(presets())}", repr(preset))
     given = c, *presets()[preset], P, sizes
     show_player(lambda: player(c, preset, P, sizes), lambda: show(figure(*given), describe(*given)))
 

@@ -105,7 +105,7 @@ def play(runs: Runs) -> None:
 def _chosen(spans: Sequence[Span], rank: int | None) -> list[int]:
     there = ranks_of(spans)
     if rank is not None and rank not in there:
-        raise CommError(f"a rank among {there}", repr(rank))
+        raise CommError(f"one of the ranks {there}", repr(rank))
     return there if rank is None else [rank]
 
 

@@ -213,7 +213,7 @@ def collect(
     `paths`.
     """
     if exercise is not None and exercise not in exercise_ids():
-        raise CourseError(f"an exercise out of {', '.join(exercise_ids())}", repr(exercise))
+        raise CourseError(f"one of the exercises {', '.join(exercise_ids())}", repr(exercise))
     notes: list[str] = []
     found = [handed_in(path, root, exercise, learner) for path, root in _looked_at(paths, learner, notes)]
     if exercise is not None:

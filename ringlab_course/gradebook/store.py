@@ -226,7 +226,7 @@ class Gradebook:
         unknown exercise.
         """
         if exercise is not None and exercise not in exercise_ids():
-            raise CourseError(f"an exercise out of {', '.join(exercise_ids())}", repr(exercise))
+            raise CourseError(f"one of the exercises {', '.join(exercise_ids())}", repr(exercise))
         stamp = None if due is None else utc(parse_due(due)) if due else ""
         if late is not None:
             parse_late(late)

@@ -419,7 +419,7 @@ class Network:
         trace = Trace(len(self.ranks))
         for rank in self.ranks:
             for work in rank.works:
-                # Meters ignore messages whose tags begin with CONTROL. The prefix makes them count this one.
+                # Meters ignore messages whose tags begin with CONTROL. The prefix added here makes them count this message.
                 if work.data_as_control and work.tag.startswith(CONTROL):
                     work.tag = "data as " + work.tag
             believed = rank.computed < LONG_S or rank.inside >= LEAST * rank.computed

@@ -133,7 +133,7 @@ def _return(channel: Channel, names: list[str], arrays: list[Any] | None) -> Non
 
 
 def _recording() -> contextlib.AbstractContextManager[list[Any]]:
-    """Return a context that records every access of a kernel, if kernels run.
+    """Return a context that records every load and store of a kernel, if this worker runs Triton's kernels.
 
     In this context, an access outside of its tensor is an error instead of a crash.
     """

@@ -53,7 +53,7 @@ class L3:
     def __post_init__(self) -> None:
         expect_attention(self.H, self.D, self.dtype, self.rounds, self.seed, self.block)
         if self.layout not in layout_names():
-            raise LabError(f"a layout among {', '.join(layout_names())}", repr(self.layout))
+            raise LabError(f"one of the layouts {', '.join(layout_names())}", repr(self.layout))
         if self.target == OURS:
             raise LabError("an entrant other than ringlab", repr(self.target), "package.module:function")
 

@@ -139,7 +139,7 @@ def load(path: Path) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError) as error:
         raise LabError(f"a lab's result file at {path}", f"{type(error).__name__}: {error}") from None
     if not isinstance(found, dict) or not isinstance(found.get("lab"), str) or found["lab"] not in LABS:
-        raise LabError(f"a result of a lab among {', '.join(LABS)} in {path}", "something else")
+        raise LabError(f"a result of one of the labs {', '.join(LABS)} in {path}", "something else")
     if found.get("format") != FORMAT:
         needed = f"format {FORMAT} in {path}"
         raise LabError(needed, repr(found.get("format")), "read it with the ringlab that wrote it")
@@ -192,7 +192,7 @@ DTYPES = ("float32", "bfloat16", "float16")
 def expect_attention(H: int, D: int, dtype: str, rounds: int, seed: int, block: str = "auto") -> None:
     """Raise LabError unless heads, head dim, dtype, rounds, seed and block are valid."""
     if dtype not in DTYPES:
-        raise LabError(f"a dtype among {', '.join(DTYPES)}", repr(dtype), "--dtype")
+        raise LabError(f"one of the dtypes {', '.join(DTYPES)}", repr(dtype), "--dtype")
     if min(H, D) < 1:
         raise LabError("at least one head and one column", f"H={H}, D={D}", "--heads, --head-dim")
     if rounds < 1:
@@ -200,7 +200,7 @@ def expect_attention(H: int, D: int, dtype: str, rounds: int, seed: int, block: 
     if not 0 <= seed < 2**62:
         raise LabError("a seed from 0 to 2⁶² − 1", str(seed), "--seed")
     if block not in (*known(), "auto"):
-        raise LabError(f"a block among {', '.join(known())} or auto", repr(block), "--block")
+        raise LabError(f"one of the blocks {', '.join(known())} or auto", repr(block), "--block")
 
 
 def expect_ranks(P: int) -> None:

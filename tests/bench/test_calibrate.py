@@ -133,7 +133,7 @@ def test_a_hardware_file_is_not_replaced_unasked(tmp_path: Path) -> None:
         (["--dtype", "float8"], "float32 or bfloat16"),
         (["--dtype", "float64"], "float32 or bfloat16"),
         (["--dtype", "tf32"], "float32 or bfloat16"),
-        (["--dtype", "int8"], "a dtype among"),
+        (["--dtype", "int8"], "one of the dtypes"),
         (["--hardware", "/proc/no/x.toml"], "a file that can be written"),
         (["--hardware", "/proc/x.toml"], "a file that can be written"),
         (["--output", "/proc/x.json"], "a file that can be written"),

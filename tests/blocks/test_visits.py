@@ -1,4 +1,4 @@
-"""Programs × segments equal the position mask: each visible pair once, no other pair, one writer per row."""
+"""The programs' segments together cover each visible pair once and no other pair, and each row has one writer."""
 
 from __future__ import annotations
 

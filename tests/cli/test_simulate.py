@@ -93,7 +93,7 @@ def test_shown_ranks_are_spread_evenly_over_all() -> None:
         ("--tokens 0", "tokens", ""),
         ("--ranks 0", "ranks >= 1", "--ranks 1"),
         ("--ranks 9 --nodes 2", "ranks equal to nodes", "--ranks 16"),
-        ("--layout zagzig", "a layout among", "zigzag"),
+        ("--layout zagzig", "one of the layouts", "zigzag"),
         ("--layout dealt", "chunk >= 1", "--chunk"),
         ("--layout zigzag --chunk 3", "dealt only", "--layout dealt"),
         ("--hardware h10", "hardware", "h100"),
@@ -104,7 +104,7 @@ def test_shown_ranks_are_spread_evenly_over_all() -> None:
         ("--schedule star", "schedule among", ""),
         ("--schedule ulises", "schedule among", "ulysses"),
         ("--schedule rin", "schedule among", "nearest: ring"),
-        ("--layout zigzga", "a layout among", "nearest: zigzag"),
+        ("--layout zigzga", "one of the layouts", "nearest: zigzag"),
         ("--dtype int8", "dtype among", "nearest: float8"),
         ("--tokens 1000000000000000 --ranks 4", "at most 2,147,483,648 tokens", "2147483648 tokens"),
         (

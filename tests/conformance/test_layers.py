@@ -374,8 +374,8 @@ def unknown_parameter(ring: Ring, tokens: Tensor, config: str) -> None:
         (unknown_parameter, {}, ["requires config"]),
         (plain_step, {"documents": (30, 30)}, ["at most 32 tokens", "(30, 30)"]),
         (plain_step, {"tokens": 2000}, ["from 1 to 992 tokens", "2000"]),
-        (plain_step, {"transport": "pigeon"}, ["a transport among"]),
-        (plain_step, {"layout": "spiral"}, ["a layout among"]),
+        (plain_step, {"transport": "pigeon"}, ["one of the transports"]),
+        (plain_step, {"layout": "spiral"}, ["one of the layouts"]),
     ],
 )  # fmt: skip
 def test_what_cannot_be_compared_is_refused(step: Any, options: dict[str, Any], words: list[str]) -> None:

@@ -216,9 +216,9 @@ def test_parts_of_one_buffer_are_no_aliases_and_one_memory_for_two_is(apart: boo
 @pytest.mark.parametrize(
     ("claim", "told"),
     [
-        ({"dtypes": ("float31",)}, "a dtype among"),
-        ({"layouts": ("no-such-layout",)}, "a layout among"),
-        ({"layouts": {"mine": "no-such-layout"}}, "a layout among"),
+        ({"dtypes": ("float31",)}, "one of the dtypes"),
+        ({"layouts": ("no-such-layout",)}, "one of the layouts"),
+        ({"layouts": {"mine": "no-such-layout"}}, "one of the layouts"),
     ],
 )
 def test_a_claim_that_is_none_is_a_bad_request_and_no_fault_of_the_target(claim, told) -> None:

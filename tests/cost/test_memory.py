@@ -230,7 +230,7 @@ def test_the_loss_holds_what_is_counted(dtype: str, each: int) -> None:
         (lambda: memory.saved_bytes(EIGHT, 8, tp=3), "32 query heads of llama3-8b"),
         (lambda: memory.saved_bytes(model("qwen2.5-7b"), 8, tp=14), "4 key/value heads"),
         (lambda: memory.parameter_bytes(EIGHT, fsdp=0), "FSDP degree"),
-        (lambda: memory.parameter_bytes(EIGHT, "int4"), "a dtype among"),
+        (lambda: memory.parameter_bytes(EIGHT, "int4"), "one of the dtypes"),
     ],
 )
 def test_what_cannot_be_counted_is_refused(call: Callable[[], int], told: str) -> None:

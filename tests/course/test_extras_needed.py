@@ -76,7 +76,7 @@ def test_the_judge_names_what_is_missing(without: None) -> None:
 
 
 def test_an_extra_that_no_lesson_asks_for_is_an_error() -> None:
-    with pytest.raises(CourseError, match="an extra out of jax"):
+    with pytest.raises(CourseError, match="one of the extras jax"):
         requirements.needs_extra("peers")
 
 

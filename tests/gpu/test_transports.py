@@ -143,7 +143,7 @@ def test_each_way_over_nccl_has_a_communicator_of_high_priority(schedule: str) -
 
 
 def over_plain_nccl(ring: Ring, device: str) -> list[torch.Tensor]:
-    """Return the results of `attention` over a group as Megatron and Accelerate open it."""
+    """Return the results of `attention` over a group with NCCL alone, as Megatron and Accelerate open theirs."""
     return attention(Ring.of_group(dist.new_group(backend="nccl")), device)
 
 

@@ -108,7 +108,7 @@ def test_float64_equals_one_process(
     make: Callable[[int, int], Layout] | None,
     P: int,
 ) -> None:
-    """In float64 the step equals one process's. `make` builds the layout; None deals each document on its own."""
+    """In float64 the step equals that of one process. If `make` is None, each document is dealt on its own."""
     layout = make(sum(documents), P) if make else per_document(documents, P)
     batch = batch_of(layout.S, 1, seed, tuple(documents) if packed else ())
     assume(min(layout.lengths) > 0 and bool((batch.labels[:, 1:] != IGNORE).any()))

@@ -38,7 +38,7 @@ def problems(
     lengths: st.SearchStrategy[int] = LENGTHS,
     ranks: st.SearchStrategy[int] = RANKS,
 ) -> tuple[Layout, Mask]:
-    """Return a layout and a mask of its length, of one kind or of several kinds combined."""
+    """Draw a layout and a mask that fits its length. The mask has one rule or combines several."""
     S, P = draw(lengths), draw(ranks)
     cuts = sorted(draw(st.lists(st.integers(0, S), max_size=5)))
     documents = tuple(b - a for a, b in pairwise([0, *cuts, S])) if cuts else ()

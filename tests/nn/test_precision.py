@@ -182,7 +182,10 @@ def test_processes_train_as_virtual_ranks_do_bit_for_bit(precision: str) -> None
 
 @pytest.mark.thorough
 def test_ddp_averages_so_its_loss_is_to_be_multiplied_by_the_number_of_ranks() -> None:
-    """For a user's model `sum_gradients` is right; DDP's gradients are too small by P, but right for P × loss."""
+    """For a user's model, `sum_gradients` gives the right gradients.
+
+    DDP's are too small by a factor of P, unless the loss is multiplied by P.
+    """
     [true] = VirtualCluster(1).run(gradients_by, "sum_gradients").results
     for found in two_processes():
         for way, factor in zip(WAYS, (1.0, 0.5, 1.0), strict=True):

@@ -66,9 +66,9 @@ def test_recipes_that_cannot_be_are_refused() -> None:
         Recipe(learning_rate=float("nan"))
     with pytest.raises(TrainingError, match="learning_rate= at least 0 and finite"):
         Recipe(learning_rate="fast")  # type: ignore[arg-type]
-    with pytest.raises(BackendError, match="a schedule among"):
+    with pytest.raises(BackendError, match="one of the schedules"):
         Recipe(schedule="no-such-schedule")
-    with pytest.raises(BackendError, match="a block among .*triton.* or auto"):
+    with pytest.raises(BackendError, match="one of the blocks .*triton.* or auto"):
         Recipe(block="no-such-block")
     with pytest.raises(MaskError, match="window="):
         Recipe(window=0)

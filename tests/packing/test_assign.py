@@ -84,7 +84,7 @@ def law_no_slower(make: Assign, drawn: Drawn, costs: SequenceCosts) -> None:
     ("placements", "words"),
     [
         ([[Placement(0, 8, 0, 2), Placement(1, 4, 1, 2)]], "disjoint, or one inside the other"),
-        ([[Placement(0, 8, 3, 2), Placement(1, 4, 1, 1)]], "a group among ranks 0 to 3"),
+        ([[Placement(0, 8, 3, 2), Placement(1, 4, 1, 1)]], "one of the ranks 0 to 3"),
         ([[Placement(1, 4, 1, 1), Placement(0, 8, 0, 2)]], "from the largest group"),
         ([[Placement(0, 8, 0, 1), Placement(1, 4, 0, 1)]], "at most 8 tokens"),
         ([[Placement(0, 8, 0, 2)]], "exactly once"),

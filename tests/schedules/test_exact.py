@@ -296,8 +296,8 @@ WRONG: dict[str, tuple[Any, int, int, type[RinglabError], str]] = {
     "degrees where there are none": ("ulysses(ring=3)", 4, 4, BackendError, "without degrees"),
     "a degree below one": ("hybrid(ulysses=0)", 4, 4, WorldSizeError, "ulysses= a degree ≥ 1"),
     "a node of nobody": ("double-ring(node=0)", 4, 4, WorldSizeError, "node="),
-    "brackets that do not close": ("hybrid(ring=3", 4, 4, BackendError, "a schedule among ring"),
-    "what is no schedule": (3, 4, 4, BackendError, "a schedule among ring"),
+    "brackets that do not close": ("hybrid(ring=3", 4, 4, BackendError, "one of the schedules ring"),
+    "what is no schedule": (3, 4, 4, BackendError, "one of the schedules ring"),
 }  # fmt: skip
 
 

@@ -58,7 +58,7 @@ def test_a_batch_of_any_lengths_equals_one_process(batch: Batch) -> None:
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("given", [None, 8])
 def test_all_heads_as_one_ranks_own_are_refused(given: int | None, dtype: torch.dtype) -> None:
-    """All heads passed as a rank's own heads are refused, because the output would be that of other heads."""
+    """A q with all heads is refused where a rank's own heads are needed: the output would be that of other heads."""
 
     def program(ring: Ring) -> Any:
         cache = ShardedCache(ring, batch=1, kv_heads=2, head_dim=8, dtype=dtype)

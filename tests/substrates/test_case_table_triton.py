@@ -80,7 +80,7 @@ def test_a_step_is_one_launch(mask: str, monkeypatch: pytest.MonkeyPatch) -> Non
 
 @pytest.mark.parametrize("rate", [1e-11, 0.999])
 def test_a_rate_that_drops_nothing_or_nearly_all(rate: float) -> None:
-    """A rate below 2^-33 drops no pair in any block, and a rate close to 1 is right, too."""
+    """A rate below 2^-33 drops no pair in any block, and the results for a rate close to 1 are right, too."""
     q, k, v, dout = torch.randn(4, 1, 1, 20, 16, generator=torch.Generator().manual_seed(0))
     drawn = factors(1, 1, 20, rate, 3)
     rules = ScoreRules(dropout=rate, seed=3).of_tile(*[torch.arange(20).numpy()] * 2)

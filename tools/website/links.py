@@ -38,7 +38,7 @@ _IN_SCRIPT = re.compile(
 
 @dataclass
 class Page(HTMLParser):
-    """The parts of one page: anchors, links, files to load, inline styles and scripts."""
+    """The anchors, links and loaded files of one page, including files that inline styles and scripts load."""
 
     path: Path
     anchors: set[str] = field(default_factory=set)

@@ -111,7 +111,7 @@ def choose_row(
         remedy = "use block='blockwise'" if name == "float64" else "convert the tensors to one of these"
         raise DtypeError("bfloat16, float16 or float32", name, remedy)
     if kernel not in KERNELS:
-        raise BackendError(f"a kernel among {', '.join(KERNELS)}", repr(kernel))
+        raise BackendError(f"one of the kernels {', '.join(KERNELS)}", repr(kernel))
     for row in table(arch):
         wanted = row.config.precision == precision or name != "float32"
         fits = row.kernel == kernel and row.dtype == _KINDS[name] and row.head_dim >= head_dim
@@ -150,7 +150,7 @@ def architecture(capability: tuple[int, int]) -> str:
 def table(arch: str) -> tuple[Row, ...]:
     """Return the rows of `arch`, ascending by head dim for each kernel and dtype. Raises: BackendError."""
     if arch not in ARCHITECTURES:
-        raise BackendError(f"an architecture among {', '.join(ARCHITECTURES)}", repr(arch))
+        raise BackendError(f"one of the architectures {', '.join(ARCHITECTURES)}", repr(arch))
     return read(TABLES / f"{arch}.toml")
 
 

@@ -75,7 +75,7 @@ def lack(transport: str, ranks: int) -> Lack | None:
     Raises: BackendError for an unknown name.
     """
     if transport not in TRANSPORTS:
-        raise BackendError(f"a transport among {', '.join(TRANSPORTS)}", repr(transport))
+        raise BackendError(f"one of the transports {', '.join(TRANSPORTS)}", repr(transport))
     gpus = torch.cuda.device_count()
     if transport == "nccl" and not dist.is_nccl_available():
         return Lack("a torch that was built with NCCL", f"torch {torch.__version__}", "use transport='gloo'")
@@ -319,7 +319,7 @@ def _not_connected(error: Exception, timeout: float) -> TransportTimeout:
 
 
 def _shared_start(timeout: float) -> float:
-    """Return the value of time.perf_counter that all ranks of this machine use as second 0."""
+    """Return the value of time.perf_counter that all ranks of this machine use as time zero."""
     store = dist.distributed_c10d._get_default_store()
     use = dist.PrefixStore(f"ringlab/start/{next(_uses['start'])}", store)
     return common_start(use, dist.get_rank(), socket.gethostname(), timeout)

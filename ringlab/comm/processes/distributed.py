@@ -155,7 +155,7 @@ class DistributedComm(Comm):
         return time.perf_counter() - self._start
 
     def fail(self, error: BaseException) -> None:
-        """Record `error` on the board as this rank's failure, unless another rank has failed before."""
+        """Record `error` on the board as this rank's failure, unless another rank has already failed."""
         self.board.fail(self.rank, error)
 
     def finish(self) -> None:

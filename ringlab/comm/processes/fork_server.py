@@ -1,8 +1,8 @@
 """A process that has imported torch and forks the ranks of launches, like `multiprocessing`'s fork server.
 
-A new Python process needs more than a second to import torch, and eight processes on two cores need eight
+A new Python process takes more than a second to import torch, and eight processes on two cores take eight
 seconds. A fork takes a few hundredths of a second. The first launch starts the server. When the launching
-process ends, its socket closes, and the server kills the ranks that still run and removes their folder. The
+process ends, its socket closes, and the server kills the ranks that are still running and removes their folder. The
 server runs only on Linux, because macOS has libraries that do not survive a fork. All ranks have the same
 hash seed, so a set of strings has the same order on each rank, which torchrun does not guarantee.
 

@@ -66,7 +66,7 @@ class Fault:
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
-            raise CommError(f"a kind of fault among {', '.join(KINDS)}", repr(self.kind))
+            raise CommError(f"one of the kinds of fault {', '.join(KINDS)}", repr(self.kind))
         if self.rank < 0 or self.exchange < 0:
             raise CommError("rank and exchange 0 or above", f"rank {self.rank}, exchange {self.exchange}")
 

@@ -41,8 +41,8 @@ def _probes(plan: Plan) -> list[Run]:
 def _causality(plan: Plan, rans: Sequence[Ran]) -> Verdict:
     """Return the verdict on causality.
 
-    A change of token j must not change out, lse and dq of the rows before j. A change of row j of dout must
-    not change dk and dv after j.
+    Changing token j must not change out, lse or dq of the rows before j. Changing row j of dout must not
+    change dk or dv after j.
     """
     still = {(ran.run.layout, ran.run.P): ran for ran in rans if ran.run.moved is None}
     looked = 0

@@ -121,6 +121,7 @@ class Comparison:
         self.factor = 1
 
     def report(self, target: str, over: str, transport: str) -> LayerReport:
+        """Return the first difference of each stage. Raises: BackendError if a rank's tokens are unknown."""
         found = [*self._weights(), *self._tokens(), *self._forward()]
         found += self._backward(
             follows=any(each.stage == "forward" and each.token is not None for each in found)

@@ -131,7 +131,7 @@ class Runs:
             return BackendError("a run on one process", str(described(error)))
 
     def _sent(self, store: dist.Store, rank: str) -> Recording:
-        """Return the recording of a rank, which may still wait for a rank that has failed."""
+        """Return a rank's recording, or a SILENT one if it does not arrive in time."""
         try:
             store.wait([rank], timedelta(seconds=2 * self.limit))
         except RuntimeError:  # torch's DistStoreError

@@ -44,7 +44,7 @@ PEERS: dict[str, Peer] = {peer.name: peer for peer in _TABLE}
 def peer(name: str) -> Peer:
     """Return the peer called `name`. Raises: BackendError for an unknown name."""
     if name not in PEERS:
-        raise BackendError(f"a peer among {', '.join(PEERS)}", repr(name))
+        raise BackendError(f"one of the peers {', '.join(PEERS)}", repr(name))
     return PEERS[name]
 
 

@@ -80,7 +80,7 @@ def _hanging(parts: dict[int, RankPart], failed: int, waits: Iterable[int]) -> l
 
 
 class InThisProcess:
-    """A source of runs that are made in this process, on virtual ranks."""
+    """Carries out runs in this process, on virtual ranks."""
 
     def __init__(self, spec: TargetSpec) -> None:
         self.target, self.device = spec.target(), spec.device

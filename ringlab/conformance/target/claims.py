@@ -86,7 +86,9 @@ class Target:
             return [known.positions(rank) for rank in range(P)]
         make = dict(self.layouts)[layout] if isinstance(self.layouts, Mapping) else None
         if not callable(make):
-            raise LayoutError(f"a layout among {', '.join(LAYOUTS)}, or a function of its own", repr(layout))
+            raise LayoutError(
+                f"one of the layouts {', '.join(LAYOUTS)}, or a function of its own", repr(layout)
+            )
         made = make(S, P, documents) if _cuts_documents(make) else make(S, P)
         owned = [np.asarray(each, dtype=np.int64).reshape(-1) for each in made]
         if len(owned) != P or sorted(np.concatenate([*owned, []]).tolist()) != list(range(S)):
@@ -127,10 +129,10 @@ class Target:
         named = self.layouts.values() if isinstance(self.layouts, Mapping) else self.layouts
         for layout in named:
             if not callable(layout) and layout not in LAYOUTS:
-                raise BackendError(f"a layout among {', '.join(LAYOUTS)}, or a function", repr(layout))
+                raise BackendError(f"one of the layouts {', '.join(LAYOUTS)}, or a function", repr(layout))
         for dtype in self.dtypes:
             if dtype not in DTYPES:
-                raise BackendError(f"a dtype among {', '.join(DTYPES)}", repr(dtype))
+                raise BackendError(f"one of the dtypes {', '.join(DTYPES)}", repr(dtype))
         self._check_calls()
         return Claims(
             name=self.name, over=self.over, layouts=tuple(self.layouts), causal=tuple(self.causal),

@@ -428,7 +428,7 @@ def _tensor_s(request: Request, degrees: Degrees) -> float:
 
 
 def _weights_s(request: Request, degrees: Degrees, layer: Layer, backward: bool) -> float:
-    """Return the seconds to gather one layer's weights, and after a backward to reduce its gradients over all copies.
+    """Return the seconds to gather one layer's weights and, if `backward`, to reduce their gradients.
 
     Expert-parallel ranks that hold the same experts divide them among themselves and gather them.
     """

@@ -36,7 +36,7 @@ def test_a_first_cell_is_timed_apart_from_its_lesson_and_from_the_kernel(tmp_pat
     assert found["kernel_start"] > 0 and found["machine"]["cores"]
     with pytest.raises(CourseError, match="ZeroDivisionError"):
         bench_lessons(["02"], tmp_path)
-    with pytest.raises(CourseError, match="a lesson among 01, 02"):
+    with pytest.raises(CourseError, match="one of the lessons 01, 02"):
         bench_lessons(["2"], tmp_path)
 
 

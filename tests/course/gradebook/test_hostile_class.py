@@ -89,7 +89,7 @@ def hand_in(folder: Path, mark: str, hostile: bool) -> None:
 
 
 def graded(folder: Path, book: Path | None) -> dict[str, str]:
-    """Grade the class, and return each learner's results without times, paths and seeds."""
+    """Grade the class, and return each learner's results without times, paths or seeds."""
     with Gradebook(book) as ours:
         run = grade_class(ours, collect([folder], exercise="01").submissions, LocalPool(JOBS, judge))
         assert run.ungraded == []

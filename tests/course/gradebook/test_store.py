@@ -221,7 +221,7 @@ def test_an_empty_file_is_no_book_to_read(tmp_path: Path) -> None:
 
 
 def test_a_deadline_of_an_unknown_exercise_is_refused() -> None:
-    with Gradebook(None) as book, pytest.raises(CourseError, match="an exercise out of"):
+    with Gradebook(None) as book, pytest.raises(CourseError, match="one of the exercises"):
         book.set_policy("77", due="2026-11-01T12:00Z")
 
 

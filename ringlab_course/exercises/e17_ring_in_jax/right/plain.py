@@ -48,7 +48,7 @@ def window_ring(q, k, v, positions, window):
 
 
 def hops(positions, window):
-    """How many hops the block makes that travels furthest to a query that sees one of its keys."""
+    """The largest number of hops after which a block still meets a query that sees one of its keys."""
     P, needed = len(positions), [0]
     for step in range(1, P):
         ages = positions[:, :, None] - np.roll(positions, step, axis=0)[:, None, :]

@@ -1,8 +1,8 @@
-"""Submissions that reach for other people's files, servers and seeds, and answer right only if they succeed.
+"""Submissions that reach for other people's files, servers and seeds, and answer correctly only if they succeed.
 
-The test that hands them in replaces these words: @FOLDER@ by a folder with a gradebook, another learner's
-notebook and a socket, @PORT@ by the port of a server on this machine, @MARK@ by a unique name, and @SEED@ by
-the seed of the probes.
+The test that hands them in replaces four words: @FOLDER@ with a folder that holds a gradebook,
+another learner's notebook and a socket; @PORT@ with the port of a server on this machine; @MARK@ with a
+unique name; and @SEED@ with the seed of the probes.
 """
 
 from __future__ import annotations
