@@ -1,7 +1,8 @@
 """The first hour on a machine with GPUs: its tests, benchmarks and labs, in the order of their value.
 
 Each step is a command with a limit of time, and has a log of its own. The result file is written whenever a
-step ends. A later run begins with the steps that have not passed, unless ringlab or the machine has changed.
+step ends. A later run begins with the steps that have not passed, unless ringlab or the machine has changed. In it, a
+step whose time was over has at least twice as much.
 """
 
 from __future__ import annotations
@@ -42,7 +43,9 @@ class Step:
     folder of this file, and {gpus} by the number of GPUs that the step takes. minutes: the time limit. gpus:
     the fewest GPUs that it needs. most: the most GPUs that it takes if the machine has them; None for all.
     wave: steps of the same wave run side by side if there are enough GPUs. optional: whether all its tests
-    may be skipped, as for a library that is not installed.
+    may be skipped, as for a library that is not installed. at_once: whether its tests run in several
+    processes at once, which saves time if most of it is compiling. Timings, and tests of several GPUs, need
+    their GPUs for themselves.
     """
 
     name: str
@@ -52,6 +55,7 @@ class Step:
     gpus: int = 1
     most: int | None = 1
     optional: bool = False
+    at_once: bool = False
 
     def takes(self, gpus: int) -> int:
         """Return how many of a machine's `gpus` GPUs the step takes."""
@@ -63,11 +67,9 @@ class Step:
         return "pytest" in self.words
 
 
-def _tests(
-    name: str, minutes: float, wave: int, *words: str, gpus: int = 1, most: int = 1, optional: bool = False
-) -> Step:
+def _tests(name: str, minutes: float, wave: int, *words: str, at_once: bool = True, **more: Any) -> Step:
     words = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "--confcutdir=tests/gpu", *words)
-    return Step(name, words, minutes, wave, gpus, most, optional)
+    return Step(name, words, minutes, wave, at_once=at_once, **more)
 
 
 def _ringlab(name: str, minutes: float, wave: int, command: str) -> Step:
@@ -87,22 +89,27 @@ _COMPILE = "tests/gpu/test_compile.py"
 _MESSAGES = ",".join(str(2**power) for power in (12, 16, 20, 24, 28, 30))
 
 STEPS = (
-    _tests("shapes", 2, 1, _TABLE, "-k", "cudnns_lse or same_bits"),
-    _tests("triton bfloat16", 7, 1, _TABLE, "-k", "triton and bfloat16"),
-    _tests("native", 4, 1, _TABLE, "-k", "native"),
-    _tests("cudnn", 4, 1, _TABLE, "-k", "cudnn-", optional=True),
-    _tests("flash", 4, 1, _TABLE, "-k", "flash-", optional=True),
-    _tests("flex", 3, 1, _TABLE, "-k", "flex-"),
-    _tests("triton float16", 4, 1, _TABLE, "-k", "triton and float16 and not bfloat16"),
-    _tests("triton float32", 5, 1, _TABLE, "-k", "triton and float32"),
+    # Without flex and flash-attn, which compile for long: their bits are compared in their own steps.
+    _tests("same bits", 2, 1, _TABLE, "-k", "cudnns_lse or same_bits and (triton or native or cudnn)"),
+    _tests("triton bfloat16", 6, 1, _TABLE, "-k", "triton and bfloat16"),
+    _tests("native", 3, 1, _TABLE, "-k", "native-"),
+    _tests("cudnn", 3, 1, _TABLE, "-k", "cudnn-", optional=True),
+    # Version 4 compiles each kernel at its first call.
+    _tests("flash-4", 4, 1, _TABLE, "-k", "flash-4", optional=True),
+    _tests("flash-3", 2, 1, _TABLE, "-k", "flash-3", optional=True),
+    _tests("flash-2", 2, 1, _TABLE, "-k", "flash-2", optional=True),
+    _tests("flex", 3, 1, _TABLE, "-k", "flex"),
+    _tests("triton float16", 3, 1, _TABLE, "-k", "triton and float16 and not bfloat16"),
+    _tests("triton float32", 4, 1, _TABLE, "-k", "triton and float32"),
     _tests("conformance suite", 3, 1, "tests/gpu/test_conformance_gpu.py"),
     _tests("one GPU", 3, 1, _TRANSPORTS, "-m", "not needs_two_gpus"),
     _tests("torch.compile", 3, 1, _COMPILE, "-m", "not needs_two_gpus"),
+    _tests("clock", 1, 2, "tests/gpu/test_benches.py", at_once=False),
     _ringlab("kernels", 5, 2, "bench kernels --blocks triton,native,cudnn,flash,flex --rounds 15"),
     _ringlab("ring on one GPU", 4, 2, "bench ring --emulated 8 --blocks triton,native --rounds 9"),
     # On four ranks every schedule uses all its ways, and GPUs are left for the other steps of the wave.
-    _tests("several GPUs", 6, 3, _TRANSPORTS, "-m", "needs_two_gpus", gpus=2, most=4),
-    _tests("torch.compile on two", 6, 3, _COMPILE, "-m", "needs_two_gpus", gpus=2, most=2),
+    _tests("several GPUs", 6, 3, _TRANSPORTS, "-m", "needs_two_gpus", at_once=False, gpus=2, most=4),
+    _tests("torch.compile on two", 6, 3, _COMPILE, "-m", "needs_two_gpus", at_once=False, gpus=2, most=2),
     # In the wave of tests and not in that of benchmarks, because it compiles on many cores.
     _ringlab("tune", 8, 3, "tune --short --table {logs}/tune.toml"),
     _lab("lab L2 triton", 3, "l2 --tokens 131072 --per-rank 16384 --layouts zigzag --block triton"),
@@ -143,13 +150,35 @@ class Row:
         return f"{self.name}: {self.measured:.3g} {self.unit}, expected {self.expected:.3g} ({self.source}){mark}"
 
 
-# (pass, causal) → contender → TFLOP/s on H100, head dim 128, 16k tokens
-_ON_H100 = {
-    ("forward", False): {"flash": 370, "native": 370, "cudnn": 595, "triton": 395},
-    ("forward", True): {"flash": 335, "native": 335, "cudnn": 539, "triton": 378},
-    ("backward", False): {"flash": 322, "native": 322, "cudnn": 516},
-}
-_PAPER = "FlashAttention-3's paper, H100: FlashAttention-2, Triton's own kernel and cuDNN"
+@dataclass(frozen=True)
+class Published:
+    """TFLOP/s of kernels on a GPU, by (pass, causal) and kernel, for head dim 128 and 16k tokens; and their source."""
+
+    gpus: tuple[str, ...]
+    source: str
+    tflops: Mapping[tuple[str, bool], Mapping[str, float]]
+
+
+_BEST = {"flash-4": 1613}
+_PUBLISHED = (
+    Published(
+        ("H100", "H200", "H800"),
+        "FlashAttention-3's paper, H100",
+        {
+            ("forward", False): {"flash-2": 370, "triton": 395, "cudnn": 595, "flash-3": 648},
+            ("forward", True): {"flash-2": 335, "triton": 378, "cudnn": 539, "flash-3": 616},
+            ("backward", False): {"flash-2": 322, "cudnn": 516, "flash-3": 561},
+        },
+    ),
+    Published(
+        ("B200",),
+        "the best case in FlashAttention-4's abstract",
+        {("forward", False): _BEST, ("forward", True): _BEST},
+    ),
+)
+"""The figures of "triton" are those of Triton's own kernel. Those of the papers' other kernels stand in bar charts."""
+_SAME_KERNEL = {"flash": "flash-2", "native": "flash-2"}
+"""torch's own flash attention is version 2, as an operator of `scaled_dot_product_attention` and as a block."""
 _EFFICIENCY = {"forward": 0.85, "forward_backward": 0.90}
 _RING_PAPER = "ring-flash-attention's zig-zag ring on 8 H800, 8k tokens a GPU"
 
@@ -167,16 +196,22 @@ def expected(step: str, result: Mapping[str, Any], gpu: str, gpus: int) -> list[
 
 def _kernels(result: Mapping[str, Any], gpu: str, gpus: int) -> Iterator[Row]:
     roof = ceiling(gpu)
-    hopper = any(name in gpu for name in ("H100", "H200", "H800"))
+    published = next((each for each in _PUBLISHED if any(name in gpu for name in each.gpus)), None)
     for case in result["cases"]:
         kind = case["pass"], case["causal"]
         for name, found in case["contenders"].items():
-            what = f"{name}, {kind[0]}, {'causal' if kind[1] else 'full'}"
-            published = _ON_H100.get(kind, {}).get(name.removesuffix(" block")) if hopper else None
+            kernel = result.get("computed_by", {}).get(name, name)
+            label = name if kernel in name else f"{name} ({kernel})"
+            what = f"{label}, {kind[0]}, {'causal' if kind[1] else 'full'}"
+            peak = "peak"
             if published:
-                yield Row(what, found["tflops"], published, "TFLOP/s", _PAPER, most=2.0)
+                figure = published.tflops.get(kind, {}).get(_SAME_KERNEL.get(kernel, kernel))
+                if figure:
+                    yield Row(what, found["tflops"], figure, "TFLOP/s", published.source, most=2.0)
+                else:
+                    peak += "; no published figure known"
             if roof:
-                yield Row(what, found["tflops"], roof.flops / 1e12, "TFLOP/s", "peak", least=0.2, most=1.0)
+                yield Row(what, found["tflops"], roof.flops / 1e12, "TFLOP/s", peak, least=0.2, most=1.0)
 
 
 def _ring(result: Mapping[str, Any], gpu: str, gpus: int) -> Iterator[Row]:
@@ -251,7 +286,11 @@ class Hour:
             )
         self._deadline = time.monotonic() + 60 * self.minutes
         self._head = {"bench": "hour", "machine": machine(), "gpus": self.gpus, "source": source()}
-        self._entries = self._kept()
+        before = self._before()
+        self._entries: dict[str, Any] = {
+            name: each for name, each in before.items() if each["state"] == PASSED
+        }
+        self._had = {name: each.get("limit", 0.0) for name, each in before.items() if each["state"] == LATE}
 
     @property
     def entries(self) -> Mapping[str, Mapping[str, Any]]:
@@ -264,14 +303,18 @@ class Hour:
         ended = [self._entries.get(step.name, {}).get("state") for step in self.steps]
         return all(state in (PASSED, ABSENT) for state in ended)
 
-    def _kept(self) -> dict[str, Any]:
-        """Return the entries of an earlier run that passed, if ringlab and the machine are still the same."""
+    def _before(self) -> dict[str, Any]:
+        """Return the entries of an earlier run, if ringlab and the machine are still the same."""
         try:
             before = json.loads(self.file.read_text(encoding="utf-8"))
             same = _lasting(before) == _lasting(self._head)
-            return {name: each for name, each in before["steps"].items() if same and each["state"] == PASSED}
+            return {name: each for name, each in before["steps"].items() if same and each["state"]}
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return {}
+
+    def _limit(self, step: Step) -> float:
+        """Return the seconds that the step may take: twice as many as in an earlier run in which they were over."""
+        return max(60 * step.minutes, 2 * self._had.get(step.name, 0.0))
 
     def run(self) -> bool:
         """Run every step that has not passed, and return whether all have passed."""
@@ -308,7 +351,7 @@ class Hour:
                         self._end(step, {"state": LATE, "why": "no time was left; run it again"})
                         continue
                     taken, free = free[:needed], free[needed:]
-                    running.append(_Running(step, taken, self.logs, min(60 * step.minutes, left)))
+                    running.append(_Running(step, taken, self.logs, min(self._limit(step), left)))
                 if running:
                     time.sleep(0.05)
         finally:
@@ -344,9 +387,7 @@ class _Running:
         self.log = logs / f"{_slug(step.name)}.log"
         known = {"{out}": str(self.out), "{logs}": str(logs), "{gpus}": str(len(taken))}
         words = [re.sub(r"\{(out|logs|gpus)\}", lambda found: known[found[0]], word) for word in step.words]
-        # Tests run side by side, because most of their time is compiling. Tests on several GPUs do not,
-        # because they would share the GPUs.
-        if step.is_test and step.gpus == 1 and importlib.util.find_spec("xdist"):
+        if step.at_once and importlib.util.find_spec("xdist"):
             words += ["-n", str(max(1, min(8, (os.cpu_count() or 1) // max(1, torch.cuda.device_count()))))]
         self.command = [sys.executable, *words]
         self.began, self.seconds, self.stopped = time.monotonic(), seconds, False
@@ -385,9 +426,12 @@ class _Running:
         result = None
         with suppress(OSError, ValueError):
             result = json.loads(self.out.read_text(encoding="utf-8"))
+        why = f"its {self.seconds:.0f} s were over; run it again for at least twice as long"
         return {
             "state": state,
+            **({"why": why} if state == LATE else {}),
             "seconds": round(time.monotonic() - self.began, 1),
+            "limit": round(self.seconds, 1),
             "ended": datetime.now(UTC).isoformat(timespec="seconds"),
             "command": " ".join(self.command[1:]),
             "log": str(self.log),

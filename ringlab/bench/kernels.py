@@ -31,24 +31,27 @@ def bench_kernels(
 ) -> dict[str, Any]:
     """Return times, TFLOP/s, errors and speed ratios of each mask and pass, for JSON; times in seconds.
 
-    A block with the name of one of torch's own backends is called "cudnn block" or "flash block" in the result.
+    A block with the name of one of torch's own backends is called "cudnn block" or "flash block" in the result, and
+    "computed_by" names the block that computes, such as flash-3.
     `masks` are values of `causal`; `progress` is called after every round, 3 + `rounds` times a case.
     Raises: DeviceError without a GPU.
     """
     device = device or Cuda()
     pairs = {_subject(block): tuple(SDPA) for block in blocks}
-    here: dict[str, Any] = {}
+    here: dict[str, str] = {}
     cases, seeds = [], []
     for causal in masks:
         bench = Bench(replace(problem, causal=causal), device, seed)
         seeds.append(bench.seed)
-        here = {_subject(block): () for block in blocks if _is_here(block, bench.inputs.q)}
+        named = {_subject(block): _computing(block, bench.inputs.q) for block in blocks}
+        here = {subject: name for subject, name in named.items() if name}
         for of in PASSES:
             cases.append(bench.measure(of, _contenders(blocks, causal), pairs, rounds, progress))
     sizes = {name: value for name, value in asdict(problem).items() if name != "causal"}
     return {
         "bench": "kernels",
         "ok": bool(here) and all_subjects_timed(cases, here),
+        "computed_by": here,
         "work": {"B": 1, **sizes, "rounds": rounds, "seeds": seeds},
         "method": METHOD,
         "cases": cases,
@@ -66,10 +69,9 @@ def _subject(block: str) -> str:
     return f"{block} block" if block in SDPA else block
 
 
-def _is_here(block: str, q: Tensor) -> bool:
-    """Return False if the block needs an optional library that this machine lacks, else True."""
+def _computing(block: str, q: Tensor) -> str | None:
+    """Return the name of the block that computes, or None for a library's block that the machine lacks."""
     try:
-        get_block(block, q)
+        return get_block(block, q).name
     except BackendError:
-        return block not in OPTIONAL
-    return True
+        return None if block in OPTIONAL else block

@@ -129,15 +129,37 @@ def test_steps_of_a_wave_have_a_gpu_each_and_the_next_wave_has_all(
     assert (tmp_path / "count").read_text() == "3"
 
 
-@pytest.mark.parametrize(("gpus", "side_by_side"), [(1, True), (2, False)])
-def test_tests_of_several_gpus_run_one_after_the_other(
-    gpus: int, side_by_side: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_step_that_was_out_of_time_has_twice_as_much_in_the_next_run(tmp_path: Path) -> None:
+    limits = []
+    for _ in range(3):
+        (found,) = run(tmp_path, python("slow", "import time; time.sleep(600)", 0.005))["steps"].values()
+        limits.append(found["limit"])
+        assert found["state"] == LATE and "twice as long" in found["why"]
+    assert limits == [0.3, 0.6, 1.2]
+
+
+def test_a_step_that_could_not_begin_has_its_own_limit_in_the_next_run(tmp_path: Path) -> None:
+    slow, left = python("slow", "import time; time.sleep(600)"), python("left", "", minutes=1.0)
+    assert run(tmp_path, slow, left, minutes=0.005)["steps"]["left"]["state"] == LATE
+    assert run(tmp_path, left)["steps"]["left"]["limit"] == 60.0
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+def test_tests_run_at_once_only_where_they_may(
+    at_once: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Side by side, groups of NCCL would share the GPUs."""
     monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
     monkeypatch.setattr("sys.executable", "/bin/true")
-    step = run(tmp_path, Step("tests", ("-m", "pytest"), 1.0, 1, gpus, gpus), gpus=2)["steps"]["tests"]
-    assert ("-n" in step["command"].split()) == side_by_side
+    step = run(tmp_path, Step("tests", ("-m", "pytest"), 1.0, 1, at_once=at_once))["steps"]["tests"]
+    assert ("-n" in step["command"].split()) == at_once
+
+
+@pytest.mark.parametrize("step", [step for step in STEPS if step.is_test], ids=lambda step: step.name)
+def test_timings_and_tests_of_several_gpus_have_their_gpus_for_themselves(step: Step) -> None:
+    """Beside other tests, times would be longer, and groups of NCCL would share GPUs."""
+    (file,) = (word for word in step.words if word.endswith(".py"))
+    times = "from ringlab.bench" in (Path(__file__).parents[2] / file).read_text()
+    assert step.at_once == (step.gpus == 1 and not times)
 
 
 @pytest.mark.thorough
@@ -268,7 +290,7 @@ for words in json.loads(sys.argv[1]):
 
 
 @pytest.mark.thorough
-def test_every_step_of_tests_has_tests_and_together_they_are_all_of_them() -> None:
+def test_every_step_of_tests_has_tests_and_each_test_is_in_one_of_them() -> None:
     words = [list(step.words[2:]) for step in STEPS if step.is_test]
     everything = [*words[0][:4], "tests/gpu"]
     command = [sys.executable, "-c", COLLECT, json.dumps([everything, *words])]
@@ -279,6 +301,11 @@ def test_every_step_of_tests_has_tests_and_together_they_are_all_of_them() -> No
     whole, *steps = map(set, found)
     assert len(steps) == len(words) and all(steps), done.stderr
     assert set().union(*steps) == whole
+    assert sum(map(len, steps)) == len(whole), "a test is in two steps"
+    first = steps[0]
+    assert not [name for name in first if "flex" in name or "flash" in name], (
+        "what compiles for long comes first"
+    )
 
 
 def figures(name: str, gpu: str = HOPPER) -> dict[str, Row]:
@@ -295,6 +322,33 @@ def test_kernels_are_printed_beside_published_figures_and_the_peak() -> None:
         "kernels", json.loads((MADE_UP / "kernels.json").read_text()), "A GPU nobody built", 1
     )
     assert all(row.source == "peak" for row in figures("kernels", "NVIDIA A100-SXM4-80GB").values())
+
+
+@pytest.mark.parametrize(
+    ("gpu", "version", "full", "causal"),
+    [
+        (HOPPER, "flash-2", 370, 335),
+        (HOPPER, "flash-3", 648, 616),
+        (HOPPER, "flash-4", None, None),
+        ("NVIDIA B200", "flash-4", 1613, 1613),
+        ("NVIDIA B200", "flash-2", None, None),
+    ],
+)
+def test_flash_attn_is_printed_beside_the_figure_of_the_version_that_ran(
+    gpu: str, version: str, full: float | None, causal: float | None
+) -> None:
+    case = {"pass": "forward", "contenders": {"flash block": {"tflops": 600.0}}}
+    result = {
+        "cases": [case | {"causal": False}, case | {"causal": True}],
+        "computed_by": {"flash block": version},
+    }
+    rows = expected("kernels", result, gpu, 1)
+    assert all(row.name.startswith(f"flash block ({version}), forward") for row in rows)
+    published = [row.expected for row in rows if not row.source.startswith("peak")]
+    assert published == [figure for figure in (full, causal) if figure]
+    sources = {row.source for row in rows if row.source.startswith("peak")}
+    peak = "peak" if full else "peak; no published figure known"
+    assert sources == ({peak} if gpu == HOPPER else set())
 
 
 def test_a_ring_is_printed_beside_one_call_of_its_kernel() -> None:

@@ -15,7 +15,7 @@ from ringlab.bench.contenders import Alone, Contender, emulated_ring, one_block,
 from ringlab.bench.device import Cpu, fill_with_nan, new_memory_is_nan
 from ringlab.bench.emulated_ring import bench_ring
 from ringlab.bench.interleaved import Turn
-from ringlab.bench.kernels import bench_kernels
+from ringlab.bench.kernels import _computing, bench_kernels
 from ringlab.bench.measure import Bench
 from ringlab.bench.problem import Problem, draw
 from ringlab.bench.reference import reference, sample
@@ -25,6 +25,7 @@ from ringlab.comm.memory import MemoryMeter
 from ringlab.comm.ring import Ring
 from ringlab.conformance.tolerance import relative_error, truth
 from ringlab.merge import Partial
+from tests.blocks.device_calls import flash_attn_packages
 
 pytestmark = pytest.mark.thorough
 
@@ -259,10 +260,18 @@ def test_a_block_is_timed_beside_torchs_backend_of_the_same_name(monkeypatch: py
 def test_a_library_that_the_machine_lacks_is_no_failure() -> None:
     """A library that the machine lacks is not replaced by another one, and the result has the reason."""
     report = bench_kernels(SMALL, ("cudnn", "flash", "native"), masks=(True,), rounds=1, device=Cpu())
-    assert report["ok"]
+    assert report["ok"] and report["computed_by"] == {"native": "native"}
     for case in report["cases"]:
         assert {"cudnn block", "flash block"} <= case["not_timed"].keys()
     assert not bench_kernels(SMALL, ("flash",), masks=(True,), rounds=1, device=Cpu())["ok"]
+
+
+def test_a_report_of_kernels_names_the_version_of_flash_attn_that_computes() -> None:
+    q = torch.zeros(1, 2, 8, 64, dtype=torch.bfloat16)
+    with flash_attn_packages(2, 3):
+        assert _computing("flash", q) == "flash-3"
+    with flash_attn_packages():
+        assert _computing("flash", q) is None
 
 
 def test_a_report_of_the_ring_has_ratios_to_one_call_and_memory() -> None:

@@ -1,7 +1,4 @@
-"""Transports that carry CUDA tensors give gloo's data and one rank's attention on GPUs.
-
-Other tests cover what the GPU benchmarks rely on: the clock, the memory and the poison of a GPU.
-"""
+"""Transports that carry CUDA tensors give gloo's data and one rank's attention on GPUs."""
 
 from __future__ import annotations
 
@@ -11,14 +8,6 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-
-from ringlab.bench.contenders import Contender, sdpa, whole
-from ringlab.bench.device import Cuda
-from ringlab.bench.emulated_ring import bench_ring
-from ringlab.bench.interleaved import Turn
-from ringlab.bench.kernels import bench_kernels
-from ringlab.bench.measure import Bench
-from ringlab.bench.problem import Problem
 
 pytest.importorskip("cloudpickle", reason="needs cloudpickle: pip install cloudpickle")
 
@@ -168,54 +157,3 @@ def test_more_ranks_than_gpus() -> None:
     for transport in ("nccl", "symmetric"):
         with pytest.raises(BackendError, match="shared-gpu"):
             launch(messages, ranks, "cuda", transport=transport)
-
-
-pytestmark = pytest.mark.needs_cuda
-SMALL = Problem(H=2, S=1000, D=64)
-
-
-@pytest.fixture(scope="module")
-def device() -> Cuda:
-    return Cuda()
-
-
-def test_the_clock_counts_the_work_and_not_the_wait(device: Cuda) -> None:
-    x = torch.randn(4096, 4096, device="cuda", dtype=torch.bfloat16)
-
-    def products(count: int) -> float:
-        device.settle()
-        return device.seconds(lambda: [x @ x for _ in range(count)])
-
-    products(2)
-    few, many = (min(products(count) for _ in range(5)) for count in (4, 16))
-    assert 0 < few < many
-
-
-def test_a_kernel_that_writes_nothing_is_found_out(device: Cuda) -> None:
-    """Only the poison finds this kernel, because its output memory still has the right result."""
-    bench = Bench(SMALL, device)
-    right = whole(sdpa(torch.nn.attention.SDPBackend.FLASH_ATTENTION), SMALL.causal)
-    shape, dtype = bench.inputs.q.shape, bench.inputs.q.dtype
-    lazy = Contender(
-        lambda inputs, of: Turn(lambda _: {"out": torch.empty(shape, dtype=dtype, device="cuda")})
-    )
-    assert bench.admit(right, "forward").refusal is None
-    assert "not written" in str(bench.admit(lazy, "forward").refusal)
-
-
-def test_the_peak_is_what_was_allocated(device: Cuda) -> None:
-    def run() -> None:
-        first = torch.empty(2**20, dtype=torch.uint8, device="cuda")
-        del first
-        torch.empty(3 * 2**20, dtype=torch.uint8, device="cuda")
-
-    assert 3 * 2**20 <= device.peak_bytes(run) < 4 * 2**20
-
-
-def test_the_benches_run_at_a_small_size(device: Cuda) -> None:
-    kernels = bench_kernels(SMALL, rounds=2, device=device)
-    assert kernels["ok"], [case["not_timed"] for case in kernels["cases"]]
-    ring = bench_ring(SMALL, P=4, rounds=2, device=device)
-    assert ring["ok"], [case["not_timed"] for case in ring["cases"]]
-    assert kernels["machine"]["gpu"]["name"] and kernels["machine"]["versions"]["cuda"]
-    assert all(0 < side["peak_shards"] < 20 for passes in ring["memory"].values() for side in passes.values())
