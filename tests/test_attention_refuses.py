@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 from torch import Tensor
 
-from ringlab import VirtualCluster, launch, ring_attention
+from ringlab import VirtualCluster, attention, launch, ring_attention
 from ringlab.blocks.native import Native
-from ringlab.comm.protocol import Tensors, Work, Wrapper
+from ringlab.comm.protocol import CONTROL, Comm, Tensors, Work, Wrapper
 from ringlab.comm.ring import Ring
 from ringlab.comm.subgroup import SubGroup
 from ringlab.comm.trace import Outcome
 from ringlab.comm.wrappers.strict import Strict
+from ringlab.cost.shape_block import ShapeBlock
 from ringlab.errors import (
     AgreementError,
     BackendError,
@@ -25,14 +29,17 @@ from ringlab.errors import (
     DtypeError,
     LayoutError,
     MaskError,
+    RankFailedError,
     RinglabError,
     ShapeError,
     WorldSizeError,
 )
 from ringlab.layout import contiguous, dealt, striped, zigzag
 from ringlab.mask import Mask
-from ringlab.rank_agreement import agree
+from ringlab.schedules import available as schedules
+from ringlab.schedules import ulysses
 from ringlab.schedules.ring import RingSchedule
+from tests.blocks.device_calls import rewritten
 from tests.schedules.problems import Broken, Plain
 
 S, P = 24, 2
@@ -454,18 +461,58 @@ def test_calls_over_some_ranks_are_counted_by_themselves():
     assert first[1:] == [f"call {number} of attention over ranks 2, 0" for number in (1, 2, 3)]
 
 
-def test_ranks_compare_their_calls_in_messages_on_the_cpu() -> None:
-    """Ranks compare calls on the CPU: a message on a GPU would wait for all launched kernels, in every layer."""
-    sent: list[torch.device] = []
+class Watched(Wrapper):
+    """Keeps the device of each tensor in a control message, and of each other tensor."""
 
-    class Watched(Wrapper):
-        def exchange(self, *, send: Tensors = (), **named: Any) -> Work:
-            sent.extend(x.device for x in send)
-            return self.inner.exchange(send=send, **named)
+    def __init__(self, inner: Comm, control: list[str], others: list[str]) -> None:
+        super().__init__(inner)
+        self.control, self.others = control, others
+
+    def exchange(self, *, send: Tensors = (), receive: Tensors = (), tag: str = "", **named: Any) -> Work:
+        of = self.control if tag.startswith(CONTROL) else self.others
+        of.extend(x.device.type for x in (*send, *receive))
+        return self.inner.exchange(send=send, receive=receive, tag=tag, **named)
+
+
+def devices_of_messages(schedule: str, *allowed: type[Exception]) -> tuple[set[str], set[str]]:
+    """Return the devices of control messages and of other messages, of a call with tensors on another device.
+
+    allowed: errors with which the call may end.
+    """
+    control: list[str] = []
+    others: list[str] = []
+    free = SimpleNamespace(seconds=lambda tiles: 0.0, of_tile=lambda tile: 0.0)
+    block = ShapeBlock(SimpleNamespace(book=lambda q, backward: free), lambda seconds: None)  # type: ignore[arg-type]
 
     def program(ring: Ring) -> None:
-        with torch.device("meta"):
-            agree(Watched(ring.comm), "the same call", None)
+        layout = zigzag(S, ring.world_size)
+        with torch.device("meta"):  # as after torch.set_default_device("cuda")
+            q, k, v = (torch.empty(1, 4, layout.length(ring.rank), 8, requires_grad=True) for _ in range(3))
+            watched = Ring(Watched(ring.comm, control, others))
+            out, _lse = ring_attention(
+                q, k, v, ring=watched, layout=layout, block=block, schedule=schedule, return_lse=True
+            )
+            torch.autograd.grad(out, (q, k, v), torch.empty_like(out))
 
-    VirtualCluster(3).run(program)
-    assert sent and set(sent) == {torch.device("cpu")}
+    # A validated call refuses tensors without data.
+    with mock.patch.object(torch.Tensor, "is_meta", property(lambda x: False)), suppress(*allowed):
+        VirtualCluster(4, memory=False).run(program)
+    return set(control), set(others)
+
+
+@pytest.mark.parametrize("schedule", schedules())
+def test_ranks_compare_their_calls_on_the_cpu(schedule: str) -> None:
+    """Ranks compare calls on the CPU: a message on a GPU would wait for all launched kernels, in every layer."""
+    assert devices_of_messages(schedule) == ({"cpu"}, {"meta"})
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "old", "new"),
+    [
+        (attention, "agree", "torch.frombuffer(bytearray(message), dtype=torch.uint8)", "torch.tensor([*message], dtype=torch.uint8)"),
+        (ulysses, "on_any_rank", 'device="cpu"', 'device="meta"'),
+    ],
+)  # fmt: skip
+def test_a_comparison_on_the_gpu_would_be_noticed(owner: Any, name: str, old: str, new: str) -> None:
+    with rewritten(owner, name, old, new):
+        assert "meta" in devices_of_messages("ulysses", RankFailedError)[0]

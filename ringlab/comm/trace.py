@@ -123,6 +123,11 @@ class Trace:
         """
         return sum(e.bytes_sent for e in self.exchanges(rank))
 
+    @property
+    def launches(self) -> bool:
+        """Whether ranks computed on GPUs, so that the times of computations are those of launching them."""
+        return any(isinstance(e, Exchange) and e.stall is not None for e in self.events)
+
     def exposed(self, rank: int | None = None) -> float:
         """Return the seconds of exposed communication of `rank`, or the sum over all ranks if `rank` is None.
 
@@ -139,10 +144,11 @@ class Trace:
         """Return the trace in Chrome's trace-event format, and write it to `path` as JSON if `path` is given.
 
         ui.perfetto.dev and chrome://tracing open the file. Each rank has a row for computation and a row for
-        communication. Times are in microseconds. On a GPU the bars of computations show when they were launched;
-        a profile by nsys shows when they ran.
+        communication. Times are in microseconds. On a GPU the row of computations is called "launch", because its
+        bars show when they were launched; a profile by nsys shows when they ran.
         """
-        rows = [_name(rank) for rank in range(self.world_size)]
+        computes = "launch" if self.launches else "compute"
+        rows = [_name(rank, computes) for rank in range(self.world_size)]
         document = {"traceEvents": [*_flatten(rows), *map(_chrome, self.events)], "displayTimeUnit": "ms"}
         if path is not None:
             Path(path).write_text(json.dumps(document))
@@ -153,11 +159,11 @@ def _flatten(rows: Iterable[list[dict[str, Any]]]) -> list[dict[str, Any]]:
     return [event for row in rows for event in row]
 
 
-def _name(rank: int) -> list[dict[str, Any]]:
+def _name(rank: int, computes: str) -> list[dict[str, Any]]:
     process = {"ph": "M", "pid": rank, "name": "process_name", "args": {"name": f"rank {rank}"}}
     lanes = [
         {"ph": "M", "pid": rank, "tid": lane, "name": "thread_name", "args": {"name": name}}
-        for lane, name in enumerate(("compute", "exchange"))
+        for lane, name in enumerate((computes, "exchange"))
     ]
     return [process, *lanes]
 

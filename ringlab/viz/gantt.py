@@ -63,6 +63,7 @@ TEXT = {"backward": PAPER, "other": PAPER, "done": QUIET}
 """The colour of a bar's text if it is not INK."""
 MOST_RANKS, MOST_ROWS = 16, 32
 """The largest numbers of rows in a chart and in a comparison. If there are more ranks, some are left out."""
+_LAUNCHES = "bars show launches, GPUs compute later"
 COMPUTE, LANE = (0.08, 0.6), (0.72, 0.18)
 """(top, height) of the bars of computation, and of the lane of messages, in a row of height 1."""
 
@@ -117,7 +118,8 @@ def compare(
 def draw(ax: Axes, one: Chart, ranks: Sequence[int], end: float, name: str) -> None:
     """Draw one chart up to `end` seconds. Each row has computation and waiting above, and messages below.
 
-    The share of time in which each rank computes is written only if the whole run is shown.
+    The share of time in which each rank computes is written only if the whole run is shown, and not for a run
+    on GPUs.
     """
     scale, unit = time_unit(end)
     for place, rank in enumerate(ranks):
@@ -129,7 +131,9 @@ def draw(ax: Axes, one: Chart, ranks: Sequence[int], end: float, name: str) -> N
         [place + 0.5 for place in range(len(ranks))], [f"rank {rank}" for rank in ranks], fontsize=9
     )
     whole = in_unit(one.makespan, scale)
-    if one.makespan <= end:
+    if one.launches:
+        told = f"{_LAUNCHES}, ends at {whole} {unit}"
+    elif one.makespan <= end:
         _busy_column(ax, one, ranks)
         told = f"ends at {whole} {unit}, ranks compute {one.busy_fraction:.0%} of the time"
     else:
@@ -145,13 +149,15 @@ def describe(trace: Trace, name: str = "Timeline") -> str:
     """Return the chart in words, as its alternative text. Raises: CommError for a trace without events."""
     one = chart(trace)
     scale, unit = time_unit(one.makespan)
+    does = "launches for" if one.launches else "computes"
     ranks = "; ".join(
-        f"rank {rank} computes {in_unit(one.busy(rank), scale)} {unit} and waits {in_unit(one.waited(rank), scale)} {unit}"
+        f"rank {rank} {does} {in_unit(one.busy(rank), scale)} {unit} and waits {in_unit(one.waited(rank), scale)} {unit}"
         for rank in _chosen(one.world_size, None, MOST_RANKS)
     )
+    share = _LAUNCHES if one.launches else f"ranks compute {one.busy_fraction:.0%} of the time"
     return (
         f"{name}: {one.world_size} rank{'s' * (one.world_size > 1)}, ends at {in_unit(one.makespan, scale)} {unit}, "
-        f"ranks compute {one.busy_fraction:.0%} of the time; {ranks}."
+        f"{share}; {ranks}."
     )
 
 

@@ -39,11 +39,15 @@ class Bar:
 
 @dataclass(frozen=True)
 class Chart:
-    """All bars of a run, and its makespan in seconds from the first event to the last."""
+    """All bars of a run, and its makespan in seconds from the first event to the last.
+
+    launches: whether the bars of computations show when they were launched on a GPU, which computes later.
+    """
 
     world_size: int
     makespan: float
     bars: tuple[Bar, ...]
+    launches: bool = False
 
     def busy(self, rank: int) -> float:
         """Return the seconds in which `rank` computes. Nested computations count once."""
@@ -79,7 +83,7 @@ def chart(trace: Trace) -> Chart:
     exchanges = [event for event in events if isinstance(event, Exchange)]
     for rank in range(trace.world_size):
         bars += _laned([event for event in exchanges if event.rank == rank], start)
-    return Chart(trace.world_size, max(bar.end for bar in bars), tuple(bars))
+    return Chart(trace.world_size, max(bar.end for bar in bars), tuple(bars), trace.launches)
 
 
 def time_unit(seconds: float) -> tuple[float, str]:

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ import torch
 from ringlab import Ring, VirtualCluster, ring_attention, zigzag
 from ringlab.comm.clocked.cluster import ClockedCluster
 from ringlab.comm.protocol import thread_safe
-from ringlab.comm.trace import Exchange
+from ringlab.comm.trace import Exchange, Trace
 from ringlab.comm.virtual.cluster import Costs
 from ringlab.comm.virtual.threads import RankThread
 from ringlab.errors import (
@@ -369,6 +370,16 @@ def test_the_trace_is_a_file_that_perfetto_reads(tmp_path) -> None:
     import json
 
     assert json.loads((tmp_path / "trace.json").read_text()) == json.loads(json.dumps(document))
+
+
+@pytest.mark.parametrize(("stall", "row"), [(None, "compute"), (0.5, "launch")])
+def test_the_row_of_computations_says_whether_they_ran_then(stall: float | None, row: str) -> None:
+    """On a GPU, which an exchange's `stall` shows, the bars are the times of launches."""
+    event = replace(VirtualCluster(2).run(go_round).trace.exchanges(1)[0], stall=stall)
+    names = [
+        each["args"]["name"] for each in Trace(1, [event]).to_chrome()["traceEvents"] if each["ph"] == "M"
+    ]
+    assert names == ["rank 0", row, "exchange"]
 
 
 def test_the_trace_tells_which_block_was_chosen_where_that_was_left_open() -> None:

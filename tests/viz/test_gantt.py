@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import pytest
 import torch
@@ -208,6 +209,19 @@ def test_buttons_and_slider_change_the_picture() -> None:
     part.value = 50
     seen.add(picture.value)
     assert len(seen) == 3
+
+
+def test_a_chart_of_gpus_says_that_its_bars_are_launches() -> None:
+    """On a GPU, a computation's times are those of launching it, so a share of busy time would mislead."""
+    computes, arrives = Compute(0, "attend 0", 0.0, 1e-4), exchange(0, 0.0, 2e-4, 3e-4)
+    on_cpu, on_gpu = Trace(1, [computes, arrives]), Trace(1, [computes, replace(arrives, stall=1e-4)])
+    title, words = gantt.figure(on_cpu).axes[0].get_title(loc="left"), gantt.describe(on_cpu)
+    assert "ranks compute 33%" in title and "ranks compute 33%" in words and "launch" not in title + words
+    figure, words = gantt.figure(on_gpu), gantt.describe(on_gpu)
+    for text in (figure.axes[0].get_title(loc="left"), words):
+        assert "bars show launches, GPUs compute later" in text and "%" not in text
+    assert not [text for text in figure.axes[0].texts if "busy" in text.get_text()]
+    assert "rank 0 launches for 100 µs" in words
 
 
 def test_without_a_person_all_charts_are_shown(monkeypatch) -> None:

@@ -7,6 +7,7 @@ import re
 import shlex
 import subprocess
 import time
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +15,28 @@ import pytest
 import typer
 
 from ringlab.cli import app
+from ringlab_course.lab.l2 import L2
 from ringlab_course.lab.report import report
 from ringlab_course.lab.result import load_all
 
 CHECKOUT = Path(__file__).resolve().parents[3]
 SHEET = (CHECKOUT / "docs/labs.md").read_text(encoding="utf-8")
-LINES = [
-    line for block in re.findall(r"^```sh\n(.*?)^```", SHEET, re.M | re.S) for line in block.splitlines()
-]
+
+
+def commands(page: str) -> list[str]:
+    """Return the lines of the shell's blocks of a page."""
+    return [
+        line for block in re.findall(r"^```sh\n(.*?)^```", page, re.M | re.S) for line in block.splitlines()
+    ]
+
+
+LINES = commands(SHEET)
+PROFILES = {
+    name: [
+        line for line in commands((CHECKOUT / name).read_text(encoding="utf-8")) if "nsys profile " in line
+    ]
+    for name in ("docs/labs.md", "docs/guide/processes.md")
+}
 
 
 def read_by_the_command_line(words: list[str]) -> None:
@@ -49,6 +64,50 @@ def test_each_line_can_be_typed(line: str) -> None:
 def test_a_wrong_line_would_be_found() -> None:
     with pytest.raises(Exception, match="no-such-option|No such option"):
         read_by_the_command_line(["ringlab", "lab", "l1", "--no-such-option"])
+
+
+def check_profile(line: str) -> None:
+    """Check a command of Nsight Systems, whose user guide wants "=" after a long option.
+
+    One nsys follows the processes that it starts. If each rank has an nsys of its own, each needs a file of its own.
+    """
+    words = shlex.split(line.split("nsys profile ")[1], comments=True)
+    options = list(takewhile(lambda word: word.startswith("-"), words))
+    program = words[len(options)]
+    assert all("=" in option for option in options), f"no = in {options}"
+    said = dict(option.split("=", 1) for option in options)
+    assert said.keys() == {"--trace", "--output"}
+    assert {"cuda", "nvtx"} <= set(said["--trace"].split(",")) <= {"cuda", "nvtx", "osrt"}
+    of_its_own = "%q{RANK}" in said["--output"]
+    assert of_its_own == (program == "python") and program in ("python", "torchrun"), "a file for each nsys"
+
+
+@pytest.mark.parametrize("page", PROFILES)
+def test_a_page_on_streams_has_commands_that_profile_them(page: str) -> None:
+    assert PROFILES[page]
+    for line in PROFILES[page]:
+        check_profile(line)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ("--trace cuda,nvtx --output=ring-%q{RANK} python", "no ="),
+        ("--trace=cuda,nvtx --output=ring python", "a file for each"),
+        ("--trace=nvtx --output=ring-%q{RANK} python", "cuda"),
+    ],
+)
+def test_a_wrong_profile_is_noticed(options: str, says: str) -> None:
+    with pytest.raises(AssertionError, match=says):
+        check_profile(f"nsys profile {options} ring.py")
+
+
+def test_the_sheet_says_how_much_memory_l2_takes() -> None:
+    said = re.search(r"which takes about (\d+) GiB at these sizes", SHEET)
+    line = next(line for line in LINES if " lab l2 --transport nccl" in line)
+    size = {name: int(number) for name, number in re.findall(r"--([a-z-]+) (\d+)", line)}
+    settings = L2(S=size["tokens"], c=size["per-rank"], H=size["heads"], D=size["head-dim"])
+    assert said and int(said[1]) == pytest.approx(settings.needed_bytes(8) / 2**30, rel=0.05)
 
 
 @pytest.fixture
@@ -84,6 +143,11 @@ def test_the_slurm_script_starts_every_gpu_of_every_node(tools: dict[str, str], 
     words = shlex.split(called)
     read_by_the_command_line(words)
     assert words[words.index("--output") + 1] == "results/l2-7.json" and "4096" in words
+    hours, minutes, seconds = map(int, re.findall(r"--time=(\d+):(\d+):(\d+)", script.read_text())[0])
+    of_job = 3600 * hours + 60 * minutes + seconds
+    assert int(words[words.index("--timeout") + 1]) < of_job, (
+        "SLURM would end the lab before it says where it was"
+    )
     # Otherwise SLURM would give all ranks of a node one CPU.
     assert {"--cpus-per-task=96", "--cpu-bind=none"} <= set(
         Path(tools["CALLS"] + ".srun").read_text().split()
