@@ -94,9 +94,10 @@ format: setup-test
 
 # A version stays as it is where it still fits; LOCK_ARGS=--upgrade takes the newest. Left out: markers, as pip installs nothing for a
 # constraint; CUDA's packages, and local versions such as torch's +cpu, as each machine's pip configuration decides on a build of torch.
+# [test] and [site] include every extra but those that need CUDA.
 lock: setup-test
 	mkdir -p build && cp requirements.lock build/lock
-	printf '%s\n' 'hatchling>=1.27' editables | .venv/bin/uv pip compile --quiet --universal --python-version 3.11 --all-extras \
+	printf '%s\n' 'hatchling>=1.27' editables | .venv/bin/uv pip compile --quiet --universal --python-version 3.11 --extra test --extra site \
 	    --no-annotate --custom-compile-command 'make lock' $(LOCK_ARGS) --output-file build/lock pyproject.toml -
 	sed -E '/^(nvidia|cuda)-/d; s/ ;.*//; s/\+[a-z0-9.]+$$//' build/lock >requirements.lock
 

@@ -141,9 +141,11 @@ def ring_attention(
     "multi-ring(rings=4)"; or a schedule object.
     return_lse: return (out, lse). lse is (B, H, L), a natural logarithm, and differentiable. After a loss on
     lse, such as a z-loss, the backward of "native", "cudnn" and "flash" is computed by "blockwise".
-    validate: whether the ranks first compare their calls, forward and backward, by messages of 512 bytes.
-    Without validation, all ranks must run the backwards of several calls in the same order, as
-    `loss.backward()` does. Otherwise gradients of equal shapes could reach the wrong call unnoticed.
+    validate: whether the ranks first compare their calls, forward and backward, by messages of 512 bytes. Each time,
+    Python waits for log2(P) exchanges on the CPU. Without validation, all ranks must run the backwards of several
+    calls in the same order, as `loss.backward()` does. Otherwise gradients of equal shapes could reach the wrong call
+    unnoticed. The backward of Ulysses and hybrids with `return_lse` waits for such exchanges also without validation:
+    log2 of the ranks that share heads, of a byte a rank, by which they learn whether any of them has a gradient of lse.
     position_ids: the positions by which q and k were rotated, global or in their documents. If they are
     passed, they are compared with the positions that the layout gives this rank. A tensor does not show
     which tokens it contains, so only this comparison notices tokens of another rank, or of another layout

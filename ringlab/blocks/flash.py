@@ -152,7 +152,7 @@ class FlashAttention2(FlashAttention):
 
     name = "flash-2"
     module = "flash_attn.flash_attn_interface"
-    package = "flash-attn 2.7 or later (pip install flash-attn --no-build-isolation)"
+    package = "flash-attn 2.7 or later (pip install --no-build-isolation 'ringlab[flash]')"
 
     def missing(self) -> str | None:
         if reason := super().missing():
@@ -215,7 +215,7 @@ class FlashAttention4(FlashAttention):
 
     name = "flash-4"
     module = "flash_attn.cute.interface"
-    package = "flash-attn 4 (pip install flash-attn-4)"
+    package = "flash-attn 4 (pip install 'ringlab[flash4]')"
     thread_safe = False
 
     def largest_head_dim(self, capability: Capability) -> int:

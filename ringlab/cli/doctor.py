@@ -180,6 +180,10 @@ def _hour(name: str) -> Diagnosis:
     found = f"{len(can)} of {len(can) + len(others)} steps"
     if others:
         found += f"; not {', '.join(step.name for step in others)}, which need {others[0].gpus} GPUs"
+    # An optional step has the name of the block that it tests.
+    absent = [step.name for step in can if step.optional and _block(_BLOCK + step.name).state != "ok"]
+    if absent:
+        found += f"; skipped: {', '.join(absent)}, whose libraries are not here or do not support this GPU"
     return Diagnosis(name, "ok", found)
 
 
@@ -211,13 +215,15 @@ def _block(name: str) -> Diagnosis:
 
     from ringlab.bench.device import no_cuda
     from ringlab.blocks import get_block
+    from ringlab.blocks.flash import VERSIONS
 
-    remedy = "not needed: block='auto' runs everywhere"
+    remedy, versions = "not needed: block='auto' runs everywhere", {block.name: block for block in VERSIONS}
     if reason := no_cuda():
         return Diagnosis(name, "missing", reason, remedy)
     try:
         q = torch.empty(1, 1, 2, 64, device="cuda", dtype=torch.bfloat16)
-        chosen = get_block(name.removeprefix(_BLOCK), q)
+        named = name.removeprefix(_BLOCK)
+        chosen = get_block(versions.get(named, named), q)
     except BackendError as error:
         return Diagnosis(name, "missing", error.needed, remedy)
     return Diagnosis(name, "ok", f"{chosen.name} can run here")

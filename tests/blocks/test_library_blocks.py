@@ -144,7 +144,7 @@ def test_flash_is_the_newest_installed_version_that_supports_the_tensors(
 @pytest.mark.parametrize(
     ("installed", "capability", "D", "text"),
     [
-        ((), (9, 0), 64, "pip install flash-attn --no-build-isolation"),
+        ((), (9, 0), 64, "pip install --no-build-isolation 'ringlab[flash]'"),
         ((3,), (10, 0), 64, "'flash-3' supports: it does not run on GPUs of compute capability 10.0"),
         (
             (4,),

@@ -104,6 +104,9 @@ def test_doctor_tells_of_blocks_for_gpus_whether_they_can_run(monkeypatch) -> No
     with FakeTensorMode(), flash_attn_packages(3, capability=(10, 0)):
         found = doctor_module._block("block flash")
         assert found.state == "missing" and "capability 10.0" in found.found
+    with FakeTensorMode(), flash_attn_packages():
+        found = doctor_module._block("block flash")
+        assert found.state == "missing" and "pip install --no-build-isolation 'ringlab[flash]'" in found.found
 
 
 @pytest.mark.parametrize("gpus", [1, 8])
@@ -114,7 +117,9 @@ def test_doctor_says_which_steps_of_the_gpu_hour_can_run(monkeypatch, gpus: int)
     assert doctor_module._hour("make gpu").found == "no GPU like that"
     monkeypatch.setattr("ringlab.bench.device.no_cuda", lambda: None)
     monkeypatch.setattr("torch.cuda.device_count", lambda: gpus)
-    said = doctor_module._hour("make gpu")
+    with FakeTensorMode(), flash_attn_packages(2, 3, capability=(10, 0)):
+        said = doctor_module._hour("make gpu")
+    assert "skipped: flash-4, flash-3, whose libraries" in said.found
     need_two = ", ".join(step.name for step in STEPS if step.gpus == 2)
     assert said.state == "ok" and f"of {len(STEPS)} steps" in said.found
     assert (f"not {need_two}, which need 2 GPUs" in said.found) == (gpus == 1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib.metadata
+import re
 import sys
 import tomllib
 from collections.abc import Iterator
@@ -13,6 +14,9 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+
+from ringlab.blocks.flash import VERSIONS
+from tests.packaging.test_drift import FOR_GPUS, PINS
 
 pytestmark = pytest.mark.thorough
 
@@ -152,8 +156,24 @@ def test_an_undeclared_import_is_noticed() -> None:
 
 
 def test_the_developers_install_has_every_extra() -> None:
-    """The developers' install, as `make test` makes it, has every extra."""
-    assert declared("test", "site") == declared(*PROJECT["optional-dependencies"])
+    """The developers' install, as `make test` makes it, has every extra but those that need CUDA."""
+    assert declared("test", "site") == declared(*PROJECT["optional-dependencies"].keys() - FOR_GPUS)
+
+
+def test_an_extra_that_needs_cuda_is_in_no_other_install() -> None:
+    of_gpus = declared(*FOR_GPUS) - declared()
+    assert of_gpus and not of_gpus & (PINS.keys() | declared("test", "site"))
+
+
+def test_an_error_names_the_extra_of_each_version_of_flash_attn() -> None:
+    named = {
+        block.name: extra
+        for block in VERSIONS
+        for extra in re.findall(r"pip install .*'ringlab\[(\w+)\]'", block.package)
+    }
+    brought = {name: declared(extra) - declared() for name, extra in named.items()}
+    assert brought == {"flash-2": {"flash-attn"}, "flash-4": {"flash-attn-4"}}
+    assert {*named.values()} == FOR_GPUS
 
 
 def test_an_included_extra_counts() -> None:

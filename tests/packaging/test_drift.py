@@ -28,11 +28,14 @@ PINS = {
 }
 ENVIRONMENT = yaml.safe_load((CHECKOUT / "environment.yml").read_text())
 OF_CUDA = ("nvidia-", "cuda-")
+FOR_GPUS = {"flash", "flash4"}
+"""Extras that need CUDA. The lock, which fits every machine, does not have them."""
 
 
 def asked_for() -> Iterator[Requirement]:
     """Yield every requirement of pyproject.toml, except extras that include other extras of ringlab."""
-    groups = [PROJECT["build-system"]["requires"], PROJECT["project"]["dependencies"], *EXTRAS.values()]
+    extras = [group for name, group in EXTRAS.items() if name not in FOR_GPUS]
+    groups = [PROJECT["build-system"]["requires"], PROJECT["project"]["dependencies"], *extras]
     for text in (text for group in groups for text in group):
         requirement = Requirement(text)
         if requirement.name == "ringlab":
