@@ -470,7 +470,9 @@ def _concatenate(parts: list[Any], axis: int) -> Any:
 def _take(x: Any, order: Int64[np.ndarray, "n"], axis: int) -> Any:
     """Return a copy of `x` whose elements along an axis are those at the indices `order`."""
     if _is_torch(x):
-        return x.index_select(axis, sys.modules["torch"].from_numpy(order).to(x.device))
+        from ringlab.upload import upload  # loads torch, which is loaded already
+
+        return x.index_select(axis, upload(order, x.device))
     return np.take(x, order, axis=axis)
 
 

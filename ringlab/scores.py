@@ -23,6 +23,7 @@ from torch import Tensor
 
 from ringlab.errors import DeviceError, DtypeError, MaskError, ShapeError
 from ringlab.merge import state_dtype
+from ringlab.upload import upload
 
 _WORD = 0xFFFFFFFF
 _MULTIPLIERS = 0xD2511F53, 0xCD9E8D57
@@ -121,8 +122,8 @@ class TileRules:
             return None
         groups = torch.arange(first // 4, (first + heads - 1) // 4 + 1, device=like.device)
         words = philox(
-            self.keys.to(like.device),
-            self.rows.to(like.device)[:, None],
+            upload(self.keys, like.device),
+            upload(self.rows, like.device)[:, None],
             torch.arange(batch, device=like.device)[:, None, None, None],
             groups[:, None, None],
             self.rules.seed,

@@ -22,6 +22,7 @@ from itertools import accumulate
 from types import ModuleType
 from typing import Any, TypeAlias
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -33,7 +34,6 @@ from ringlab.blocks.library import (
     cut_to,
     loadable,
     of_one_width,
-    used_on_this_stream,
 )
 from ringlab.blocks.protocol import BackwardRows, BackwardSteps, ForwardSteps, Gradient, StepBlock
 from ringlab.blocks.tilewise import TilewiseBackward, TilewiseForward
@@ -41,6 +41,7 @@ from ringlab.merge import Partial
 from ringlab.scores import PLAIN_RULES, TileRules
 from ringlab.tile import Tile
 from ringlab.types import KeyValue, Query, RowState, Value
+from ringlab.upload import kept_for_each_stream, upload
 
 Tiles = tuple[Tile, ...]
 Heads: TypeAlias = Float[Tensor, "B heads L D"]
@@ -350,9 +351,7 @@ class Packed:
 
     def bounds(self, q: Query) -> dict[str, Any]:
         """Return the bounds of the sequences in the packed rows and keys, and their largest lengths."""
-        tables = _bounds(self.tiles, len(q), q.device)
-        used_on_this_stream(x for x in tables.values() if isinstance(x, Tensor))
-        return tables
+        return _bounds(self.tiles, len(q), q.device)
 
 
 def _picked(x: Tensor, parts: list[slice], axis: int) -> Tensor:
@@ -361,14 +360,14 @@ def _picked(x: Tensor, parts: list[slice], axis: int) -> Tensor:
     return found[0] if len(found) == 1 else torch.cat(found, axis)
 
 
-@lru_cache(maxsize=4096)
+@kept_for_each_stream(4096)
 @torch.inference_mode(False)  # the first call may be in inference mode, whose tensors autograd cannot save
 def _bounds(tiles: Tiles, B: int, device: torch.device) -> dict[str, Any]:
     ordered = tiles[::-1] if tiles[0].mirrored else tiles
     found: dict[str, Any] = {}
     for name, parts in (("q", [tile.rows for tile in ordered]), ("k", [tile.keys for tile in ordered])):
         lengths = [part.stop - part.start for part in parts] * B
-        found[f"cu_seqlens_{name}"] = torch.tensor([0, *accumulate(lengths)], dtype=torch.int32).to(device)
+        found[f"cu_seqlens_{name}"] = upload(np.array([0, *accumulate(lengths)], np.int32), device)
         found[f"max_seqlen_{name}"] = max(lengths)
     return found
 

@@ -23,11 +23,10 @@ Source: arXiv 2412.05496 (FlexAttention).
 
 from __future__ import annotations
 
-import itertools
 import math
 import re
 from collections.abc import Callable, Hashable
-from functools import cache, lru_cache
+from functools import cache
 from importlib.util import find_spec
 from typing import Any, NamedTuple, no_type_check
 
@@ -37,7 +36,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from ringlab.blocks.blockwise import Blockwise
-from ringlab.blocks.library import too_old, used_on_this_stream
+from ringlab.blocks.library import too_old
 from ringlab.blocks.protocol import BackwardRows, BackwardSteps, Gradient, StepBlock
 from ringlab.blocks.tilewise import RunningPartial, RunningSum, TilewiseBackward
 from ringlab.handles import Handled
@@ -46,6 +45,7 @@ from ringlab.scores import PLAIN_RULES, TileRules
 from ringlab.tile import Tile
 from ringlab.torch_modes import outside_modes
 from ringlab.types import KeyValue, Query, Value
+from ringlab.upload import kept_for_each_stream, upload
 
 Tiles = tuple[Tile, ...]
 
@@ -184,13 +184,11 @@ class FlexBackward:
 class BlockTables(NamedTuple):
     """The mask of a K/V block on one device.
 
-    mask: FlexAttention's `BlockMask`. intervals: the largest number of intervals of keys that a row sees. tensors: all
-    tensors that a call reads because of the mask.
+    mask: FlexAttention's `BlockMask`. intervals: the largest number of intervals of keys that a row sees.
     """
 
     mask: Any
     intervals: int
-    tensors: tuple[Tensor, ...]
 
 
 def visible_intervals(tiles: Tiles, n_rows: int) -> Int[np.ndarray, "intervals 2 rows"]:
@@ -238,7 +236,7 @@ def visible_squares(
     return np.array(counts)
 
 
-@lru_cache(maxsize=256)
+@kept_for_each_stream(256)
 @torch.inference_mode(False)  # the first call may be in inference mode, whose tensors autograd cannot save
 def block_tables(tiles: Tiles, n_rows: int, n_keys: int, device: torch.device) -> BlockTables:
     """Return the mask of a block, under which each row sees the keys that these tiles show it."""
@@ -247,7 +245,7 @@ def block_tables(tiles: Tiles, n_rows: int, n_keys: int, device: torch.device) -
     size = 128  # FlexAttention's own default
     intervals = visible_intervals(tiles, n_rows)
     counts = visible_squares(intervals, n_keys, size)
-    pairs = [tuple(torch.from_numpy(edge).to(device) for edge in interval) for interval in intervals]
+    pairs = [tuple(upload(edge, device) for edge in interval) for interval in intervals]
 
     @no_type_check  # jaxtyping's import hook would add a check of shapes, which torch cannot compile
     def sees(batch: Tensor, head: Tensor, row: Tensor, key: Tensor) -> Tensor:
@@ -260,16 +258,15 @@ def block_tables(tiles: Tiles, n_rows: int, n_keys: int, device: torch.device) -
         """Return, for each row of squares, how many are chosen, and the indices of all, the chosen first."""
         order = np.argsort(~chosen, axis=1, kind="stable")
         both = chosen.sum(1).astype(np.int32), order.astype(np.int32)
-        number, indices = (torch.from_numpy(table)[None, None] for table in both)
+        number, indices = (upload(table, device)[None, None] for table in both)
         return number, indices
 
     whole = counts == size * size
-    mask = BlockMask.from_kv_blocks(
-        *listed((counts > 0) & ~whole), *listed(whole), BLOCK_SIZE=size, mask_mod=sees, seq_lengths=(n_rows, n_keys)
-    )  # fmt: skip
-    mask = mask.to(device)
-    tables = (x for x in mask.as_tuple() if isinstance(x, Tensor))
-    return BlockTables(mask, len(intervals), (*tables, *itertools.chain(*pairs)))
+    some = (counts > 0) & ~whole
+    # BlockMask.from_kv_blocks would derive the lists by keys from those by rows, by many launches.
+    tables = (*listed(some), *listed(whole), *listed(some.T), *listed(whole.T))
+    mask = BlockMask((n_rows, n_keys), *tables, BLOCK_SIZE=(size, size), mask_mod=sees)
+    return BlockTables(mask, len(intervals))
 
 
 def _attend(
@@ -280,7 +277,6 @@ def _attend(
     For a row without keys, out is 0 and lse is −inf.
     """
     found = block_tables(tiles, q.shape[-2], k.shape[-2], q.device)
-    used_on_this_stream(found.tensors)
     # torch compiles a separate graph for a length of 1.
     alone = tuple(x.shape[axis] == 1 for x in (q, k) for axis in (0, -2))
     signature = (

@@ -8,7 +8,6 @@ limits, brings tensors into a form that the functions accept, and gives all tile
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 import torch
@@ -189,16 +188,6 @@ def too_old(device: torch.device) -> str | None:
 def on_cuda(x: Shaped[Tensor, "..."]) -> bool:
     """Return whether `x` is on an NVIDIA GPU."""
     return x.device.type == "cuda"
-
-
-def used_on_this_stream(tables: Iterable[Shaped[Tensor, "..."]]) -> None:
-    """Register the current stream as a reader of cached tables, which may have been made on another stream.
-
-    The allocator then reuses their memory only after this stream has finished reading.
-    """
-    for table in tables:
-        if table.is_cuda:
-            table.record_stream(torch.cuda.current_stream(table.device))
 
 
 _LOAD = 16  # bytes that the CUDA kernels load at once; addresses must be multiples of this number

@@ -16,6 +16,7 @@ from ringlab.mask import Mask
 from ringlab.nn.context import Context
 from ringlab.nn.loss import IGNORE, next_tokens
 from ringlab.rank_agreement import cut_alike
+from ringlab.upload import upload
 
 
 def mask_of(position_ids: Int[Tensor, "*rows S"], **other: Any) -> Mask:
@@ -108,7 +109,7 @@ def _shard(
         "attention_mask": torch.ones_like(
             mine
         ),  # otherwise transformers would look for documents in the positions of a shard
-        "position_ids": _positions(context, position_ids).to(mine.device),
+        "position_ids": upload(_positions(context, position_ids), mine.device),
         "use_cache": False,
     }
     around = held_or_none()

@@ -15,6 +15,7 @@ from ringlab.errors import ShapeError
 from ringlab.merge import state_dtype
 from ringlab.nn.context import Context
 from ringlab.types import KeyValue, Out, Query, Sinks, Value
+from ringlab.upload import upload
 
 
 def rotation(
@@ -99,8 +100,8 @@ class ContextParallelAttention(nn.Module):
             context.check_tokens(x)
         q, k = (_heads(project(x), self.head_dim) for project in (self.q, self.k))
         v = _heads(self.v(x), self.value_dim)
-        positions = torch.arange(x.shape[1]) if context is None else context.positions
-        turn = rotation(positions.to(x.device), self.head_dim, self.rope_base)
+        positions = torch.arange(x.shape[1], device=x.device) if context is None else context.positions
+        turn = rotation(upload(positions, x.device), self.head_dim, self.rope_base)
         q, k = rotate(self.q_norm(q), turn), rotate(self.k_norm(k), turn)
         attend = _attend_alone if context is None else context.attend
         out = attend(q, k, v, self.sinks)
@@ -124,7 +125,7 @@ def _attend_alone(q: Query, k: KeyValue, v: Value, sinks: Sinks | None) -> Out:
     lowest = torch.finfo(q.dtype).min  # replaces −∞ (a sink without weight), because −∞ · 0 is NaN
     logits = (sinks / scale).clamp(min=lowest).to(q.dtype)[:, None, None].expand(*q.shape[:-1], 1)
     q = F.pad(torch.cat([q, logits], dim=-1), (0, 0, 1, 0))
-    sink = F.one_hot(torch.tensor(k.shape[-1], device=k.device)).to(k.dtype).expand(*k.shape[:2], 1, -1)
+    sink = F.pad(k.new_zeros(k.shape[-1]), (0, 1), value=1.0).expand(*k.shape[:2], 1, -1)
     k = torch.cat([sink, F.pad(k, (0, 1))], dim=2)
     v = F.pad(v, (0, 0, 1, 0))
     return F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=True)[:, :, 1:]

@@ -22,6 +22,7 @@ from ringlab.comm.ring import Ring
 from ringlab.errors import TrainingError
 from ringlab.mask import Mask
 from ringlab.merge import state_dtype
+from ringlab.upload import upload
 
 IGNORE = -100
 """The label of a token that does not count; torch's own default."""
@@ -47,7 +48,7 @@ def next_tokens(tokens: Int[Tensor, "B S"], mask: Mask | None = None, ahead: int
     if mask is not None and mask.documents:
         positions = np.arange(S)
         left = mask.of_length(S).bounds[mask.document_of(positions) + 1] - positions
-        labels[:, torch.from_numpy(left <= ahead).to(tokens.device)] = IGNORE
+        labels[:, upload(np.flatnonzero(left <= ahead), tokens.device)] = IGNORE
     return labels
 
 

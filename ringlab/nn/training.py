@@ -28,6 +28,7 @@ from ringlab.nn.recipe import Recipe, flat
 from ringlab.nn.text import Text, batch, batches, library
 from ringlab.nn.transformer import Transformer
 from ringlab.rank_agreement import agree
+from ringlab.upload import upload
 
 
 @dataclass(frozen=True)
@@ -171,7 +172,7 @@ def train(
         loss, norm = update(
             model,
             optimizer,
-            rows.to(device),
+            upload(rows, torch.device(device)),
             context,
             replicas,
             dtype=dtype,

@@ -25,6 +25,7 @@ from ringlab.layout import Layout
 from ringlab.mask import Mask
 from ringlab.rank_agreement import agree, checked_over
 from ringlab.torch_modes import as_autocast, refuse_transforms
+from ringlab.upload import upload
 
 
 @dataclass(frozen=True)
@@ -152,7 +153,7 @@ def _around(
 
 def _at(around: Tensor, places: np.ndarray) -> Tensor:
     """Return the tokens at these places, with zeros for −1."""
-    index = torch.from_numpy(places).to(around.device)
+    index = upload(places, around.device)
     return around.index_select(1, index.clamp_min(0)).masked_fill((index < 0)[:, None], 0.0)
 
 
@@ -165,7 +166,7 @@ class _Arriving(torch.autograd.Function):
         works = []
         for to, source, places in _messages(halo):
             if source == ring.rank:
-                part = x.detach()[:, torch.from_numpy(places).to(x.device)]
+                part = x.detach()[:, upload(places, x.device)]
                 works.append(ring.comm.exchange(send=(part,), to=to, tag="halo"))
             elif to == ring.rank:
                 into = x.new_empty((x.shape[0], len(places), x.shape[2]))
@@ -189,7 +190,7 @@ class _Arriving(torch.autograd.Function):
                 works.append((ring.comm.exchange(receive=(into,), source=to, tag="dhalo"), places))
         for work, places in works:
             for part in work.wait():
-                dx[:, torch.from_numpy(places).to(dx.device)] += part
+                dx[:, upload(places, dx.device)] += part
         return dx, None, None, None, None
 
 

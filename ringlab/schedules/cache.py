@@ -16,6 +16,7 @@ from ringlab.handles import Handled, object_of
 from ringlab.layout import Layout
 from ringlab.torch_modes import ORDER
 from ringlab.types import KeyValue, Value
+from ringlab.upload import upload
 
 GROWTH = 1.5
 """The factor by which full memory grows. Each token is copied at most three times on average."""
@@ -179,7 +180,7 @@ class ShardedCache(Handled):
             self.lengths[owner] += 1
             self._owners.append(owner)
         if mine:
-            index = torch.tensor(mine, device=k.device)
+            index = upload(np.array(mine), k.device)
             self._store(k.index_select(2, index), v.index_select(2, index), first + np.array(mine, np.int64))
         return None
 
@@ -192,7 +193,7 @@ class ShardedCache(Handled):
         positions = layout.positions(self.ring.rank)
         order = np.argsort(positions, kind="stable")
         if (order[1:] < order[:-1]).any():
-            k, v = (x[..., torch.from_numpy(order).to(x.device), :] for x in (k, v))
+            k, v = (x[..., upload(order, x.device), :] for x in (k, v))
         self._store(k, v, self.length + positions[order])
         owners = np.empty(layout.S, np.int32)
         for rank in range(layout.P):

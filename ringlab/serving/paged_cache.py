@@ -23,6 +23,7 @@ from ringlab.layout import Layout, Run
 from ringlab.schedules.cache import append_in_graph
 from ringlab.serving.tables import BlockTables, token_counts
 from ringlab.types import KeyValue, Value
+from ringlab.upload import upload
 
 
 @dataclass(frozen=True)
@@ -216,7 +217,7 @@ class PagedCache(Handled):
         self._extend(sequences, new)
         for sequence, start, n in zip(sequences, starts, new, strict=True):
             slots, rank = self._slots(start, n), self.ring.rank
-            mine = torch.from_numpy(self._positions(slots.start, slots.stop, rank) - start + at).to(k.device)
+            mine = upload(self._positions(slots.start, slots.stop, rank) - start + at, k.device)
             self._write(sequence, slots, k[0].index_select(1, mine), v[0].index_select(1, mine))
             at += n
         return None
@@ -249,7 +250,7 @@ class PagedCache(Handled):
         """
         length, positions = self.length(sequence), self.positions(sequence)
         used = -(-len(positions) // self.page)
-        pages = torch.tensor(self.tables.pages[sequence][:used], dtype=torch.long, device=self.device)
+        pages = upload(np.array(self.tables.pages[sequence][:used], np.int64), self.device)
         k, v = (x.index_select(1, pages).flatten(1, 2)[None, :, : len(positions)] for x in (self._k, self._v))
         return PagedShard(k, v, positions, length)
 
@@ -264,7 +265,7 @@ class PagedCache(Handled):
         """Write k and v (K, n, D) to slots. Slot s is place s % page of the sequence's page s // page."""
         where = np.arange(slots.start, slots.stop)
         table = np.array(self.tables.pages[sequence], np.int64)
-        pages, places = (torch.from_numpy(x) for x in (table[where // self.page], where % self.page))
+        pages, places = (upload(x, k.device) for x in (table[where // self.page], where % self.page))
         self._k[:, pages, places], self._v[:, pages, places] = k, v
 
     def _slots(self, start: int, n: int) -> range:

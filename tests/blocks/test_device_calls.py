@@ -10,6 +10,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -388,7 +389,7 @@ STEP_MUTANTS = [  # the place, the edit, the broken rule, and the wrong results 
      "the length of the longest sequence", {*NAMES}),
     (flash, "_bounds", "*accumulate(lengths)]", "*accumulate(lengths[:-1])]", "bounds of all tokens", {*NAMES}),
     (flash, "_bounds", "max(lengths)", "min(lengths)", "the length of the longest sequence", {*NAMES}),
-    (flash, "_bounds", "dtype=torch.int32", "dtype=torch.int64", "dense int32 bounds", set()),
+    (flash, "_bounds", "np.int32", "np.int64", "dense int32 bounds", set()),
     (flash, "_bounds", "tiles[::-1]", "tiles[::1]", "", {*NAMES}),
     (flash, "_bounds", "] * B", "]", "bounds of all tokens", {*NAMES}),
     (Packed, "rows_of_lse", ".contiguous()", "", "a dense lse", {"dq", "dk", "dv"}),  # in a batch of one
@@ -442,7 +443,8 @@ class Devices:
 def on_second_device(monkeypatch: pytest.MonkeyPatch) -> set[str]:
     """Run the Triton block on tensors of cuda:1 while device 0 is current; return the launched kernels."""
     devices, launched = Devices(monkeypatch), set()
-    monkeypatch.setattr(visits.Visits, "on_this_stream", lambda self: self)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: SimpleNamespace(cuda_stream=0))
+    monkeypatch.setattr(Tensor, "pin_memory", lambda self: self)
 
     def told(operator: str, call: Call) -> None:
         check(operator, call)

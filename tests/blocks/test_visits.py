@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import NamedTuple
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -227,23 +227,12 @@ def test_tables_on_a_device_are_made_once() -> None:
     assert visits.row_visits((), 3, 4, 4, True, cpu).programs.tolist() == [[0, 3, 0, 0]]
 
 
-def test_the_stream_that_reads_tables_is_known_to_the_allocator(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A stream that reads a table is registered with the allocator; fake tables stand in for a GPU's."""
-    registered: list[tuple[str, object]] = []
-
-    class Table(NamedTuple):
-        device: str
-        is_cuda: bool
-
-        def record_stream(self, stream: object) -> None:
-            registered.append((self.device, stream))
-
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: f"stream of {device}")
-    table = Table("cuda:1", True)
-    for lows in (None, table):
-        on_gpu = visits.Visits(table, table, lows)  # type: ignore[arg-type]
-        registered.clear()
-        assert on_gpu.on_this_stream() is on_gpu
-        assert registered == [("cuda:1", "stream of cuda:1")] * (2 + (lows is not None))
-    on_cpu = visits.Visits(Table("cpu", False), Table("cpu", False), None)  # type: ignore[arg-type]
-    assert on_cpu.on_this_stream() is on_cpu and len(registered) == 3
+def test_each_stream_has_tables_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel of another stream would not wait for the copy that fills the tables."""
+    plan, on = (Tile(0, 8, 0, 8, True),), SimpleNamespace(cuda_stream=1)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: on)
+    monkeypatch.setattr(visits, "upload", lambda table, device: torch.from_numpy(table))
+    one = row_visits(plan, 8, 4, 4, True, torch.device("cuda"))
+    assert row_visits(plan, 8, 4, 4, True, torch.device("cuda")) is one
+    on.cuda_stream = 2
+    assert row_visits(plan, 8, 4, 4, True, torch.device("cuda")).programs is not one.programs

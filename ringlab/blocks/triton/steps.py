@@ -19,6 +19,7 @@ from ringlab.merge import Partial
 from ringlab.scores import PLAIN_RULES, TileRules
 from ringlab.tile import Tile
 from ringlab.types import KeyValue, Query, Value
+from ringlab.upload import upload
 
 LOG2_E = math.log2(math.e)
 Tiles = tuple[Tile, ...]
@@ -92,22 +93,18 @@ class RuleArguments:
         dropped = round(rules.dropout * 2**32) - 1
         if dropped < 0:
             return arguments
-        positions = _on_device(tile.rows, unused.device), _on_device(tile.keys, unused.device)
+        rows, keys = (upload(x.to(torch.int32), unused.device) for x in (tile.rows, tile.keys))
         words = rules.seed & 0xFFFFFFFF, rules.seed >> 32, dropped
         low, high, most = ((word + 2**31) % 2**32 - 2**31 for word in words)
         draw = rules.first_head, low, high, most
-        return replace(arguments, positions=positions, draw=draw, keep=1 / (1 - rules.dropout), dropout=True)
+        return replace(
+            arguments, positions=(rows, keys), draw=draw, keep=1 / (1 - rules.dropout), dropout=True
+        )
 
     @property
     def flags(self) -> dict[str, bool]:
         """Return the constants for which a kernel is compiled."""
         return {"SOFTCAP": self.softcap, "DROPOUT": self.dropout}
-
-
-def _on_device(positions: Tensor, device: torch.device) -> Tensor:
-    positions = positions.to(torch.int32)
-    # A copy from pinned memory does not make the CPU wait for the stream.
-    return positions.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else positions
 
 
 class TritonForward:
@@ -148,9 +145,7 @@ class TritonForward:
         q, scale = self.q, self.launcher.scale * LOG2_E
         B, H, L, _ = q.shape
         config = self.launcher.config("forward_step", v.shape[-1], rules)
-        visits = row_visits(
-            tiles, L, config.block_m, config.block_n, first or last, q.device
-        ).on_this_stream()
+        visits = row_visits(tiles, L, config.block_m, config.block_n, first or last, q.device)
         # A parameter that the kernel never reads may be any tensor.
         state = self.state or (self.lse,) * 3
         ends = (self.out, self.lse) if last else (state[0], state[1])
@@ -218,9 +213,7 @@ class TritonBackward:
     ) -> None:
         B, H, L, _ = self.q.shape
         config = self.launcher.config("backward_dq", v.shape[-1], rules)
-        visits = row_visits(
-            tiles, L, config.block_m, config.block_n, first or last, self.q.device
-        ).on_this_stream()
+        visits = row_visits(tiles, L, config.block_m, config.block_n, first or last, self.q.device)
         total = self.total if not (first and last) else self.lse
         ends = (total, self.dq if last else total)
         ruled = RuleArguments.of(rules, visits.programs)
@@ -243,7 +236,7 @@ class TritonBackward:
         (B, H, L, _), (_, K, Lk, _) = self.q.shape, k.shape
         dk, dv = (torch.empty(x.shape, dtype=torch.float32, device=x.device) for x in (k, v))
         config = self.launcher.config("backward_dkv", v.shape[-1], rules)
-        visits = key_visits(tiles, L, Lk, config.block_m, config.block_n, self.q.device).on_this_stream()
+        visits = key_visits(tiles, L, Lk, config.block_m, config.block_n, self.q.device)
         ruled = RuleArguments.of(rules, visits.programs)
         arguments = (*self._inputs(k, v), dk, dv, *visits.arguments, *ruled.positions, *self._strides(k, v))
         factors = self.launcher.scale, ruled.cap, ruled.keep

@@ -23,9 +23,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ringlab.blocks.library import used_on_this_stream
 from ringlab.errors import ShapeError
 from ringlab.tile import Tile
+from ringlab.upload import kept_for_each_stream, upload
 
 ALL = 2**30
 """A number above every token's index: the `high` of a segment without this bound. −ALL is such a low."""
@@ -53,11 +53,6 @@ class Visits(NamedTuple):
         WINDOW.
         """
         return self.programs, self.segments, self.programs if self.lows is None else self.lows
-
-    def on_this_stream(self) -> Visits:
-        """Return the tables, registered as `used_on_this_stream`."""
-        used_on_this_stream(table for table in self if table is not None)
-        return self
 
 
 Segment = tuple[int, int, int, int, int]
@@ -150,7 +145,7 @@ def _moved(bound: int, by: int) -> int:
     return bound if abs(bound) == ALL else bound + by
 
 
-@lru_cache(maxsize=4096)
+@kept_for_each_stream(4096)
 def row_visits(
     tiles: tuple[Tile, ...], n_rows: int, block_m: int, block_n: int, every_row: bool, device: torch.device
 ) -> Visits:
@@ -158,7 +153,7 @@ def row_visits(
     return _tables(row_programs(tiles, n_rows, block_m, block_n, every_row), device)
 
 
-@lru_cache(maxsize=4096)
+@kept_for_each_stream(4096)
 def key_visits(
     tiles: tuple[Tile, ...], n_rows: int, n_keys: int, block_m: int, block_n: int, device: torch.device
 ) -> Visits:
@@ -276,7 +271,7 @@ def _tables(programs: tuple[Program, ...], device: torch.device) -> Visits:
     whole = np.array(segments or [(0, 0, 0, ALL, -ALL)])
 
     def on_device(table: np.ndarray) -> Tensor:
-        return torch.from_numpy(table.astype(np.int32)).to(device)
+        return upload(table.astype(np.int32), device)
 
     has_low = bool((whole[:, 4] > -ALL).any())
     return Visits(
