@@ -172,10 +172,17 @@ def scoring_of(case: Case) -> Scoring:
 
 
 def attend(
-    ring: Ring, case: Case, block: str, schedule: str, device: str = "cpu", **scored: Any
+    ring: Ring,
+    case: Case,
+    block: str,
+    schedule: str,
+    device: str = "cpu",
+    dlse: Float[Tensor, "B H L"] | None = None,
+    **scored: Any,
 ) -> tuple[Tensor, ...]:
     """Run the program of a case: return this rank's shards of out, lse, dq, dk and dv, computed on `device`.
 
+    dlse: the gradient of this rank's rows of lse, or None if no loss depends on them.
     scored: softcap, dropout and seed of `ring_attention`.
     """
     layout, sinks = case.make_layout(), case.make_sinks()
@@ -194,8 +201,9 @@ def attend(
         return_lse=True,
         **scored,
     )
-    dq, dk, dv = torch.autograd.grad(out, (q, k, v), dout)
-    return out.detach(), lse, dq, dk, dv
+    losses, given = ((out,), (dout,)) if dlse is None else ((out, lse), (dout, dlse.to(lse)))
+    dq, dk, dv = torch.autograd.grad(losses, (q, k, v), given)
+    return out.detach(), lse.detach(), dq, dk, dv
 
 
 def join(case: Case, shards: list[tuple[Float[Tensor, "..."], ...]]) -> Results:

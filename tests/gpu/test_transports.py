@@ -11,10 +11,12 @@ import torch.distributed as dist
 
 pytest.importorskip("cloudpickle", reason="needs cloudpickle: pip install cloudpickle")
 
-from ringlab import Mask, VirtualCluster, launch, ring_attention, zigzag
+from ringlab import launch
 from ringlab.comm.ring import Ring
 from ringlab.comm.subgroup import members
+from ringlab.conformance.cases import Case
 from ringlab.errors import BackendError
+from tests.substrates.test_case_table import Job, attend_all, jobs_on_gpus, missed
 from tests.substrates.test_distributed import torchrun
 
 ON_ONE = pytest.param("shared-gpu", marks=pytest.mark.needs_cuda)
@@ -40,28 +42,13 @@ def messages(ring: Ring, device: str) -> list[torch.Tensor]:
     return [*came, ring.all_reduce(torch.full((3,), float(ring.rank + 1), device=device)).cpu()]
 
 
-CAUSAL, DOCUMENTS = Mask(), Mask(documents=(100, 0, 1, 200))
+def ranks_on(transport: str) -> int:
+    """Return how many ranks to run: four have every way of every schedule, if there is a GPU for each."""
+    return 4 if transport != "shared-gpu" and torch.cuda.device_count() >= 4 else 2
 
 
-def attention(
-    ring: Ring,
-    device: str,
-    block: str = "blockwise",
-    heads: tuple[int, int] = (4, 2),
-    mask: Mask = CAUSAL,
-    schedule: str = "ring",
-) -> list[torch.Tensor]:
-    """Return out, dq, dk, dv of this rank's shards, twice in a row over the same buffers."""
-    generator = torch.Generator().manual_seed(0)
-    layout, results = zigzag(301, ring.world_size), []
-    H, K = heads
-    for _ in range(2):
-        whole = [torch.randn(1, count, 301, 32, generator=generator) for count in (H, K, K)]
-        q, k, v = (layout.shard(x, ring.rank).to(device).requires_grad_() for x in whole)
-        out = ring_attention(q, k, v, ring=ring, layout=layout, block=block, mask=mask, schedule=schedule)
-        out.square().sum().backward()
-        results += [out.detach().cpu(), *(x.grad.cpu() for x in (q, k, v) if x.grad is not None)]
-    return results
+def job_of(ranks: int, schedule: str = "ring") -> Job:
+    return Case("zigzag", ranks, 301, 2, 32, "float32", "causal"), "blockwise", schedule, "plain"
 
 
 def assert_same(one: Any, other: Any, rtol: float) -> None:
@@ -80,40 +67,29 @@ def test_what_arrives_on_a_gpu_is_what_arrives_on_a_cpu(transport: str) -> None:
         assert isinstance(on_gpu.trace.exchanges(rank)[0].stall, float), "it was measured by the GPU's events"
 
 
+@pytest.mark.parametrize("block", ["blockwise", "triton"])
 @pytest.mark.parametrize("transport", EVERYWHERE)
-def test_attention_on_gpus_is_that_of_virtual_ranks_on_the_cpu(transport: str) -> None:
-    on_gpu = launch(attention, 2, "cuda", transport=transport, memory=False)
-    on_cpu = VirtualCluster(2).run(attention, "cpu")
-    for mine, theirs in zip(on_gpu.results, on_cpu.results, strict=True):
-        assert_same(mine, theirs, rtol=1e-4)
-
-
-@pytest.mark.parametrize("transport", EVERYWHERE)
-@pytest.mark.parametrize("heads", [(4, 4), (4, 1)], ids=["4 heads", "4 heads of one key"])
-@pytest.mark.parametrize("mask", [CAUSAL, DOCUMENTS], ids=["causal", "documents"])
-def test_triton_between_gpus_is_blockwise_of_virtual_ranks_on_the_cpu(
-    transport: str, heads: tuple[int, int], mask: Mask
-) -> None:
-    """The kernels read what the transport has just delivered, which no virtual rank can show."""
-    ranks = 2 if transport == "shared-gpu" else torch.cuda.device_count()
-    on_gpu = launch(attention, ranks, "cuda", "triton", heads, mask, transport=transport, memory=False)
-    on_cpu = VirtualCluster(ranks).run(attention, "cpu", "blockwise", heads, mask)
-    for mine, theirs in zip(on_gpu.results, on_cpu.results, strict=True):
-        assert_same(mine, theirs, rtol=1e-4)
+def test_every_schedule_between_gpus(transport: str, block: str) -> None:
+    """The kernels read tensors that the transport has just delivered, and ranks ask each other for gradients of lse."""
+    ranks = ranks_on(transport)
+    jobs = jobs_on_gpus(ranks, block)
+    on_gpu = launch(attend_all, ranks, jobs, "cuda", transport=transport, memory=False, timeout=500.0)
+    assert missed(jobs, on_gpu.results) == {}
 
 
 @pytest.mark.needs_two_gpus
 def test_both_transports_give_the_same_bits() -> None:
     nccl, symmetric = (
-        launch(attention, 2, "cuda", transport=name, memory=False).results for name in ("nccl", "symmetric")
+        launch(attend_all, 2, [job_of(2)], "cuda", transport=name, memory=False).results
+        for name in ("nccl", "symmetric")
     )
     for mine, theirs in zip(nccl, symmetric, strict=True):
         assert_same(mine, theirs, rtol=0)
 
 
-def over_ways(ring: Ring, device: str, schedule: str) -> tuple[list[torch.Tensor], int, bool]:
-    """Return the results of `attention`, the number of NCCL's communicators, and whether they have priority."""
-    results, transport = attention(ring, device, schedule=schedule), members(ring.comm)[0]
+def over_ways(ring: Ring, jobs: list[Job]) -> tuple[list[tuple[torch.Tensor, ...]], int, bool]:
+    """Return the results of the jobs, the number of NCCL's communicators, and whether they have priority."""
+    results, transport = attend_all(ring, jobs, "cuda"), members(ring.comm)[0]
     lines = transport._carriers["cuda"]._lines.values()  # type: ignore[attr-defined]
     groups = [line.group or dist.group.WORLD for line in lines]
     backends = [group._get_backend(torch.device("cuda")) for group in groups if group is not None]
@@ -123,24 +99,25 @@ def over_ways(ring: Ring, device: str, schedule: str) -> tuple[list[torch.Tensor
 @pytest.mark.needs_two_gpus
 @pytest.mark.parametrize("schedule", ["ring", "double-ring(node=2)", "bidirectional", "multi-ring"])
 def test_each_way_over_nccl_has_a_communicator_of_high_priority(schedule: str) -> None:
-    ranks = 4 if torch.cuda.device_count() >= 4 else 2  # two ranks are only neighbours, and need one way
-    on_gpu = launch(over_ways, ranks, "cuda", schedule, transport="nccl", memory=False)
-    on_cpu = VirtualCluster(ranks).run(attention, "cpu", "blockwise", (4, 2), CAUSAL, schedule)
-    for (mine, communicators, high), theirs in zip(on_gpu.results, on_cpu.results, strict=True):
-        assert_same(mine, theirs, rtol=1e-4)
-        assert communicators == (1 if ranks == 2 or schedule == "ring" else 2) and high
+    ranks = ranks_on("nccl")
+    jobs = [job_of(ranks, schedule)]
+    results, communicators, high = zip(
+        *launch(over_ways, ranks, jobs, transport="nccl", memory=False).results, strict=True
+    )
+    assert missed(jobs, list(results)) == {}
+    # Two ranks are only neighbours, and need one way.
+    assert set(communicators) == {1 if ranks == 2 or schedule == "ring" else 2} and all(high)
 
 
-def over_plain_nccl(ring: Ring, device: str) -> list[torch.Tensor]:
-    """Return the results of `attention` over a group with NCCL alone, as Megatron and Accelerate open theirs."""
-    return attention(Ring.of_group(dist.new_group(backend="nccl")), device)
+def over_plain_nccl(ring: Ring, jobs: list[Job]) -> list[tuple[torch.Tensor, ...]]:
+    """Return the results of the jobs over a group with NCCL alone, as Megatron and Accelerate open theirs."""
+    return attend_all(Ring.of_group(dist.new_group(backend="nccl")), jobs, "cuda")
 
 
 @pytest.mark.needs_two_gpus
 def test_a_group_of_nccl_only() -> None:
-    plain = launch(over_plain_nccl, 2, "cuda", transport="nccl", memory=False).results
-    for mine, theirs in zip(plain, VirtualCluster(2).run(attention, "cpu").results, strict=True):
-        assert_same(mine, theirs, rtol=1e-4)
+    jobs = [job_of(2)]
+    assert missed(jobs, launch(over_plain_nccl, 2, jobs, transport="nccl", memory=False).results) == {}
 
 
 @pytest.mark.needs_cuda

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any
@@ -44,20 +45,32 @@ from tests.substrates.writes import Writes
 SEED = 2**40 + 17
 KINDS: dict[str, dict[str, Any]] = {
     "plain": {},
+    "lse": {},  # a loss that depends on lse, too, on rank 0 alone
     "softcap": {"softcap": 1.5},
     "dropout": {"dropout": 0.3, "seed": SEED},
     "both": {"softcap": 0.7, "dropout": 0.5, "seed": SEED},
 }
-RULED = tuple(kind for kind in KINDS if kind != "plain")
+RULED = tuple(kind for kind, rules in KINDS.items() if rules)
 
 Job = tuple[Case, Any, str, str]
-"""A case, a block, a schedule, and a kind of score rules."""
+"""A case, a block, a schedule, and a kind of score rules or of the loss."""
 
 
 def program(
     ring: Ring, case: Case, block: Any, schedule: str, kind: str, device: str = "cpu"
 ) -> tuple[Tensor, ...]:
-    return attend(ring, case, block, schedule, device, **KINDS[kind])
+    dlse = None
+    if kind == "lse" and ring.rank == 0:
+        dlse = case.make_layout().shard(gradient_of_lse(case), 0, dim=-1)
+    return attend(ring, case, block, schedule, device, dlse, **KINDS[kind])
+
+
+def gradient_of_lse(case: Case) -> Tensor:
+    """Return the gradient of lse of the whole sequence, which is 0 in the rows of all ranks but rank 0."""
+    (H, _), own = case.heads, case.make_layout().positions(0)
+    whole = torch.zeros(1, H, case.S)
+    whole[..., torch.from_numpy(own)] = torch.linspace(-1, 1, H * len(own)).reshape(1, H, len(own))
+    return whole
 
 
 @lru_cache(maxsize=32)
@@ -80,6 +93,7 @@ def expected(case: Case, kind: str) -> tuple[Results, dict[str, float]]:
     if "dropout" in said:
         drawn = factors(1, case.heads[0], case.S, said["dropout"], said["seed"])
     how = {**scoring_of(case), "softcap": said.get("softcap"), "factors": drawn}
+    how |= {"dlse": gradient_of_lse(case).double().numpy()} if kind == "lse" else {}
     true = truth(*tensors, **how)
     return true, bounds(*tensors, true=true, **how)
 
@@ -156,6 +170,13 @@ def test_sinks_that_are_dropped_are_noticed() -> None:
     assert all(measured[name] > 10 * problem(case).bounds[name] for name in NAMES)
 
 
+def test_a_gradient_of_lse_that_is_dropped_is_noticed() -> None:
+    case = Case("zigzag", 2, 64, 2, 16, "float32", "causal")
+    true, allowed = expected(case, "lse")
+    measured = errors(problem(case).true, true)
+    assert {name for name in NAMES if measured[name] > 10 * allowed[name]} == {"dq", "dk"}
+
+
 @pytest.mark.parametrize("schedule", schedules())
 @pytest.mark.parametrize("kind", RULED)
 def test_native_gives_the_bits_of_blockwise(schedule: str, kind: str) -> None:
@@ -177,8 +198,28 @@ def test_both_schedules_give_the_same_bits_forward(block: str) -> None:
         assert torch.equal(ring.out, gathered.out) and torch.equal(ring.lse, gathered.lse), str(case)
 
 
-def attend_all(ring: Ring, jobs: list[Job]) -> list[tuple[Tensor, ...]]:
-    return [program(ring, *job) for job in jobs]
+def attend_all(ring: Ring, jobs: list[Job], device: str = "cpu") -> list[tuple[Tensor, ...]]:
+    return [tuple(x.cpu() for x in program(ring, *job, device)) for job in jobs]
+
+
+def joined(jobs: list[Job], of_ranks: list[list[tuple[Tensor, ...]]]) -> Iterator[tuple[Job, Results]]:
+    """Yield each job and its results, given what `attend_all` returned on all ranks."""
+    for job, shards in zip(jobs, zip(*of_ranks, strict=True), strict=True):
+        yield job, join(job[0], list(shards))
+
+
+def missed(jobs: list[Job], of_ranks: list[list[tuple[Tensor, ...]]]) -> dict[str, Any]:
+    """Return (error, allowed) of the results that are too far from the oracle, by job."""
+    found = {" ".join(map(str, job)): beyond(job[0], each, job[3]) for job, each in joined(jobs, of_ranks)}
+    return {job: wrong for job, wrong in found.items() if wrong}
+
+
+def assert_as_on_virtual_ranks(jobs: list[Job], of_ranks: list[list[tuple[Tensor, ...]]]) -> None:
+    """Fail unless the results of all jobs are right, and have the bits of virtual ranks."""
+    assert missed(jobs, of_ranks) == {}
+    for job, results in joined(jobs, of_ranks):
+        for name, one, other in zip(NAMES, results, on_virtual_ranks(*job), strict=True):
+            assert torch.equal(one, other), f"{name} differs from virtual ranks: {job}"
 
 
 def jobs_for(world_size: int) -> list[Job]:
@@ -190,23 +231,33 @@ def jobs_for(world_size: int) -> list[Job]:
     return [job for job in jobs if refusal(job[0], job[2]) is None and job[0] in cases_of(job[2], job[1])]
 
 
+def jobs_on_gpus(world_size: int, block: str) -> list[Job]:
+    """Return jobs of every schedule in dtypes and head dims of GPUs, half of them with a gradient of lse."""
+    jobs, cases = list[Job](), itertools.cycle(covering())
+    axes = itertools.product(schedules(), ("float32", "bfloat16"), (64, 128))
+    for number, (schedule, dtype, D) in enumerate(axes):
+        alike = (replace(case, P=world_size, D=D, Dv=0, dtype=dtype) for case in cases)
+        case = next(case for case in alike if refusal(case, schedule) is None)
+        jobs.append((case, block, schedule, "lse" if number % 4 in (1, 2) else "plain"))
+    return jobs
+
+
 @pytest.mark.thorough
-@pytest.mark.parametrize("world_size", [2, 3])
-def test_processes(world_size: int) -> None:
+@pytest.mark.parametrize(
+    ("world_size", "jobs"),
+    [(2, jobs_for(2)), (3, jobs_for(3)), (4, jobs_on_gpus(4, "blockwise"))],
+    ids=["2", "3", "4, as on GPUs"],
+)
+def test_processes(world_size: int, jobs: list[Job]) -> None:
     """On gloo the results are right, and with one thread each they have the virtual cluster's bits."""
-    jobs = jobs_for(world_size)
     # Imported late, because tests/gpu imports this file on machines without cloudpickle.
     from ringlab import launch
 
-    outcome = launch(attend_all, world_size, jobs, threads=1)
+    outcome = launch(attend_all, world_size, jobs, threads=1, timeout=500.0)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        for job, shards in zip(jobs, zip(*outcome.results, strict=True), strict=True):
-            results = join(job[0], list(shards))
-            assert beyond(job[0], results) == {}
-            for name, one, other in zip(NAMES, results, on_virtual_ranks(*job), strict=True):
-                assert torch.equal(one, other), f"{name} differs between gloo and virtual ranks: {job}"
+        assert_as_on_virtual_ranks(jobs, outcome.results)
     finally:
         torch.set_num_threads(threads)
 

@@ -20,16 +20,9 @@ from ringlab.comm.processes.symmetric import Windows
 from ringlab.comm.ring import Ring
 from ringlab.comm.trace import Outcome
 from ringlab.comm.wrappers.faulty import Fault
-from ringlab.conformance.tolerance import NAMES
 from ringlab.errors import CommError, MismatchError, PeerDiedError, RankFailedError, TransportTimeout
 from tests.substrates import programs
-from tests.substrates.test_case_table import (
-    attend_all,
-    beyond,
-    jobs_for,
-    join,
-    on_virtual_ranks,
-)
+from tests.substrates.test_case_table import assert_as_on_virtual_ranks, attend_all, jobs_for
 from tests.substrates.test_distributed import MISMATCHES, mismatches
 from tests.substrates.test_launch import facts
 
@@ -113,12 +106,7 @@ def on(transport: str, world_size: int) -> Outcome:
 
 @pytest.mark.parametrize("transport", OTHERS)
 def test_attention_has_the_bits_of_the_virtual_cluster(transport: str) -> None:
-    shards_of_ranks = [result["attention"] for result in on(transport, 3).results]
-    for job, shards in zip(JOBS, zip(*shards_of_ranks, strict=True), strict=True):
-        results = join(job[0], list(shards))
-        assert beyond(job[0], results) == {}
-        for name, one, other in zip(NAMES, results, on_virtual_ranks(*job), strict=True):
-            assert torch.equal(one, other), f"{name} differs between {transport} and virtual ranks: {job}"
+    assert_as_on_virtual_ranks(JOBS, [result["attention"] for result in on(transport, 3).results])
 
 
 @pytest.mark.parametrize("transport", OTHERS)
