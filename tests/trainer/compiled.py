@@ -126,9 +126,8 @@ def a_layer(ring: Ring) -> Compared:
     return compared(forward, *leaves)
 
 
-def inductor(ring: Ring) -> list[tuple[float, float]]:
-    """Return the errors of inductor and of eager against float64, of the output and of each gradient."""
-    forward, leaves = of_layer(ring)
+def inductor(forward: Callable[..., Any], leaves: Tensors) -> list[tuple[float, float]]:
+    """Return the errors of inductor and of eager against float64, of each result and of each gradient."""
     torch._dynamo.reset()
     exact = results_of(forward, tuple(x.detach().double().requires_grad_() for x in leaves))
     made = [results_of(f, leaves) for f in (torch.compile(forward, fullgraph=True), forward)]
@@ -185,21 +184,29 @@ def model(ring: Ring, validate: bool) -> Compared:
 # Checkpoints.
 
 
-def recomputed(ring: Ring, keeps: bool | None) -> tuple[Compared, int]:
-    """Compare a checkpoint of two calls, and return the number of forwards of the compiled one.
-
-    keeps: whether a selective checkpoint keeps the operator's results; None for a plain checkpoint.
-    """
-    layout, begun = zigzag(S, ring.world_size), []
+def selective(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the function with a checkpoint that keeps the results of attention, and of nothing else."""
 
     def policy(_: Any, operator: Any, *args: Any, **options: Any) -> CheckpointPolicy:
-        keep = keeps and operator == torch.ops.ringlab.attention.default
+        keep = operator in (
+            torch.ops.ringlab.attention.default,
+            torch.ops.ringlab.latent_attention.default,
+        )
         return CheckpointPolicy.MUST_SAVE if keep else CheckpointPolicy.PREFER_RECOMPUTE
+
+    context = partial(create_selective_checkpoint_contexts, policy)
+    return partial(checkpoint, function, use_reentrant=False, context_fn=context)
+
+
+def recomputed(
+    ring: Ring, checkpointed: Callable[[Callable[..., Any]], Callable[..., Any]]
+) -> tuple[Compared, int]:
+    """Compare a checkpoint of two calls, and return the number of forwards of the compiled one."""
+    layout, begun = zigzag(S, ring.world_size), []
 
     def two(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return attend(ring, attend(ring, q.sin(), k, v, layout=layout), k, v, layout=layout)
 
-    how = {} if keeps is None else {"context_fn": partial(create_selective_checkpoint_contexts, policy)}
     plain = attention.begin
 
     def counting(given: Any) -> Any:
@@ -207,9 +214,15 @@ def recomputed(ring: Ring, keeps: bool | None) -> tuple[Compared, int]:
         return plain(given)
 
     attention.begin = counting
-    found = compared(lambda *qkv: checkpoint(two, *qkv, use_reentrant=False, **how), *leaves_of(ring))
+    found = compared(checkpointed(two), *leaves_of(ring))
     attention.begin = plain
     return found, sum(begun)
+
+
+def selective_layer(ring: Ring) -> list[tuple[float, float]]:
+    """Return the errors of a layer that computes its rotated q and k again in backward."""
+    forward, leaves = of_layer(ring)
+    return inductor(selective(forward), leaves)
 
 
 # Modes and errors.
@@ -336,6 +349,12 @@ def latent(ring: Ring, **options: Any) -> Compared:
     return compared(
         lambda q, *others: latent_attention(2 * q, *others, **given), *latent_leaves(ring, layout)
     )
+
+
+def inductor_latent(ring: Ring) -> list[tuple[float, float]]:
+    layout = zigzag(S, ring.world_size)
+    call = partial(latent_attention, ring=ring, layout=layout, block="naive")
+    return inductor(selective(lambda q, *others: call(q.sin(), *others)), latent_leaves(ring, layout))
 
 
 def latent_under_autocast(ring: Ring) -> Compared:
@@ -567,8 +586,10 @@ PROGRAMS: dict[str, Callable[[Ring], Any]] = {
     "lse": partial(of_call, return_lse=True),
     "rules": partial(of_call, softcap=5.0, dropout=0.25, seed=2**64 - 3, causal=False, scale=0.3),
     "mask": partial(of_call, mask=Mask(window=5)),
-    "checkpoint": partial(recomputed, keeps=None),
-    "selective checkpoint": partial(recomputed, keeps=True),
+    "checkpoint": partial(
+        recomputed, checkpointed=lambda function: partial(checkpoint, function, use_reentrant=False)
+    ),
+    "selective checkpoint": partial(recomputed, checkpointed=selective),
     "second": second,
     "differing": differing,
     "wrong": wrong,
@@ -591,7 +612,9 @@ PROGRAMS: dict[str, Callable[[Ring], Any]] = {
     "virtual": on_virtual_ranks,
     "checked": checked,
     "tags": unsafe_for_cuda_graphs,
-    "inductor": inductor,
+    "inductor, layer": lambda ring: inductor(*of_layer(ring)),
+    "inductor, layer, selective checkpoint": selective_layer,
+    "inductor, latent": inductor_latent,
 }
 
 
@@ -638,7 +661,17 @@ def wrong_shapes() -> Iterator[None]:
 
 _first: dict[type, int] = {}
 _kept: list[Any] = []
+
+
+class Aliases(attention._Kept):
+    """A mutant that keeps the tensors of the graph themselves."""
+
+    def __init__(self, call: Any, saved: Tensors, places: Tensors) -> None:
+        self.call, self.saved = call, list(saved)
+
+
 MUTANTS: dict[str, tuple[str, Any, str]] = {
+    "the call keeps the graph's tensors": ("_Kept", Aliases, "inductor, layer, selective checkpoint"),
     "every object is the first of its class": ("handle_of", _first_of_its_kind, "objects"),
     "a graph for each object": ("handle_of", _number_by_number, "lengths"),
     "nobody keeps the call": ("ticket_of", lambda kept: torch.tensor(kept.handle), "schedule ring"),
