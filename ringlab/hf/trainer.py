@@ -11,7 +11,9 @@ from ringlab.comm.ring import Ring
 from ringlab.errors import TrainingError, WorldSizeError
 from ringlab.hf.batch import shard_batch
 from ringlab.hf.context import context
+from ringlab.nn.loss import IGNORE, loss_share, valid_tokens
 from ringlab.packing import Packing
+from ringlab.packing.reading import ENTRIES
 
 if TYPE_CHECKING:  # importing needs accelerate, and takes seconds
     from transformers import Trainer
@@ -27,6 +29,8 @@ class OverRing(Trainer):
     layout: the name of a layout, as for `Packing.layout`. Rows of a batch become documents of one sequence
     without padding.
     options: further arguments of `ringlab.hf.context`, such as {"schedule": "burst"}.
+    causal: False for encoders with a head for each token, such as BertForMaskedLM. A label is then that of its own
+    token, not of the next one.
 
     Trainer itself would read a different batch on each process, count each label once for every rank of a
     ring, and take the mean of losses that are only shares. Here each ring reads one batch, the count is
@@ -42,6 +46,7 @@ class OverRing(Trainer):
 
     ring: Ring | None = None
     layout = "per_document"
+    causal = True
     options: dict[str, Any] = {}  # noqa: RUF012  # a class attribute that users of Trainer override
 
     def get_train_dataloader(self) -> Any:
@@ -69,29 +74,39 @@ class OverRing(Trainer):
 
         With return_outputs, return (loss, outputs).
 
-        Raises: TrainingError for label smoothing or a loss function, which would be ignored; the errors of
-        `ringlab.hf.context` and `shard_batch`, such as AgreementError if ranks of a ring have different
-        batches.
+        Raises: TrainingError for label smoothing or a loss function, which would be ignored, and for a batch without
+        labels or with entries that are not of tokens; the errors of `ringlab.hf.context` and `shard_batch`, such as
+        AgreementError if ranks of a ring have different batches.
         """
         if self.label_smoother is not None or self.compute_loss_func is not None:
             raise TrainingError(
                 "the loss of the model", "label_smoothing_factor= or compute_loss_func=", "leave it out"
             )
-        ring, world = self._ring(), self.args.world_size
-        packing = Packing.of_batch(inputs)
-        layout = packing.layout(self.layout, ring.world_size)
-        with context(ring, layout, packing.mask(), **self.options) as around:
-            labels = packing.pack(inputs["labels"], fill=-100)
-            batch = shard_batch(around, packing.pack(inputs["input_ids"]), labels=labels)
-            factor = ring.world_size
-            if num_items_in_batch is not None:
-                batch["num_items_in_batch"] = num_items_in_batch
-                # transformers has summed this number over all processes.
-                if self.args.average_tokens_across_devices and world > 1:
-                    batch["num_items_in_batch"], factor = num_items_in_batch / ring.world_size, world
+        ring, (packing, beside) = self._ring(), _packed(inputs)
+        count, factor = self._count_and_factor(num_items_in_batch)
+        ids, labels = packing.pack(inputs["input_ids"]), packing.pack(inputs["labels"], fill=IGNORE)
+        layout, mask = packing.layout(self.layout, ring.world_size), packing.mask(causal=self.causal)
+        with context(ring, layout, mask, **self.options) as around:
+            batch = shard_batch(around, ids, labels=labels if self.causal else None)
+            batch |= {name: around.shard(packing.pack(inputs[name])) for name in beside}
+            if self.causal and count is not None:
+                batch["num_items_in_batch"] = count
             outputs = model(**batch)
-        loss = factor * outputs["loss"]
+        if self.causal:
+            loss = factor * outputs["loss"]
+        else:
+            own = around.shard(labels)
+            count = valid_tokens(own, ring) if count is None else float(count)
+            loss = factor * loss_share(outputs["logits"], own, count)
         return (loss, outputs) if return_outputs else loss
+
+    def _count_and_factor(self, num_items: Any) -> tuple[Any, int]:
+        """Return the number of labels by which a share is divided, None for those of the ring, and the loss's factor."""
+        P, world = self._ring().world_size, self.args.world_size
+        # transformers has summed the number over all processes, so each label P times, if it averages over devices.
+        if num_items is not None and self.args.average_tokens_across_devices and world > 1:
+            return num_items / P, world
+        return num_items, P
 
     def _ring(self) -> Ring:
         """Return the ring.
@@ -127,3 +142,32 @@ class OverRing(Trainer):
         for part in parts:
             part.num_processes, part.process_index = world // P, index // P
         return loader
+
+
+_READ = {*ENTRIES, "input_ids", "labels", "shift_labels", "attention_mask", "max_length_q", "max_length_k"}
+"""The entries of a batch that `Packing.of_batch` and `shard_batch` read, or make anew."""
+
+
+def _packed(inputs: dict[str, Any]) -> tuple[Packing, list[str]]:
+    """Return a batch's packing, and the names of further entries with a value for each token, such as "token_type_ids".
+
+    Raises: TrainingError for a batch without token ids or labels, and for entries of another shape; MaskError, as
+    `Packing.of_batch`.
+    """
+    lacking = [name for name in ("input_ids", "labels") if inputs.get(name) is None]
+    if lacking:
+        raise TrainingError(
+            f"batches with {' and '.join(lacking)}",
+            f"one of {', '.join(inputs)}",
+            "a loss of another kind, such as DPO's, needs a loop of its own: docs/guide/packed.md",
+        )
+    packing, tokens = Packing.of_batch(inputs), tuple(inputs["input_ids"].shape)
+    names = [name for name in inputs if name not in _READ and inputs[name] is not None]
+    for name in names:
+        shape = tuple(getattr(inputs[name], "shape", ()))
+        if shape[:2] != tokens:
+            got = f"{name} of shape {shape}" if shape else f"{name}={inputs[name]!r}"
+            raise TrainingError(
+                f"entries of a batch with a value for each token, {tokens}", got, "leave it out"
+            )
+    return packing, names

@@ -89,7 +89,7 @@ def of_batch(batch: Mapping[str, Any]) -> Fields:
     """
     shape, mask = _shape(batch), batch.get("attention_mask")
     _check_all_are_read(batch)
-    found = {name: read(batch[name]) for name, read in _ENTRIES.items() if batch.get(name) is not None}
+    found = {name: read(batch[name]) for name, read in ENTRIES.items() if batch.get(name) is not None}
     if "position_ids" in found and found["position_ids"][2] == (1, shape[1]):  # the same for all rows
         found["position_ids"] = of_position_ids(np.repeat(_rows(batch["position_ids"]), shape[0], axis=0))
     if not found:
@@ -114,7 +114,7 @@ def of_batch(batch: Mapping[str, Any]) -> Fields:
     return documents, padding, shape, places
 
 
-_ENTRIES: dict[str, Callable[[Any], Fields]] = {
+ENTRIES: dict[str, Callable[[Any], Fields]] = {
     "cu_seq_lens_q": of_cu_seqlens,
     "cu_seq_lens_k": of_cu_seqlens,
     "cu_seqlens": of_cu_seqlens,
@@ -158,7 +158,7 @@ def _check_all_are_read(batch: Mapping[str, Any]) -> None:
     for name, reader in _UNREAD.items():
         if batch.get(name) is not None:
             raise MaskError(
-                f"documents in entries that of_batch reads: {', '.join(_ENTRIES)}",
+                f"documents in entries that of_batch reads: {', '.join(ENTRIES)}",
                 f"{name}, which would be ignored",
                 f"{reader}; or leave {name} out, if other entries contain the same documents",
             )

@@ -28,6 +28,7 @@ from ringlab.errors import (
     TrainingError,
     WorldSizeError,
 )
+from ringlab.hf import trainer
 from ringlab.mask import Mask
 from ringlab.nn import Context, loss_share, valid_tokens
 from ringlab.packing import Packing
@@ -505,6 +506,32 @@ def test_what_a_rank_is_given() -> None:
     after[4] = IGNORE  # token 5 begins another document
     assert given["labels"].tolist() == given["shift_labels"].tolist() == [[after[i] for i in mine]]
     assert given["num_items_in_batch"] == 8 and given["attention_mask"].all() and not given["use_cache"]
+
+
+WITH_LABELS = {"input_ids": BATCH.input_ids, "labels": BATCH.labels}
+
+
+@pytest.mark.parametrize(
+    ("batch", "words"),
+    [
+        ({"input_ids": BATCH.input_ids}, "batches with labels"),
+        ({"prompt_input_ids": BATCH.input_ids}, "batches with input_ids and labels"),
+        (WITH_LABELS | {"pixel_values": torch.zeros(1, 3, 4, 4)}, "pixel_values of shape (1, 3, 4, 4)"),
+        (WITH_LABELS | {"return_loss": True}, "return_loss=True"),
+    ],
+)
+def test_batches_of_which_a_trainer_over_a_ring_would_drop_something_are_refused(
+    batch: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(TrainingError) as refused:
+        trainer._packed(batch)
+    assert words in str(refused.value)
+
+
+def test_entries_with_a_value_for_each_token_stay_beside_the_tokens() -> None:
+    batch = WITH_LABELS | {"attention_mask": ONES, "token_type_ids": ONES, "position_ids": None}
+    packing, beside = trainer._packed(batch)
+    assert packing.documents == (S,) and beside == ["token_type_ids"]
 
 
 def test_masks_of_packed_batches() -> None:

@@ -197,7 +197,7 @@ CHECKOUT = Path(__file__).resolve().parents[2]
 SCRIPTS = {
     name: text
     for text, name in re.findall(
-        r"```py\n(# (train|trainer)\.py.*?)```",
+        r"```py\n(# (train|trainer|accelerated)\.py.*?)```",
         (CHECKOUT / "docs/huggingface.md").read_text(encoding="utf-8"),
         re.DOTALL,
     )
@@ -242,24 +242,72 @@ def changed(text: str, changes: dict[str, str]) -> str:
     return text
 
 
-def trainers(tmp_path: Path, changes: dict[str, str], processes: int) -> list[tuple[str, ...]]:
-    """Return the losses and norms that transformers' Trainer prints, in a changed script of the page."""
-    script = tmp_path / f"trainer-{processes}.py"
-    script.write_text(changed(SCRIPTS["trainer"], changes), encoding="utf-8")
-    said = under_torchrun(script, processes)
-    return re.findall(r"step \d+: loss ([\d.]+), norm ([\d.]+)", said)
+PADDED = {
+    "data = [": "kept = (torch.arange(48) < torch.randint(20, 49, (32, 1))).long()\n"
+    "labels = labels.masked_fill(kept == 0, -100)\n"
+    "data = [",
+    '"labels": y} for x, y in zip(ids, labels, strict=True)]': '"labels": y, "attention_mask": m} for x, y, m in zip(ids, labels, kept, strict=True)]',
+}
+"""Changes after which the rows of a batch end in padding."""
+ENCODER = {
+    "import Qwen3Config, Qwen3ForCausalLM,": "import BertConfig, BertForMaskedLM,",
+    "    pass\n": '    causal, options = False, {"models": ("bert",)}\n',
+    "Qwen3ForCausalLM._from_config": "BertForMaskedLM._from_config",
+    "    Qwen3Config(\n": "    BertConfig(\n        hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,\n",
+    " head_dim=16,": "",
+    " num_key_value_heads=2,": "",
+    # transformers adds the means of micro-batches of such a model.
+    "gradient_accumulation_steps=2": "gradient_accumulation_steps=1",
+    '"labels": y': '"labels": y, "token_type_ids": (x % 2)',
+}
+"""Changes that make the model an encoder, whose batches have an entry for each token beside ids and labels."""
+
+
+def printed_by(
+    tmp_path: Path, script: str, changes: dict[str, str], processes: int
+) -> list[tuple[float, ...]]:
+    """Return the loss and the gradient's norm of each step of a changed script of the page, under torchrun."""
+    file = tmp_path / f"{script}-{processes}.py"
+    file.write_text(changed(SCRIPTS[script], changes), encoding="utf-8")
+    said = under_torchrun(file, processes)
+    steps = re.findall(r"step \d+: loss ([\d.]+), norm ([\d.]+)", said)
+    return [tuple(map(float, step)) for step in steps]
+
+
+def same(found: list[tuple[float, ...]], true: list[tuple[float, ...]], steps: int) -> bool:
+    return len(found) == len(true) == steps and all(
+        abs(a - b) <= 1e-5 * b
+        for mine, right in zip(found, true, strict=True)
+        for a, b in zip(mine, right, strict=True)
+    )
 
 
 @pytest.mark.thorough
-def test_the_trainer_of_the_page(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("changes", "rings"),
+    [({}, 2), (PADDED, 1), (PADDED | ENCODER, 2)],
+    ids=["as on the page", "padded", "padded encoder"],
+)
+def test_the_trainer_of_the_page(tmp_path: Path, changes: dict[str, str], rings: int) -> None:
     """Trainer has the same losses and norms on one process, over a ring of two and over two such rings."""
-    one = trainers(tmp_path, TO_TRAINER_ALONE, 1)
-    assert len(one) == 5
-    for changes, processes in ({}, 2), (RINGS_OF_TWO, 4):
-        found = trainers(tmp_path, changes, processes)
-        assert len(found) == 5
-        for mine, true in zip(found, one, strict=True):
-            assert all(abs(float(a) - float(b)) <= 1e-5 * float(b) for a, b in zip(mine, true, strict=True))
+    one = printed_by(tmp_path, "trainer", changes | TO_TRAINER_ALONE, 1)
+    for more, processes in (({}, 2), (RINGS_OF_TWO, 4))[:rings]:
+        assert same(printed_by(tmp_path, "trainer", changes | more, processes), one, steps=5)
+
+
+TO_ACCELERATE_ALONE = {
+    "ring = Ring.of_group()": "ring = type('Alone', (), {'world_size': 1})",
+    '"ringlab"': '"sdpa"',
+    "with hf.context(ring, layout, packing.mask()) as context:": "if True:",
+    'hf.shard_batch(context, packing.pack(batch["input_ids"]), labels=packing.pack(batch["labels"]))': "batch",
+}
+
+
+@pytest.mark.thorough
+def test_the_loop_of_accelerate_on_the_page(tmp_path: Path) -> None:
+    """A loop of accelerate has the same losses and norms on one process without a ring and over a ring of two."""
+    one = printed_by(tmp_path, "accelerated", TO_ACCELERATE_ALONE, 1)
+    assert same(printed_by(tmp_path, "accelerated", {}, 2), one, steps=8)
 
 
 def under_torchrun(script: Path, processes: int) -> str:
