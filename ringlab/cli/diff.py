@@ -33,9 +33,7 @@ def diff(
     with reporting_errors(as_json, status=2):
         asked: dict[str, Any] = {"tokens": tokens, "layout": layout, "seed": seed, "limit": limit}
         asked["documents"] = _lengths(documents)
-        torchrun = "TORCHELASTIC_RUN_ID" in os.environ
-        if torchrun and (given := ignored(context, ("ranks",))):
-            _refuse(f"torchrun without {given}", "both", "leave one of them out")
+        torchrun = _under_torchrun(context)
         found = first_differences(target, ranks=ranks, transport=transport, torchrun=torchrun, **asked)
         first = not torchrun or os.environ["RANK"] == "0"
     if first and as_json:
@@ -50,6 +48,13 @@ def _lengths(documents: str) -> tuple[int, ...]:
     if not all(each.isdigit() for each in lengths):
         _refuse("--documents 20,12", repr(documents))
     return tuple(map(int, lengths))
+
+
+def _under_torchrun(context: typer.Context) -> bool:
+    torchrun = "TORCHELASTIC_RUN_ID" in os.environ
+    if torchrun and (given := ignored(context, ("ranks",))):
+        _refuse(f"torchrun without {given}", "both", "leave one of them out")
+    return torchrun
 
 
 def _refuse(needed: str, got: str, remedy: str = "") -> NoReturn:

@@ -34,7 +34,7 @@ _OVER_TOKENS = (nn.RNNBase, batchnorm._BatchNorm, instancenorm._InstanceNorm)
 def guard_the_attention() -> None:
     """Make transformers refuse attn_implementation="ringlab" for models that compute attention themselves.
 
-    This call itself raises no error; BackendError is raised later, when such a model is made.
+    Raises: nothing itself; BackendError later, when such a model is made.
     """
     check: Any = PreTrainedModel._check_and_adjust_attn_implementation
     if hasattr(check, _GUARDED):

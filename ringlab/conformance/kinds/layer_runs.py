@@ -102,6 +102,8 @@ class Runs:
         """Return the truth, the plain run and all ranks' recordings, on each process that torchrun started.
 
         They travel through torchrun's store, which still works after the step has failed on a rank.
+
+        Raises: BackendError if the runs on one process fail; TransportTimeout if not all processes connect.
         """
         rank = int(os.environ["RANK"])
         store = dist.PrefixStore(f"ringlab/diff/{next(_uses)}", torchrun_store(self.limit))
