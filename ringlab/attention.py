@@ -371,16 +371,25 @@ class _Kept(Handled):
 
     saved: the tensors that the schedule saved. The graph itself saves (out, q, k, v, sinks), so each of
     these is replaced by its index in this tuple. If the tensor itself were kept here, it would be an alias
-    of which the compiler does not know, and the compiler may write into its memory before backward.
+    of which the compiler does not know, and the compiler may write into its memory before backward. A view of
+    one of these, such as the sinks of some heads, would be such an alias too, so it is replaced by a copy.
     """
 
     def __init__(self, call: ScheduledCall, saved: tuple[Tensor, ...], places: tuple[Tensor, ...]) -> None:
         self.call = call
-        self.saved = [next((n for n, place in enumerate(places) if x.is_set_to(place)), x) for x in saved]
+        self.saved = [_index_or_own(x, places) for x in saved]
 
     def tensors(self, places: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """Return what the schedule saved, given the tensors of the graph."""
         return tuple(places[x] if isinstance(x, int) else x for x in self.saved)
+
+
+def _index_or_own(x: Tensor, places: tuple[Tensor, ...]) -> int | Tensor:
+    """Return the index of `x` in `places`, or else `x` in memory of its own."""
+    if found := [number for number, place in enumerate(places) if x.is_set_to(place)]:
+        return found[0]
+    memory = x.untyped_storage().data_ptr()
+    return x.clone() if any(place.untyped_storage().data_ptr() == memory for place in places) else x
 
 
 @torch.library.custom_op(
@@ -472,6 +481,8 @@ def _backward_operator(
         saved, call = kept.tensors((out, *given)), kept.call
         if call.expansion is not None:
             call = replace(call, expansion=call.expansion.with_weights(*given[3:]))
+        elif call.sinks is not None:
+            call = replace(call, sinks=given[3])
     return [owned(x) for x in run_backward(call, saved, dout, dlse)]
 
 

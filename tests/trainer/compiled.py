@@ -225,6 +225,20 @@ def selective_layer(ring: Ring) -> list[tuple[float, float]]:
     return inductor(selective(forward), leaves)
 
 
+def selective_sinks(ring: Ring) -> list[tuple[float, float]]:
+    """Return the errors of a call that computes its sinks again in backward.
+
+    Its second result has as many numbers as the sinks, whose memory inductor gives it.
+    """
+    layout = zigzag(S, ring.world_size)
+
+    def call(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor) -> Tensors:
+        out = attend(ring, q, k, v, layout=layout, sinks=2 * sinks, schedule="ulysses")
+        return out, out.sum((0, 2, 3))
+
+    return inductor(selective(call), (*leaves_of(ring), torch.linspace(-1, 1, H).requires_grad_()))
+
+
 # Modes and errors.
 
 
@@ -614,6 +628,7 @@ PROGRAMS: dict[str, Callable[[Ring], Any]] = {
     "tags": unsafe_for_cuda_graphs,
     "inductor, layer": lambda ring: inductor(*of_layer(ring)),
     "inductor, layer, selective checkpoint": selective_layer,
+    "inductor, sinks, selective checkpoint": selective_sinks,
     "inductor, latent": inductor_latent,
 }
 
@@ -670,8 +685,17 @@ class Aliases(attention._Kept):
         self.call, self.saved = call, list(saved)
 
 
+class Views(attention._Kept):
+    """A mutant that keeps views of the graph's tensors."""
+
+    def __init__(self, call: Any, saved: Tensors, places: Tensors) -> None:
+        super().__init__(call, saved, places)
+        self.saved = [x if isinstance(x, int) else y for x, y in zip(self.saved, saved, strict=True)]
+
+
 MUTANTS: dict[str, tuple[str, Any, str]] = {
     "the call keeps the graph's tensors": ("_Kept", Aliases, "inductor, layer, selective checkpoint"),
+    "the call keeps views": ("_Kept", Views, "inductor, sinks, selective checkpoint"),
     "every object is the first of its class": ("handle_of", _first_of_its_kind, "objects"),
     "a graph for each object": ("handle_of", _number_by_number, "lengths"),
     "nobody keeps the call": ("ticket_of", lambda kept: torch.tensor(kept.handle), "schedule ring"),

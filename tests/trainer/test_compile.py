@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import Tensor
 
 from ringlab import Mask, VirtualCluster, attention, launch, zigzag
 from ringlab.arguments import Arguments
@@ -15,8 +16,9 @@ from ringlab.comm.ring import Ring
 from ringlab.errors import BackendError
 from ringlab.handles import Handled, handle_of, object_of
 from ringlab.schedules import available as schedules
+from ringlab.schedules.ring import RingSchedule
 from ringlab.torch_modes import owned, ticket_of
-from tests.trainer.compiled import MUTANTS, PROGRAMS, Compared, answers
+from tests.trainer.compiled import MUTANTS, PROGRAMS, Aliases, Compared, Views, answers
 
 P = 2
 ONE_GRAPH = Compared(same=True, off=0.0, graphs=1, breaks=0)
@@ -154,6 +156,7 @@ def test_torch_finds_no_fault_in_the_operators(ranks: list[dict[str, Any]]) -> N
 
 NOTICED = {
     "the call keeps the graph's tensors": lambda found: not exact(found),
+    "the call keeps views": lambda found: not exact(found),
     "every object is the first of its class": lambda found: found != ["first", "second", "third"],
     "a graph for each object": lambda found: not few(found),
     "nobody keeps the call": lambda found: str(found).startswith("BackendError"),
@@ -214,6 +217,64 @@ def test_an_operators_result_shares_no_memory(shape: list[int], data: st.DataObj
     assert found.untyped_storage().nbytes() == found.nbytes
 
 
+def in_graph(ring: Ring, layout: Any, *qkv: Tensor, **options: Any) -> Any:
+    """Return the result of a call as a graph makes it."""
+    return attention._in_graph(Arguments(**dict(zip("qkv", qkv, strict=True)), ring=ring, layout=layout, **{
+        "causal": True, "mask": None, "scale": None, "softcap": None, "dropout": 0.0, "seed": None, "sinks": None,
+        "block": "blockwise", "return_lse": False, "validate": False,
+    } | options))  # fmt: skip
+
+
+class SinksOfTheCall(RingSchedule):
+    """A schedule whose backward reads the sinks of its call instead of saved ones."""
+
+    name = "sinks of the call"
+
+    def backward(self, call: Any, saved: Any, *given: Any) -> Any:
+        return super().backward(call, (*saved[:5], call.sinks), *given)
+
+
+def gradients(ring: Ring, schedule: Any, spoilt: bool) -> tuple[Tensor, ...]:
+    """Return the gradients of a call in a graph that keeps copies of its tensors.
+
+    spoilt: whether the tensors themselves are overwritten before backward, as the compiler may do.
+    """
+    random = torch.Generator().manual_seed(ring.rank)
+    leaves = [torch.randn(1, 4, 8, 8, generator=random) for _ in range(3)] + [torch.linspace(-1, 1, 4)]
+    *qkv, sinks = (x.requires_grad_() for x in leaves)
+    copied = torch.autograd.graph.saved_tensors_hooks(
+        lambda x: x.detach().clone() if x.is_floating_point() else x, lambda x: x
+    )
+    with copied:
+        out = in_graph(ring, zigzag(16, 2), *qkv, sinks=sinks, schedule=schedule)
+    for x in (*leaves, out) if spoilt else ():
+        x.data.fill_(torch.nan)
+    return torch.autograd.grad(out, leaves, torch.ones(1, 4, 8, 8))
+
+
+def differ(schedule: Any) -> bool:
+    """Return whether gradients change if the graph's tensors are overwritten."""
+    right, found = (
+        VirtualCluster(2, memory=False).run(gradients, schedule, spoilt).results for spoilt in (False, True)
+    )
+    return not all(
+        torch.equal(x, y) for a, b in zip(right, found, strict=True) for x, y in zip(a, b, strict=True)
+    )
+
+
+@pytest.mark.parametrize("schedule", [*schedules(), SinksOfTheCall()], ids=lambda x: getattr(x, "name", x))
+def test_a_call_keeps_no_memory_of_the_graphs_tensors(schedule: Any) -> None:
+    assert not differ(schedule)
+
+
+@pytest.mark.parametrize(("mutant", "schedule"), [(Aliases, "ring"), (Views, "ulysses")])
+def test_a_call_that_keeps_such_memory_is_noticed(
+    mutant: Any, schedule: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attention, "_Kept", mutant)
+    assert differ(schedule)
+
+
 @pytest.mark.parametrize("schedule", ["ring", "allgather"])
 def test_a_graph_saves_the_tensors_that_backward_needs(
     schedule: str, monkeypatch: pytest.MonkeyPatch
@@ -223,11 +284,8 @@ def test_a_graph_saves_the_tensors_that_backward_needs(
     monkeypatch.setattr(attention, "ticket_of", lambda each: kept.append(each.saved) or ticket_of(each))
 
     def call(ring: Ring) -> None:
-        q, k, v = (torch.randn(1, 2, 16, 8, requires_grad=True) for _ in range(3))
-        attention._in_graph(Arguments(
-            q=q, k=k, v=v, ring=ring, layout=zigzag(16, 1), causal=True, mask=None, scale=None, softcap=None, dropout=0.0,
-            seed=None, sinks=None, block="blockwise", schedule=schedule, return_lse=False, validate=False,
-        ))  # fmt: skip
+        qkv = (torch.randn(1, 2, 16, 8, requires_grad=True) for _ in range(3))
+        in_graph(ring, zigzag(16, 1), *qkv, schedule=schedule)
 
     VirtualCluster(1).run(call)
     assert [x for x in kept[0] if isinstance(x, int)] == [1, 2, 3, 0]
