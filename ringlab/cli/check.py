@@ -46,7 +46,7 @@ def check(
     markdown: File = None,
     junit: File = None,
     html: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the report as a page, with pictures of the errors.")] = None,
-    script: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the smallest counterexample as a script that does without ringlab's suite.")] = None,
+    script: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the smallest counterexample as a script that does without ringlab's suite, once it has shown the fault.")] = None,
     badge: Annotated[Path | None, typer.Option(metavar="FILE", help="Write JSON from which shields.io draws a badge; not with --only or --fail-fast.")] = None,
     init: Annotated[Path | None, typer.Option(metavar="FILE", help="Run no check; write a test of the target, for pytest.")] = None,
     kind: Annotated[Literal["attention", "merge", "decode", "step"], typer.Option(help="attention; merge: of partials (out, lse); decode: against a sharded cache; step: a whole training step.")] = "attention",
@@ -82,7 +82,7 @@ def check(
         found = _made(make, as_json)
         found.options = _options(context)
         if html or script:
-            _attach_script(found, kind, target, claims, device)
+            _attach_script(found, kind, target, claims, device, lse_base)
         _tell(found, files, as_json)
 
 
@@ -244,15 +244,18 @@ def write_test(reference: str, file: Path, claims: dict[str, Any]) -> str:
     return f"{file} is written: read its claims, then run `python -m pytest {file}`, which takes a minute or more"
 
 
-def _attach_script(found: Report, kind: str, target: str, claims: dict[str, Any], device: str) -> None:
-    from ringlab.conformance.report.script import attach, attach_nothing
+def _attach_script(
+    found: Report, kind: str, target: str, claims: dict[str, Any], device: str, lse_base: float
+) -> None:
+    from ringlab.conformance.kinds.scripts import attach_call
+    from ringlab.conformance.report.script import attach
     from ringlab.conformance.run.loading import load
 
-    if kind != "attention":
-        attach_nothing(found, {"merge": "merge", "decode": "decode", "step": "training step"}[kind])
-        return
     with redirect_stdout(sys.stderr):  # a module may print on import, but stdout must contain only JSON
-        attach(found, lambda: load(target, **claims), device)
+        if kind == "attention":
+            attach(found, lambda: load(target, **claims), device)
+        else:
+            attach_call(found, kind, lse_base)
 
 
 def _options(context: typer.Context) -> str:

@@ -67,10 +67,11 @@ def reported(folder: Path, source: str, monkeypatch: pytest.MonkeyPatch, *option
     monkeypatch.chdir(folder)
     monkeypatch.setenv("PYTHONPATH", str(CHECKOUT))
     monkeypatch.delitem(sys.modules, "mine", raising=False)
+    quick = [] if "--kind" in options else ["--quick"]
     asked = [
         "check",
         "mine:attend",
-        "--quick",
+        *quick,
         "--script",
         "counterexample.py",
         "--html",
@@ -258,15 +259,82 @@ def test_a_script_that_cannot_run_is_not_offered() -> None:
     assert script._lacks("print('WRONG'); raise SystemExit(1)") == ""
 
 
-@pytest.mark.parametrize("kind", ["merge", "decode", "training step"])
-def test_other_kinds_say_that_they_have_no_script(kind: str, tmp_path: Path) -> None:
-    wrong = {
-        "merge": "tests.conformance.test_report:half_a_merge",
-        "decode": f"{HERE}:zero_decode",
-        "training step": f"{HERE}:rank_as_loss",
-    }[kind]
-    only = ["--only", "loss" if kind == "training step" else "values"]
-    asked = ["check", wrong, "--kind", kind.split()[-1], *only, "--script", str(tmp_path / "it.py")]
+STEP = """
+from ringlab.plain_step import step
+
+def attend(ring, tokens, labels, *, micro_batches=1):
+    loss, model = step(ring, tokens, labels, micro_batches=micro_batches)
+    return FACTOR * loss, model
+"""
+DECODE = "from tests.conformance.test_decoding import all_slots_if_several, over_a_ring\n"
+SLOTS = """
+def attend(ring, q, k, v, lengths, positions):
+    return over_a_ring()(ring, q, k, v, len(positions), lengths, positions)[0]
+"""
+IN_ONE_GO = "from tests.conformance.test_merging import in_one_go as attend"
+OTHER_KINDS = {
+    "merge": (["merge"], "from tests.conformance.test_report import half_a_merge as attend", IN_ONE_GO, "values"),
+    "merge of blind rows": (["merge"], "def attend(outs, lses):\n    return (lses.softmax(0)[..., None] * outs).sum(0)", IN_ONE_GO, "unwritten"),
+    "decode": (["decode", "--ranks", "2"], DECODE + "attend = over_a_ring(lambda outs, lses: outs.mean(0))", DECODE + "attend = over_a_ring()", "values"),
+    "decode of slots": (["decode", "--ranks", "2"], DECODE + "attend = all_slots_if_several", DECODE + SLOTS, "uncleared, new tokens"),
+    "decode in half": (["decode", "--ranks", "2"], DECODE + "attend = over_a_ring(lambda outs, lses: outs.mean(0))", DECODE + "attend = over_a_ring()", "dtypes"),
+    "step": (["step", "--ranks", "2"], STEP.replace("FACTOR", "ring.world_size"), STEP.replace("FACTOR", "1"), "loss"),
+    "step in parts": (["step", "--ranks", "2"], STEP.replace("FACTOR", "micro_batches"), STEP.replace("FACTOR", "1"), "micro-batches"),
+}  # fmt: skip
+"""The kind with its options, a wrong program, a right one, and the check that fails."""
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", OTHER_KINDS)
+def test_a_wrong_call_of_another_kind_fails_in_its_script_and_a_mended_one_passes(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (kind, *options), wrong, right, check = OTHER_KINDS[name]
+    report = reported(tmp_path, wrong, monkeypatch, "--kind", kind, "--only", check, *options)
+    script_of(report, tmp_path, right)
+
+
+@pytest.mark.thorough
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["decode", "step"])
+def test_a_wrong_call_over_torch_distributed_fails_in_gloo_processes_of_its_own(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    right = {"decode": ("right_decodes", "reduced"), "step": ("right_steps", "gathered")}[kind]
+    source = "import inspect\nfrom tests.conformance.{} import {} as right\n\n\n".format(*right)
+    source += "def attend(*args, **named):\n    made = right(*args, **named)\n    return CHANGED\n\n\nattend.__signature__ = inspect.signature(right)\n"
+    changed = {"decode": "made * 1.01", "step": "(made[0] * named['world_size'], made[1])"}[kind]
+    only = {"decode": "values", "step": "loss"}[kind]
+    wrong = source.replace("CHANGED", changed)
+    report = reported(tmp_path, wrong, monkeypatch, "--kind", kind, "--only", only, "--ranks", "2")
+    script_of(report, tmp_path, source.replace("CHANGED", "made"))
+    assert "ringlab" not in report["script"].replace("`ringlab check", "")
+
+
+def script_of(report: dict[str, Any], folder: Path, right: str) -> None:
+    """Check that the report's script fails, and passes once mine.py has the right program."""
+    text = (folder / "counterexample.py").read_text()
+    assert report["script"] == text and report["no_script"] == "" and "ringlab.conformance" not in text
+    failed = started(folder / "counterexample.py", folder)
+    assert failed.returncode == 1 and "WRONG" in failed.stdout, failed.stdout + failed.stderr
+    (folder / "mine.py").write_text(right)
+    mended = started(folder / "counterexample.py", folder)
+    assert mended.returncode == 0 and "error" in mended.stdout, mended.stdout + mended.stderr
+    assert "WRONG" not in mended.stdout
+
+
+@pytest.mark.parametrize(
+    ("kind", "target", "only", "reason"),
+    [
+        ("merge", "tests.conformance.test_merging:in_one_go", "values", script.NO_VALUE),
+        ("decode", "tests.conformance.test_decoding:scales_its_queries", "side effects", "and the check “side effects” compares arguments"),
+        ("step", f"{HERE}:own_loss", "equal ranks", "on one rank, and the check “equal ranks” does not"),
+    ],
+)  # fmt: skip
+def test_a_report_says_why_a_call_has_no_script(
+    kind: str, target: str, only: str, reason: str, tmp_path: Path
+) -> None:
+    asked = ["check", target, "--kind", kind, "--only", only, "--script", str(tmp_path / "it.py")]
     done = CliRunner().invoke(app, asked)
-    assert done.exit_code == 1 and not (tmp_path / "it.py").exists(), done.output
-    assert f"No script is written: none can be written of a {kind} so far." in " ".join(done.output.split())
+    assert not (tmp_path / "it.py").exists(), done.output
+    assert reason in " ".join(done.output.split())

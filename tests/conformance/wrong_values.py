@@ -156,9 +156,5 @@ with_options = Target(
 loss_on_lse = Target(_through_lse)
 
 
-def zero_decode(ring: Ring, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    return torch.zeros_like(q)
-
-
-def rank_as_loss(ring: Ring, tokens: Tensor) -> float:
-    return 1.0 + ring.world_size
+def own_loss(ring: Ring, tokens: Tensor) -> float:
+    return 1.0 + ring.rank

@@ -51,7 +51,7 @@ _ENDED = 2  # the limit for calls that hang or end their process, in a row or no
 
 
 class OnRanks(Protocol):
-    """A call as hashable data; P is the number of its ranks."""
+    """A call as a hashable dataclass; P is the number of its ranks."""
 
     @property
     def P(self) -> int:  # noqa: N802
@@ -297,13 +297,15 @@ def _finding(check: CallCheck[C, R], calls: Calls[C, R], ranks: tuple[int, ...],
     cases = check.cases(ranks)
     seconds = sum(calls.seconds.get(each, 0.0) for each in {x for case in cases for x in check.calls(case)})
     for case in cases:
+        compared: dict[str, Any] | None = vars(case)
         try:
             wrong = check.wrong(calls, case)
         except Failed as failed:
-            wrong = str(failed)
+            wrong, compared = str(failed), None
         if wrong:
             applies = not wrong.startswith(NOT_ASKED)
-            return Finding(check.name, check.asks, not applies, wrong, seconds, applies)
+            compared = compared if applies else None
+            return Finding(check.name, check.asks, not applies, wrong, seconds, applies, case=compared)
     return Finding(
         check.name, check.asks, True, f"{len(cases)} calls, from {cases[0]} to {cases[-1]}", seconds
     )

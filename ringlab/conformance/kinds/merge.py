@@ -45,7 +45,7 @@ from ringlab.merge import state_dtype
 B, H, L, D = 2, 3, 5, 8
 UNWRITTEN = 1e30
 """A value of unwritten memory: it is finite, and its weight is 0."""
-_EMPTY: dict[str, Any] = {
+EMPTY: dict[str, Any] = {
     "first": (0,), "middle": (1,), "last": (-1,), "some rows": (0, slice(None), slice(None), slice(2)), "a row": (slice(None), 0, 0, 1),
 }  # fmt: skip
 """The places without keys: one rank, some rows of the first rank, or one row on all ranks."""
@@ -53,7 +53,7 @@ _EMPTY: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Case:
-    """Random partials. shift, spread: the mean and deviation of lse. empty: a key of `_EMPTY`, or ""."""
+    """Random partials. shift, spread: the mean and deviation of lse. empty: a key of `EMPTY`, or ""."""
 
     P: int
     dtype: str = "float32"
@@ -72,7 +72,7 @@ CHECKS: dict[str, tuple[str, tuple[Case, ...]]] = {
     "dtypes": ("half dtypes summed in float32, and float64", tuple(Case(8, d) for d in ("bfloat16", "float16", "float64"))),
     "empty ranks": ("ranks without keys", (Case(2, empty="first"), *(Case(3, empty=e) for e in ("middle", "last", "some rows")))),
     "blind rows": ("a row without any key: out 0, lse −∞", (Case(1, empty="a row"), Case(3, empty="a row"))),
-    "unwritten": ("no keys, and an out that nobody has written", (Case(1, empty="a row", unwritten=True), *(Case(3, empty=e, unwritten=True) for e in _EMPTY))),
+    "unwritten": ("no keys, and an out that nobody has written", (Case(1, empty="a row", unwritten=True), *(Case(3, empty=e, unwritten=True) for e in EMPTY))),
     "large lse": ("lse near ±1,000, which overflows without a maximum", (Case(3, shift=1e3), Case(3, shift=-1e3))),
     "small weights": ("weights that differ by e^4 and by e^40", (Case(4, spread=4.0), Case(4, spread=40.0))),
     "strided": ("partials that do not lie densely in memory", (Case(3, strided=True),)),
@@ -104,11 +104,12 @@ def check_merge(target: Any, *, base: float = math.e, seed: int = 0, only: Seque
     for check, (asks, cases) in CHECKS.items():
         if check in only or not only:
             begun = time.monotonic()
-            wrong = (text for case in cases for text in _wrong(function, case, float(base), seed))
-            evidence = next(wrong, "")
+            wrong = ((text, case) for case in cases for text in _wrong(function, case, float(base), seed))
+            evidence, found = next(wrong, ("", None))
             good = f"{len(cases)} cases: {'; '.join(map(str, cases))}"
             took = time.monotonic() - begun
-            report.findings.append(Finding(check, asks, not evidence, evidence or good, took))
+            case = None if found is None else vars(found)
+            report.findings.append(Finding(check, asks, not evidence, evidence or good, took, case=case))
             report.runs += len(cases)
     report.seconds = sum(each.seconds for each in report.findings)
     return report
@@ -118,7 +119,7 @@ def _wrong(function: Callable[..., Any], case: Case, base: float, seed: int) -> 
     """Yield a sentence for each fault in the function's answer to a case."""
     outs, lses = partials(case, base, seed)
     kept = outs.clone(), lses.clone()
-    true_out, true_lse, room, delta = _truth(outs, lses, base)
+    true_out, true_lse, room, delta = truth(outs, lses, base)
     try:
         found = called(function, *_arguments(function, outs, lses))
     except CannotCall:
@@ -175,17 +176,17 @@ def partials(
     draw = np.random.default_rng([case.P, seed]).standard_normal
     outs, lses = draw((case.P, B, H, L, D)), case.shift + case.spread * draw((case.P, B, H, L))
     if case.empty:
-        lses[_EMPTY[case.empty]], outs[_EMPTY[case.empty]] = -np.inf, UNWRITTEN if case.unwritten else 0.0
+        lses[EMPTY[case.empty]], outs[EMPTY[case.empty]] = -np.inf, UNWRITTEN if case.unwritten else 0.0
     dtype = getattr(torch, case.dtype)
     pair = torch.from_numpy(outs).to(dtype), torch.from_numpy(lses / math.log(base)).to(state_dtype(dtype))
     out, lse = (x.transpose(1, 3).contiguous().transpose(1, 3) for x in pair) if case.strided else pair
     return out, lse
 
 
-def _truth(outs: Tensor, lses: Tensor, base: float) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Return out and lse in float64, and their allowed errors by the module's docstring."""
-    logs = oracle.float64(lses) * math.log(base)
-    values = np.where(np.isfinite(logs)[..., None], oracle.float64(outs), 0.0)
+def truth(outs: Tensor, lses: Tensor, base: float) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Return out and lse in float64, and how far rounding may be from each of their entries."""
+    logs = lses.double().numpy() * math.log(base)
+    values = np.where(np.isfinite(logs)[..., None], outs.double().numpy(), 0.0)
     top = np.where(np.isfinite(logs.max(0)), logs.max(0), 0.0)
     weights = np.exp(logs - top)
     total = weights.sum(0)

@@ -19,6 +19,7 @@ class Finding:
     where: if values are wrong, {"smallest": …, "shown": …}, their places in the smallest run found, and in a
     run on more ranks (see `ringlab.conformance.report.counterexample.Located`). If a run failed, {"run": …,
     "trouble": …, "rank": …}.
+    case: the fields of the call of a merge, a decode or a step that gave a wrong result, or None.
     """
 
     name: str
@@ -29,6 +30,7 @@ class Finding:
     applies: bool = True
     counterexample: str = ""
     where: dict[str, Any] | None = None
+    case: dict[str, Any] | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """Return the finding as a dict for JSON."""

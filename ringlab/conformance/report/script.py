@@ -10,7 +10,7 @@ import os
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -54,18 +54,26 @@ class NotWritten(Exception):
 def attach(report: Report, load: Callable[[], Target], device: str = "cpu") -> None:
     """Set the report's `script`, or set `no_script` to the reason why there is none.
 
-    load: returns the target; if it raises an error, that is the reason. A script is first run in its own
-    process, and is offered only if it shows a wrong value.
+    load: returns the target; if it raises an error, that is the reason.
     """
     where = diagnosis.wrong_values(report.findings)
     if where is None:
         report.no_script = CALLED_OTHERWISE if report.right_if else NO_VALUE
         return
+    offer(report, lambda: written(report, where["smallest"], load(), device))
+
+
+def offer(report: Report, make: Callable[[], str]) -> None:
+    """Set the report's `script` to the script that `make` returns, or `no_script` to the reason why there is none.
+
+    The script is first run in its own process, and is offered only if it shows a wrong value. An error of `make`
+    is a reason.
+    """
     if ":" not in report.target or report.target.startswith("peer:"):
         report.no_script = "the target is no package.module:name that a script could import"
         return
     try:
-        text = written(report, where["smallest"], load(), device)
+        text = make()
     except NotWritten as reason:
         report.no_script = str(reason)
     except Exception as error:
@@ -74,11 +82,6 @@ def attach(report: Report, load: Callable[[], Target], device: str = "cpu") -> N
     else:
         report.no_script = _lacks(text)
         report.script = "" if report.no_script else text
-
-
-def attach_nothing(report: Report, kind: str) -> None:
-    """Set the report's `no_script` for a kind of target for which no script can be written."""
-    report.no_script = NO_VALUE if report.ok else f"none can be written of a {kind} so far"
 
 
 def _lacks(text: str) -> str:
@@ -110,11 +113,11 @@ def written(report: Report, located: Mapping[str, Any], target: Target, device: 
     _refuse(run, report, target)
     parts = [
         _head(report, run, target, device),
-        _inputs(run),
-        _truth(run),
+        inputs_text(run),
+        truth_text(run),
         _on_rank(run, target, report.target),
     ]
-    parts.append((_ON_VIRTUAL_RANKS if target.over == RING else _ON_PROCESSES) + "\n\n" + _MAIN)
+    parts.append((ON_VIRTUAL_RANKS if target.over == RING else ON_PROCESSES) + "\n\n" + MAIN)
     limits = expected(run.plain)[1]
     text = "\n\n\n".join(parts) + '\n\n\nif __name__ == "__main__":\n    main()\n'
     return text.replace(
@@ -139,11 +142,7 @@ def _refuse(run: Run, report: Report, target: Target) -> None:
 def _head(report: Report, run: Run, target: Target, device: str) -> str:
     module, _, name = report.target.partition(":")
     virtual = target.over == RING
-    said = _quoted(textwrap.fill(diagnosis.first(report.findings), 110))
-    imports = ["import os", "import sys"]
-    imports += [] if virtual else ["import tempfile", "from datetime import timedelta"]
-    imports += ["", "import numpy as np", "import torch"]
-    imports += [] if virtual else ["import torch.distributed as dist", "import torch.multiprocessing as mp"]
+    imports = imports_of(virtual)
     needs = [_LAYOUT_IMPORT] if "layout" in parameters(target.function) and layout_of(run, target)[1] else []
     needs += (
         ["from ringlab import Mask"] if "mask" in parameters(target.function) and target.takes_mask else []
@@ -152,11 +151,7 @@ def _head(report: Report, run: Run, target: Target, device: str) -> str:
     needs += ["from ringlab.comm.wrappers.strict import Strict"] if run.strict else []
     positions = [each.tolist() for each in target.positions(run.layout, run.S, run.P, run.documents)]
     lines = [
-        f'"""{said}',
-        "",
-        _quoted(f"The run: {run}."),
-        f"Start it where {module} can be imported. It exits with 1 while a value is wrong.",
-        '"""',
+        *docstring(diagnosis.first(report.findings), f"The run: {run}.", module),
         "",
         *imports,
         *(["", *sorted(needs)] if needs else []),
@@ -179,9 +174,25 @@ def _head(report: Report, run: Run, target: Target, device: str) -> str:
 _LAYOUT_IMPORT = "from ringlab.layout import dealt, get_layout"
 
 
-def _quoted(text: str) -> str:
-    """Return the text, escaped for a docstring."""
-    return text.replace("\\", "\\\\").replace('"""', "'''")
+def docstring(fault: str, run: str, module: str) -> list[str]:
+    """Return the lines of a script's docstring: the fault, the run, and where to start the script."""
+    said = textwrap.fill(fault, 110), "", textwrap.fill(run, 110)
+    lines = "\n".join(said).replace("\\", "\\\\").replace('"""', "'''").splitlines()
+    start = f"Start it where {module} can be imported. It exits with 1 while a value is wrong."
+    return [f'"""{lines[0]}', *lines[1:], start, '"""']
+
+
+def imports_of(virtual: bool, numpy: bool = True) -> list[str]:
+    """Return the lines that import what a script needs besides the target; virtual: on virtual ranks."""
+    lines = [
+        "import os",
+        "import sys",
+        *([] if virtual else ["import tempfile", "from datetime import timedelta"]),
+    ]
+    lines += ["", *(["import numpy as np"] if numpy else []), "import torch"]
+    return lines + (
+        [] if virtual else ["import torch.distributed as dist", "import torch.multiprocessing as mp"]
+    )
 
 
 def _documents(run: Run) -> list[str]:
@@ -193,7 +204,7 @@ def _documents(run: Run) -> list[str]:
     ]
 
 
-def _inputs(run: Run) -> str:
+def inputs_text(run: Run) -> str:
     """Return the function that draws the inputs of this run as `ringlab.conformance.run.run.inputs` does."""
     values = [VALUES[run.values]] if VALUES[run.values] else []
     factor = LOSS_SCALE.get(run.dtype, 2.0**16)
@@ -204,7 +215,7 @@ def _inputs(run: Run) -> str:
             f"for x in {tensors}:",
             f"    x[..., {run.moved[1]}, :] = 3.0 - 2.0 * x[..., {run.moved[1]}, :]",
         ]
-    return _body(
+    return body(
         '''
         def inputs():
             """Return q, k, v and dout of the whole sequence."""
@@ -217,14 +228,14 @@ def _inputs(run: Run) -> str:
     )
 
 
-def _truth(run: Run) -> str:
+def truth_text(run: Run) -> str:
     """Return the function for attention in float64, with the mask, scale and soft cap of this run."""
     mask = ["visible = j <= i" if run.causal else "visible = torch.ones(S, S, dtype=torch.bool)"]
     if run.window:
         mask += [f"visible &= (i - j).abs() < {run.window}"]
     if run.documents:
         mask += ["visible &= DOCUMENTS[:, None] == DOCUMENTS"]
-    return _body(
+    return body(
         '''
         def truth():
             """Return out, lse, dq, dk and dv of the whole sequence in float64, by name."""
@@ -283,7 +294,7 @@ def _on_rank(run: Run, target: Target, reference: str) -> str:
     names = str(names_of(run, target)).replace("'", '"')
     template = template.replace("GIVEN", there).replace("TAKEN", back).replace("NAMES", names)
     strict = ["ring = Ring(Strict(ring.comm))"] if run.strict else []
-    return _body(
+    return body(
         template,
         STRICT=strict,
         STRIDED=_strided(run, target),
@@ -307,34 +318,36 @@ def _strided(run: Run, target: Target) -> list[str]:
     return [f"shards = [x.transpose({a}, {b}).contiguous().transpose({a}, {b}) for x in shards]"]
 
 
-_ON_VIRTUAL_RANKS = '''\
-def results():
+ON_VIRTUAL_RANKS = '''\
+def results(P=P, *given):
     """Return the results of all ranks."""
-    return VirtualCluster(P, memory=False).run(lambda ring: on_rank(ring.rank, ring)).results
+    return VirtualCluster(P, memory=False).run(lambda ring: on_rank(ring.rank, *given, ring=ring)).results
 '''
+"""The function of a script that calls `on_rank` on each of P ranks; `given` are further arguments of `on_rank`."""
 
 
-_ON_PROCESSES = '''\
-def process(rank, folder):
+ON_PROCESSES = '''\
+def process(rank, folder, P, *given):
     """Leave the results of one rank in the folder."""
     torch.set_num_threads(1)
     meet = f"file://{folder}/meet"
     dist.init_process_group("gloo", init_method=meet, rank=rank, world_size=P, timeout=timedelta(seconds=60))
-    torch.save(on_rank(rank), f"{folder}/{rank}.pt")
+    torch.save(on_rank(rank, *given), f"{folder}/{rank}.pt")
     dist.barrier()
     dist.destroy_process_group()
 
 
-def results():
+def results(P=P, *given):
     """Return the results of all ranks, each of which is a gloo process."""
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo" if sys.platform == "linux" else "lo0")
     with tempfile.TemporaryDirectory() as folder:
-        mp.spawn(process, (folder,), nprocs=P)
+        mp.spawn(process, (folder, P, *given), nprocs=P)
         return [torch.load(f"{folder}/{rank}.pt") for rank in range(P)]
 '''
+"""The same over torch.distributed."""
 
 
-_MAIN = '''\
+MAIN = '''\
 def main():
     """Print each rank's errors beside their bounds; exit with 1 if one is beyond."""
     true, wrong = truth(), False
@@ -349,7 +362,7 @@ def main():
     sys.exit(wrong)'''
 
 
-def _body(template: str, **blocks: list[str]) -> str:
+def body(template: str, **blocks: list[str]) -> str:
     """Return the template without indent; a line that is only a name is replaced by that block's lines."""
     lines: list[str] = []
     for line in textwrap.dedent(template).strip("\n").rstrip().splitlines():
@@ -418,9 +431,17 @@ def layout_of(run: Run, target: Target) -> tuple[Any, bool]:
     return Code(made), True
 
 
-def expression(function: Callable[..., Any], text: str, known: Mapping[str, Any]) -> str:
-    """Return the call of `function`, whose expression is `text`, with the suite's arguments."""
-    positional, by_name = arguments(function, (Code("q"), Code("k"), Code("v")), known)
+def expression(
+    function: Callable[..., Any],
+    text: str,
+    known: Mapping[str, Any],
+    tensors: Sequence[str] = (Code("q"), Code("k"), Code("v")),
+) -> str:
+    """Return the call of `function`, whose expression is `text`, with the suite's arguments.
+
+    tensors: the expressions of q, k and v, unless `known` has them.
+    """
+    positional, by_name = arguments(function, tensors, known)
     listed = [*map(repr, positional), *(f"{name}={value!r}" for name, value in by_name.items())]
     return f"{text}({', '.join(listed)})"
 
