@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import os
-from typing import Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
 from ringlab.cli.output import Json, finish, ignored, people, print_json, reporting_errors
 from ringlab.errors import BackendError
+
+if TYPE_CHECKING:
+    from ringlab.conformance.run.torchrun.rendezvous import World
 
 
 def diff(
@@ -33,9 +35,9 @@ def diff(
     with reporting_errors(as_json, status=2):
         asked: dict[str, Any] = {"tokens": tokens, "layout": layout, "seed": seed, "limit": limit}
         asked["documents"] = _lengths(documents)
-        torchrun = _under_torchrun(context)
+        torchrun = _torchrun(context)
         found = first_differences(target, ranks=ranks, transport=transport, torchrun=torchrun, **asked)
-        first = not torchrun or os.environ["RANK"] == "0"
+        first = torchrun is None or torchrun.rank == 0
     if first and as_json:
         print_json(found.as_dict())
     elif first:
@@ -50,11 +52,13 @@ def _lengths(documents: str) -> tuple[int, ...]:
     return tuple(map(int, lengths))
 
 
-def _under_torchrun(context: typer.Context) -> bool:
-    torchrun = "TORCHELASTIC_RUN_ID" in os.environ
-    if torchrun and (given := ignored(context, ("ranks",))):
+def _torchrun(context: typer.Context) -> World | None:
+    from ringlab.conformance.run.torchrun.rendezvous import world
+
+    place = world()
+    if place is not None and (given := ignored(context, ("ranks",))):
         _refuse(f"torchrun without {given}", "both", "leave one of them out")
-    return torchrun
+    return place
 
 
 def _refuse(needed: str, got: str, remedy: str = "") -> NoReturn:

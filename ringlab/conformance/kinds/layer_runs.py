@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import itertools
-import os
 import pickle
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
-from ringlab.comm.processes.connect import connect, torchrun_store
+from ringlab.comm.processes.connect import connect
 from ringlab.comm.processes.launch import launch
 from ringlab.comm.ring import Ring
 from ringlab.comm.virtual.cluster import VirtualCluster
@@ -23,9 +19,10 @@ from ringlab.conformance.kinds.recording import Plan, Recorder, Recording, same
 from ringlab.conformance.run.call_patterns import kept_modes
 from ringlab.conformance.run.folder import leave
 from ringlab.conformance.run.loading import VIRTUAL, named
+from ringlab.conformance.run.torchrun.rendezvous import Rendezvous, World, connected
 from ringlab.conformance.run.troubles import described
 from ringlab.conformance.target.calling import call
-from ringlab.errors import BackendError, CommError, RinglabError
+from ringlab.errors import BackendError, CommError, RinglabError, TransportTimeout
 
 
 def _program(
@@ -48,7 +45,6 @@ def _program(
 
 TRUTH, PLAIN, AGAIN, RANKS = "truth", "plain", "again", "ranks"
 SILENT = "it ended without a word"
-_uses = itertools.count()
 
 
 def _left(folder: Path, name: str, rank: int) -> Recording:
@@ -98,19 +94,17 @@ class Runs:
                 raise
         return [_left(self.folder, RANKS, rank) for rank in range(plan.P)]
 
-    def of_torchrun(self, plan: Plan) -> tuple[Recording, Recording, list[Recording]]:
+    def of_torchrun(self, plan: Plan, place: World) -> tuple[Recording, Recording, list[Recording]]:
         """Return the truth, the plain run and all ranks' recordings, on each process that torchrun started.
 
         They travel through torchrun's store, which still works after the step has failed on a rank.
 
         Raises: BackendError if the runs on one process fail; TransportTimeout if not all processes connect.
         """
-        rank = int(os.environ["RANK"])
-        store = dist.PrefixStore(f"ringlab/diff/{next(_uses)}", torchrun_store(self.limit))
+        rank, store = place.rank, connected(place)
         if rank == 0:
-            store.set("alone", pickle.dumps(self._tried_alone(plan)))
-        store.wait(["alone"], timedelta(seconds=4 * self.limit))
-        said = pickle.loads(store.get("alone"))
+            store.put("alone", self._tried_alone(plan))
+        said = store.read("alone", 4 * self.limit)
         if isinstance(said, Exception):
             raise said
         truth, plain = said
@@ -121,8 +115,8 @@ class Runs:
         except Exception:  # a recording holds the error
             if not (self.folder / f"{RANKS}-{rank}").exists():
                 raise
-        store.set(str(rank), pickle.dumps(_left(self.folder, RANKS, rank)))
-        return truth, plain, [self._sent(store, str(each)) for each in range(plan.P)]
+        store.put(str(rank), _left(self.folder, RANKS, rank))
+        return truth, plain, [self._sent(store, each) for each in range(plan.P)]
 
     def _tried_alone(self, plan: Plan) -> tuple[Recording, Recording] | RinglabError:
         try:
@@ -132,13 +126,12 @@ class Runs:
         except Exception as error:
             return BackendError("a run on one process", str(described(error)))
 
-    def _sent(self, store: dist.Store, rank: str) -> Recording:
+    def _sent(self, store: Rendezvous, rank: int) -> Recording:
         """Return a rank's recording, or a SILENT one if it does not arrive in time."""
         try:
-            store.wait([rank], timedelta(seconds=2 * self.limit))
-        except RuntimeError:  # torch's DistStoreError
+            found: Recording = store.read(str(rank), 2 * self.limit)
+        except TransportTimeout:
             return Recording(error=SILENT)
-        found: Recording = pickle.loads(store.get(rank))
         return found
 
     def _one(self, plan: Plan, name: str, dtype: torch.dtype | None) -> Recording:

@@ -20,7 +20,6 @@ columns of the batch are equal.
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Sequence
 from contextlib import redirect_stdout
@@ -39,6 +38,7 @@ from ringlab.conformance.kinds.step_cases import (
     length,
 )
 from ringlab.conformance.run.loading import VIRTUAL, named, transport_of
+from ringlab.conformance.run.torchrun.rendezvous import World
 from ringlab.conformance.target.argument_names import AROUND
 from ringlab.conformance.target.calling import name_of, parameters, required
 from ringlab.conformance.target.claims import RING, TORCH
@@ -56,7 +56,7 @@ def first_differences(
     layout: str = "",
     seed: int = 0,
     limit: float = 120.0,
-    torchrun: bool = False,
+    torchrun: World | None = None,
 ) -> LayerReport:
     """Return where `target`, a step or "package.module:name", first differs between P ranks and one process.
 
@@ -64,8 +64,8 @@ def first_differences(
     processes. tokens: the length of the sequence, which is rounded up until every layout can divide it.
     documents: lengths of packed documents, at most VOCABULARY tokens in all, which replace `tokens`. layout:
     the name of the step's layout, if no module takes token ids. limit: seconds for each run on processes.
-    torchrun: whether the ranks are the processes that torchrun started; each of them calls this function and
-    gets the report.
+    torchrun: the place of this process among those that torchrun started, which are the ranks; each of them
+    calls this function and gets the report.
 
     Raises: BackendError for a step that cannot be called, fails on one process, is random, or passes no
     token ids to a module; WorldSizeError for fewer than 2 ranks; TransportTimeout if torchrun's processes do
@@ -76,7 +76,7 @@ def first_differences(
     >>> first_differences(step, ranks=2).ok
     True
     """
-    ranks = int(os.environ["WORLD_SIZE"]) if torchrun else ranks
+    ranks = torchrun.size if torchrun else ranks
     if ranks < 2:
         raise WorldSizeError("at least 2 ranks, to compare with one process", str(ranks))
     function = named(target) if isinstance(target, str) else target
@@ -87,7 +87,7 @@ def first_differences(
     with TemporaryFolder(prefix="ringlab-diff-") as name, redirect_stdout(sys.stderr):
         runs = Runs(target, over == RING, transport, limit, Path(name))
         if torchrun:
-            truth, plain, parts = runs.of_torchrun(plan)
+            truth, plain, parts = runs.of_torchrun(plan, torchrun)
             transport = "torchrun"
         else:
             truth, plain = runs.alone(plan)
