@@ -230,3 +230,39 @@ def test_an_out_that_is_a_view_may_be_refused_by_autograd() -> None:
 
     (_, finding) = quick(attend, only=("changed in place",), layouts=("zigzag",)).findings
     assert finding.ok and "autograd refuses" in finding.evidence
+
+
+class _Marked(torch.autograd.Function):
+    """The identity, whose gradient is lost if the mark has changed since its forward."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, mark: list[int]) -> Tensor:
+        ctx.mark, ctx.then = mark, mark[0]
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return gradient * (ctx.mark[0] == ctx.then), None
+
+
+def test_a_ring_that_an_error_leaves_half_changed_is_found() -> None:
+    """After an error the ring drops what it kept for backward, or counts a call that has not ended."""
+    mark, begun = [0], [0]
+
+    def forgets(q, k, v, *, ring, positions, causal):
+        try:
+            return plain_ring.attend(ring, _Marked.apply(q, mark), k, v, causal=causal, positions=positions)
+        except AttributeError:
+            mark[0] += 1
+            raise
+
+    def counts(q, k, v, *, ring, positions, causal):
+        if ring.world_size == 1:  # a wrong shape there, and no value on several ranks
+            begun[0] += 1
+            assert k.shape == v.shape
+            q, begun[0] = q * begun[0], 0
+        return plain_ring.attend(ring, q, k, v, causal=causal, positions=positions)
+
+    assert quick(forgets, only=("calls in flight", "side effects")).failed == ["calls in flight"]
+    assert quick(counts, only=("calls in flight", "side effects")).failed == ["side effects"]
+    assert quick(plain_ring.attend, only=("calls in flight", "side effects")).failed == []

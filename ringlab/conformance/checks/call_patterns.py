@@ -18,7 +18,7 @@ from ringlab.conformance.checks.check import (
 )
 from ringlab.conformance.checks.values import GROWTH, rms
 from ringlab.conformance.run.call_patterns import CALL_PATTERNS, OTHER_GROUP
-from ringlab.conformance.run.run import TWO_RINGS, Ran, Run
+from ringlab.conformance.run.run import HALVED, Ran, Run
 from ringlab.conformance.target.argument_names import GROUPS
 from ringlab.conformance.target.claims import TORCH
 from ringlab.conformance.tolerance import NAMES
@@ -31,8 +31,8 @@ _ASKS = {
     "loss scale": "gradients 2¹⁶ times as large, as under a loss scale",
     "gradient of lse": "a loss on lse too, or an lse that autograd knows has no gradient",
     "backward again": "a second backward of the same forward",
-    "calls in flight": "five forwards, then their backwards; an evaluation or a skipped step between",
-    "two groups": "a backward on all ranks after a forward on half of them",
+    "calls in flight": "five forwards, then their backwards; an evaluation, a skipped step or an error between",
+    "two groups": "a backward on all ranks after a forward on half of them, and halves after a forward on all",
     "autocast": "bfloat16 inputs under torch.autocast, which rounds products of float32 too",
     "inference": "out and lse under no_grad and inference_mode, kept through a second call",
     "frozen inputs": "gradients where only some of q, k and v need one",
@@ -41,10 +41,12 @@ _ASKS = {
     "two rings": "a group that is not the world: even ranks one ring, odd ranks another",
     "same memory": "other values in the same tensors",
     "many calls": "no more memory after each call",
-    "side effects": "random numbers, modes and process groups as before a call",
+    "side effects": "random numbers, modes and process groups as before a call; a right result after one that raised",
 }
 _STATE = ("inference", "two rings", "two groups", "same memory", "many calls", "side effects")
 """The checks of the state that a call leaves or finds; the other checks are about gradients."""
+_OF_HALVES = {*HALVED, OTHER_GROUP}
+"""The call patterns in which some ranks are a group."""
 
 
 def _called(names: Sequence[str]) -> Runs:
@@ -55,13 +57,15 @@ def _called(names: Sequence[str]) -> Runs:
 
     def runs(plan: Plan) -> list[Run]:
         claims = plan.claims
-        P = _worlds(plan)[0] if {TWO_RINGS, OTHER_GROUP} & {*names} else plan.ranks(2)[0]
+        P = _worlds(plan)[0] if _OF_HALVES & {*names} else plan.ranks(2)[0]
         plain = plan.run(P, _LENGTH, layout=claims.layouts[-1], causal=claims.causal[-1])
         return [
             replace(plain, use=name, **CALL_PATTERNS[name].changes)
             for name in names
             if (claims.autograd or not CALL_PATTERNS[name].autograd)
+            and (claims.backward or not CALL_PATTERNS[name].backward)
             and CALL_PATTERNS[name].changes.get("dtype", plain.dtype) in claims.dtypes
+            and CALL_PATTERNS[name].changes.get("P", P) in claims.ranks
         ]
 
     return runs
@@ -113,7 +117,7 @@ def _rounds_no_more(plan: Plan, rans: Sequence[Ran]) -> Verdict:
 
 def _needs(names: Sequence[str], plan: Plan) -> str | None:
     uses = [CALL_PATTERNS[name] for name in names]
-    if {TWO_RINGS, OTHER_GROUP} & {*names} and (reason := _no_rings(plan)):
+    if _OF_HALVES & {*names} and (reason := _no_rings(plan)):
         return reason
     if "autocast" in names and "bfloat16" not in plan.claims.dtypes:
         return "the target does not claim bfloat16"

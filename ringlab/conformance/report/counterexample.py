@@ -15,7 +15,7 @@ import numpy as np
 
 from ringlab.conformance.checks.check import size
 from ringlab.conformance.checks.measuring import Measured, expected, measure
-from ringlab.conformance.run.run import TWO_RINGS, Ran, Run
+from ringlab.conformance.run.run import HALVED, Ran, Run
 from ringlab.conformance.target.claims import Claims
 from ringlab.conformance.tolerance import NAMES, Results
 
@@ -188,7 +188,7 @@ def wide_runs(
 def _fixed(run: Run) -> bool:
     """Return whether the arguments of a run fix its sizes."""
     given = run.documents or run.pads or run.keys or run.dv or run.dropout
-    return bool(given) or run.use == TWO_RINGS
+    return bool(given) or run.use in HALVED
 
 
 def _lean(counter: Run, whole_heads: bool) -> Run:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
@@ -20,7 +20,8 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from ringlab.conformance.run.meters import PassMeter
-from ringlab.conformance.run.run import TWO_RINGS, Run, cotangent_of_lse
+from ringlab.conformance.run.run import HALF_AFTERWARDS, TWO_RINGS, Run, cotangent_of_lse
+from ringlab.conformance.target.claims import Target
 
 Tensors = dict[str, Tensor]
 GRADIENTS = ("dq", "dk", "dv")
@@ -35,6 +36,7 @@ class _Part(Protocol):
 
     run: Run
     device: str
+    target: Target
 
     def shards(self, shift: int = 0) -> tuple[Tensor, ...]: ...
     def own(self, whole: Float[Tensor, "B H S"]) -> Float[Tensor, "B H L"]: ...
@@ -165,6 +167,26 @@ def _call_elsewhere(part: _Part) -> None:
 def _abandoned(part: _Part) -> Tensors:
     """Return the results after a forward without a backward, as in a step that is skipped for its loss."""
     part.attend(_leaves(part.shards(1)[:3]))
+    return _whole(part)
+
+
+def _fail(part: _Part) -> None:
+    """Make a call that must fail: without values, or with a token fewer in v on one rank alone.
+
+    On several ranks, a ring may send a shard before it looks at the shape. So may a right one, whose message
+    then stays on its way.
+    """
+    q, k, v, _ = part.shards(1)
+    tokens = part.target.axes.index("L")
+    wrong: Any = v.narrow(tokens, 0, v.shape[tokens] - 1) if part.run.P == 1 else None
+    with suppress(Exception):
+        part.attend((q, k, wrong))
+    part.meet()
+
+
+def _after_an_error(part: _Part) -> Tensors:
+    """Return the results of a right call after one that failed."""
+    _fail(part)
     return _whole(part)
 
 
@@ -356,6 +378,7 @@ CALL_PATTERNS: dict[str, CallPattern] = {
     "five in flight": CallPattern("calls in flight", _first_in_first_out),
     "evaluated in between": CallPattern("calls in flight", partial(_in_between, _evaluate)),
     "a step skipped": CallPattern("calls in flight", _abandoned),
+    "an error in between": CallPattern("calls in flight", partial(_in_between, _fail)),
     OTHER_GROUP: CallPattern("two groups", partial(_in_between, _call_elsewhere)),
     "autocast": CallPattern("autocast", _under_autocast, {"dtype": "bfloat16"}, backward=False),
     "no_grad": CallPattern("inference", partial(_without, torch.no_grad), backward=False),
@@ -369,8 +392,11 @@ CALL_PATTERNS: dict[str, CallPattern] = {
     "out changed": CallPattern("changed in place", partial(_overwritten, "out"), autograd=True),
     "recomputed": CallPattern("recomputation", _recomputed, autograd=True),
     TWO_RINGS: CallPattern("two rings", _whole, backward=False),
+    HALF_AFTERWARDS: CallPattern("two groups", _whole, backward=False),
     "same memory": CallPattern("same memory", _same_memory, backward=False),
     "many calls": CallPattern("many calls", _many_calls, backward=False),
     "side effects": CallPattern("side effects", _side_effects, backward=False),
+    "after an error": CallPattern("side effects", _after_an_error, backward=False),
+    "after a wrong shape": CallPattern("side effects", _after_an_error, {"P": 1}, backward=False),
 }
 """All call patterns, by their names in `Run.use`."""

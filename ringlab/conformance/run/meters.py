@@ -93,6 +93,20 @@ class PassMeter:
         )  # fmt: skip
 
 
+class UnwrittenIsNaN(TorchDispatchMode):
+    """Fills new tensors whose values are undefined with NaN, so that no result depends on what memory held."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Call the operator, and fill what it leaves undefined."""
+        result = func(*args, **(kwargs or {}))
+        if func.overloadpacket.__name__ in _UNWRITTEN and result.is_floating_point():
+            result.fill_(float("nan"))
+        return result
+
+
+_UNWRITTEN = ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided")
+
+
 class _Operators(TorchDispatchMode):
     def __init__(self, meter: PassMeter) -> None:
         super().__init__()

@@ -18,9 +18,10 @@ from ringlab.comm.subgroup import SubGroup
 from ringlab.comm.wrappers.strict import Strict
 from ringlab.conformance.run.arguments import given
 from ringlab.conformance.run.call_patterns import CALL_PATTERNS
-from ringlab.conformance.run.meters import Metered, PassMeter
+from ringlab.conformance.run.meters import Metered, PassMeter, UnwrittenIsNaN
 from ringlab.conformance.run.run import (
-    TWO_RINGS,
+    HALF_AFTERWARDS,
+    HALVED,
     Meter,
     RankResult,
     Run,
@@ -47,7 +48,8 @@ class RankPart:
         on_send: Callable[[], None] = lambda: None,
     ) -> None:
         self.group: Any = None
-        if run.use == TWO_RINGS:
+        self.all = run, rank, ring
+        if run.use in HALVED:
             run, rank, ring = self._halved(run, rank, ring)
         self.target, self.run, self.rank, self.device, self.on_send = target, run, rank, device, on_send
         self.positions = self._dealt(run.S)
@@ -77,11 +79,16 @@ class RankPart:
     def result(self) -> RankResult:
         """Return the rank's results from its first call."""
         # Restore the grad mode, because it belongs to the thread, which makes other runs too.
-        with torch.set_grad_enabled(torch.is_grad_enabled()):
+        # Rows of padding must be finite whatever memory holds.
+        unwritten = UnwrittenIsNaN() if self.run.pads else nullcontext()
+        with torch.set_grad_enabled(torch.is_grad_enabled()), unwritten:
             return self._result()
 
     def _result(self) -> RankResult:
         own = self.positions[self.rank]
+        if self.run.use == HALF_AFTERWARDS:
+            with self._as_part_of(*self.all, None):
+                self.attend(self.shards(1)[:3])
         if self.run.use:
             with self._turn():
                 found = CALL_PATTERNS[self.run.use].call(self)
@@ -209,13 +216,21 @@ class RankPart:
 
         Raises: WrongResult for an error of the target's own layout.
         """
+        group = self.group
+        run, rank, ring = self._halved(self.run, self.rank, self.ring)
+        self.group, half = group, self.group
+        with self._as_part_of(run, rank, ring, half), self._turn():
+            yield
+
+    @contextmanager
+    def _as_part_of(self, run: Run, rank: int, ring: Ring | None, group: Any) -> Iterator[None]:
+        """Let the calls in this context be those of another run, ring and group."""
         kept = self.__dict__.copy()
-        self.run, self.rank, self.ring = self._halved(self.run, self.rank, self.ring)
+        self.run, self.rank, self.ring, self.group = run, rank, ring, group
         self.positions = self._dealt(self.run.S)
         self.key_positions = self.positions[self.rank]
         try:
-            with self._turn():
-                yield
+            yield
         finally:
             self.__dict__.update(kept)
 

@@ -29,6 +29,9 @@ LOSS_SCALE = {"float16": 2.0**8}
 TWO_RINGS = "two rings"
 """The call pattern in which the even ranks form one ring and the odd ranks another; the odd ring's results
 are compared."""
+HALF_AFTERWARDS = "half of the ranks afterwards"
+"""The call pattern of two rings after a call of all ranks."""
+HALVED = (TWO_RINGS, HALF_AFTERWARDS)
 
 
 @dataclass(frozen=True)
