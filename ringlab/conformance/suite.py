@@ -29,8 +29,6 @@ from ringlab.errors import BackendError
 
 LIMIT = 30.0
 """The seconds for the import of a target, and for each run."""
-AGAIN = 2
-"""How many times the runs of a check are repeated if a busy machine alone could explain its verdict."""
 _REPEATS = 3
 """How many times a wrong plain run is repeated, to find a target that is wrong by chance."""
 _IN_A_ROW = 2
@@ -233,7 +231,8 @@ class _Suite:
             while each.name in self.again and each.name not in self.findings and not self._stops():
                 waiting = self.again.pop(each.name)
                 self.done.update({ran.run: ran for ran in self.source.made(waiting)})
-                self._judge(each, self.done[self.planned[each.name][-1]])
+                if waiting[-1] in self.done:  # else another check has let go of this run
+                    self._judge(each, self.done[waiting[-1]])
 
     def _name_what_is_left(self) -> None:
         """Record the reason for each check that was not judged."""
@@ -272,7 +271,7 @@ class _Suite:
             self._let_go(each.name)
         elif len(rans) == len(planned):
             verdict = each.judge(self.plan, rans)
-            if (verdict.by_time or verdict.more) and self.tries[each.name] < AGAIN:
+            if (verdict.by_time or verdict.more) and self.tries[each.name] < each.rounds:
                 self.again[each.name] = [*verdict.more] or planned
                 self.planned[each.name] = [*planned, *verdict.more]
                 self.more.update(verdict.more)
@@ -369,5 +368,5 @@ def _is_plain(run: Run) -> bool:
 
 def _of_arguments(run: Run) -> Run:
     """Return the run reduced to the fields that determine the arguments of its call."""
-    fields = {field: getattr(run, field) for field in (*GIVEN, "causal", "scale", "S", "dropout_seed")}
+    fields = {field: getattr(run, field) for field in (*GIVEN, "causal", "scale", "S", "B", "dropout_seed")}
     return Run(1, layout=ANY_LAYOUT, **fields)

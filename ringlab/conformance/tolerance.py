@@ -73,14 +73,14 @@ ORDERS = 4
 class Scoring(TypedDict, total=False):
     """The keywords about scores and weights that `truth`, `plainest`, `bounds` and `score_rounding` share.
 
-    causal: whether query i sees only keys j ≤ i; False by default. mask: a mask of the whole sequence, which
-    replaces `causal`.
+    causal: whether query i sees only keys j ≤ i; False by default. mask: a mask of the whole sequence, or a
+    boolean array that broadcasts to (B, H, Lq, Lk), which replaces `causal`.
     scale: D^−½ by default. softcap, factors and sinks: as in `ringlab.oracle`; factors broadcast to (B, H,
     Lq, Lk).
     """
 
     causal: bool
-    mask: Mask | None
+    mask: Mask | np.ndarray | None
     scale: float | None
     softcap: float | None
     factors: np.ndarray | None
@@ -226,7 +226,7 @@ def _oracle_options(
     k: Tensor,
     *,
     causal: bool = False,
-    mask: Mask | None = None,
+    mask: Mask | np.ndarray | None = None,
     scale: float | None = None,
     softcap: float | None = None,
     factors: np.ndarray | None = None,
@@ -235,6 +235,8 @@ def _oracle_options(
     options: OracleOptions = {"scale": scale, "softcap": softcap, "factors": factors, "sinks": sinks}
     if mask is None:
         return options | {"causal": causal}
+    if isinstance(mask, np.ndarray):
+        return options | {"mask": mask}
     visible = mask.of_length(k.shape[-2]).visible(np.arange(q.shape[-2]), np.arange(k.shape[-2]))
     return options | {"mask": visible}
 
@@ -337,7 +339,7 @@ def _scores(q: Tensor, k: Tensor, order: Tensor, options: OracleOptions) -> Tens
         scores = scores.masked_fill(order > torch.arange(q.shape[-2], device=q.device)[:, None], -torch.inf)
     if options.get("mask") is not None:
         visible = torch.from_numpy(options["mask"]).to(q.device)
-        scores = scores.masked_fill(~visible[:, order], -torch.inf)
+        scores = scores.masked_fill(~visible[..., order], -torch.inf)
     return scores
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from functools import partial
 from typing import Any
@@ -16,15 +17,17 @@ from ringlab.conformance.checks.arguments import ARGUMENT_CHECKS
 from ringlab.conformance.checks.check import Plan
 from ringlab.conformance.checks.measuring import expected
 from ringlab.conformance.mutants import MUTANTS
+from ringlab.conformance.pairwise_cases import covering_pairs
 from ringlab.conformance.run.run import JOINT, Run, inputs, joint_of, sinks_of
 from ringlab.conformance.target.claims import Target, as_target
+from ringlab.errors import BackendError
 from ringlab.layout import per_document
 from tests.conformance.reports import failed, quick
 
-WHOLE_PADDING = """whole = torch.zeros(sum(map(len, self.positions)), dtype=torch.int64)
-            whole[mine] = self.padding[0].long()
-            whole = self.ring.all_reduce(whole).bool()
-            found = [(i, j, (none if mask is None else mask) | whole[theirs[j]]) for i, j, mask in found]"""
+WHOLE_PADDING = """whole = torch.zeros(len(self.padding), sum(map(len, self.positions)), dtype=torch.int64)
+            whole[:, mine] = self.padding.long()
+            whole = self.ring.all_reduce(whole).bool()[:, None, None]
+            found = [(i, j, (none if mask is None else mask) | whole[..., theirs[j]]) for i, j, mask in found]"""
 
 
 REAL_AND_PADDING = """None if cu_seqlens is None else torch.stack(
@@ -300,7 +303,7 @@ def test_masks_that_an_argument_needs_are_claimed_or_it_is_not_asked() -> None:
 
     without, masked = reasons(False), reasons(True)
     nothing = "the target computes nothing without a causal mask"
-    assert masked["joint tokens"] == masked["cross-attention"] == nothing and masked["prefix"] is None
+    assert masked["joint tokens"] == nothing and masked["prefix"] is masked["cross-attention"] is None
     assert without["prefix"] == "the target computes no causal mask" and without["joint tokens"] is None
 
 
@@ -417,21 +420,287 @@ class _Gathered(torch.autograd.Function):
         return None, whole[:, :, ctx.ring.rank * ctx.tokens :][:, :, : ctx.tokens].to(gradient.dtype)
 
 
+def over_all(ring, q, k, v, visible, *, causal=False, bias=None, changed=None, sinks=None) -> Tensor:
+    """Attend to the keys of all ranks, whose shards are contiguous and equal.
+
+    visible, changed: functions of the positions of rows and keys, and of the scores first.
+    """
+    rows = (torch.arange(q.shape[2]) + ring.rank * q.shape[2])[:, None]
+    k, v = (_Gathered.apply(ring, x).repeat_interleave(q.shape[1] // x.shape[1], 1).double() for x in (k, v))
+    keys = torch.arange(k.shape[2])
+    scores = q.double() @ k.mT * q.shape[-1] ** -0.5 + (0 if bias is None else bias.double())
+    scores = scores if changed is None else changed(scores, rows, keys)
+    seen = visible(rows, keys) & ((rows >= keys) | (not causal))
+    scores = scores.masked_fill(~seen, -1e30)  # and no −inf, because rows of padding may see no key
+    if sinks is not None:
+        scores = torch.cat((scores, sinks.double()[:, None, None].expand(*scores.shape[:-1], 1)), dim=-1)
+    return (scores.softmax(-1)[..., : len(keys)] @ v).to(q.dtype)
+
+
+def everything(rows: Tensor, keys: Tensor) -> Tensor:
+    return (rows == rows) & (keys == keys)
+
+
+def asked(attend: Any, *only: str, **claims: Any) -> Any:
+    """Return the report of some checks about a target that gathers the keys of two ranks."""
+    target = Target(attend, layouts=("contiguous",), schedule="any", ragged=False, ranks=(2,), **claims)
+    return quick(target, only=only)
+
+
 def test_arguments_of_opposite_masks_and_keys_of_another_sequence_are_asked_in_pairs() -> None:
     """ALiBi requires a causal mask and cross-attention forbids it, so each is paired without the other."""
 
     def attend(q, k, v, *, ring, causal, alibi_slopes=None):
-        k, v = _Gathered.apply(ring, k), _Gathered.apply(ring, v)
-        rows = torch.arange(q.shape[2]) + ring.rank * q.shape[2]
-        far = torch.arange(k.shape[2]) - rows[:, None]
-        k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1).double() for x in (k, v))
-        scores = q.double() @ k.mT * q.shape[-1] ** -0.5
-        if alibi_slopes is not None:
-            scores = scores + alibi_slopes.double()[:, None, None] * far
-        scores = scores.masked_fill(far > 0, -torch.inf) if causal else scores
-        return (scores.softmax(-1) @ v).to(q.dtype)
+        def biased(scores: Tensor, rows: Tensor, keys: Tensor) -> Tensor:
+            return scores if alibi_slopes is None else scores + alibi_slopes[:, None, None] * (keys - rows)
 
-    target = Target(attend, layouts=("contiguous",), schedule="any", ragged=False, ranks=(2,))
-    report = quick(target, only=("pairs", "cross-attention", "alibi"))
+        return over_all(ring, q, k, v, everything, causal=causal, changed=biased)
+
+    report = asked(attend, "pairs", "cross-attention", "alibi")
     assert failed(report) == {} and all(each.applies for each in report.findings)
     assert "refused" not in report.findings[-1].evidence
+
+
+def test_slopes_of_alibi_are_asked_with_two_values() -> None:
+    def attend(q, k, v, *, ring, causal, alibi_slopes=None):
+        def biased(scores: Tensor, rows: Tensor, keys: Tensor) -> Tensor:
+            usual = torch.tensor([2.0 ** -(1 + head % 4) for head in range(q.shape[1])])
+            return scores if alibi_slopes is None else scores + usual[:, None, None] * (keys - rows)
+
+        return over_all(ring, q, k, v, everything, causal=causal, changed=biased)
+
+    assert "ALiBi slopes 0.0625" in failed(asked(attend, "alibi"))["alibi"]
+
+
+@pytest.mark.parametrize("wrong", [False, True])
+def test_a_bias_of_each_score_is_asked_with_both_masks(wrong: bool) -> None:
+    def attend(q, k, v, *, ring, causal, attn_bias=None):
+        bias = attn_bias if attn_bias is None or not wrong else attn_bias[:, :1]
+        return over_all(ring, q, k, v, everything, causal=causal, bias=bias)
+
+    report = asked(attend, "alibi", "pairs")
+    assert report.failed == (["alibi"] if wrong else []) and report.findings[1].applies
+
+
+def window(sides: str) -> Any:
+    """Return a target with a window of two sides, of which one kind of value may be wrong."""
+
+    def attend(q, k, v, *, ring, causal, window_size=None):
+        left, right = (-1, -1) if window_size is None else window_size
+        right = left if sides == "equal" else right
+        left, right = (
+            max(side, 0) if sides == "no limit is 0" and max(left, right) >= 0 else side
+            for side in (left, right)
+        )
+
+        def near(rows: Tensor, keys: Tensor) -> Tensor:
+            return ((rows - keys <= left) | (left < 0)) & ((keys - rows <= right) | (right < 0))
+
+        return over_all(ring, q, k, v, near, causal=causal)
+
+    return attend
+
+
+@pytest.mark.parametrize(
+    ("sides", "found"), [("", []), ("equal", ["window", "pairs"]), ("no limit is 0", ["pairs"])]
+)
+def test_windows_are_asked_with_unequal_sides_and_no_limit(sides: str, found: list[str]) -> None:
+    assert asked(window(sides), "window", "pairs").failed == found
+
+
+@pytest.mark.parametrize("wrong", [False, True])
+def test_padding_is_asked_where_it_differs_between_sequences(wrong: bool) -> None:
+    def attend(q, k, v, *, ring, causal, key_padding_mask=None):
+        padding = torch.zeros(q.shape[0], q.shape[2] * ring.world_size, dtype=torch.bool)
+        if key_padding_mask is not None:
+            padding = torch.cat(ring.all_gather(key_padding_mask.contiguous()), dim=1)
+        padding = padding[:1] if wrong else padding
+        hidden = padding[:, None, None]
+        return over_all(ring, q, k, v, lambda rows, keys: everything(rows, keys) & ~hidden, causal=causal)
+
+    assert asked(attend, "padding", "pairs").failed == (["padding"] if wrong else [])
+
+
+@pytest.mark.parametrize("wrong", [False, True])
+def test_documents_are_asked_with_other_keys_than_queries(wrong: bool) -> None:
+    def attend(q, k, v, *, ring, cu_seqlens_q=None, cu_seqlens_k=None):
+        def same(rows: Tensor, keys: Tensor) -> Tensor:
+            if cu_seqlens_q is None:
+                return everything(rows, keys)
+            of_keys = cu_seqlens_q if wrong else cu_seqlens_k
+            documents = (
+                torch.bucketize(at, ends, right=True) for at, ends in ((rows, cu_seqlens_q), (keys, of_keys))
+            )
+            return torch.eq(*documents)
+
+        return over_all(ring, q, k, v, same)
+
+    report = asked(attend, "documents", "pairs")
+    assert report.failed == (["documents"] if wrong else []) and report.findings[1].applies
+
+
+def chunked(shift: Any, **claims: Any) -> Any:
+    """Return the finding about a causal mask over more keys than queries, shifted by a function of their numbers."""
+
+    def attend(q, k, v, *, ring, causal):
+        later = shift(ring.world_size * q.shape[2], ring.world_size * k.shape[2])
+        seen = (lambda rows, keys: rows + later >= keys) if causal else everything
+        return over_all(ring, q, k, v, seen)
+
+    return asked(attend, "cross-attention", **claims).findings[-1]
+
+
+def test_more_keys_than_queries_are_asked_under_a_causal_mask_by_either_alignment() -> None:
+    at_the_end, at_the_start = (lambda rows, keys: keys - rows), (lambda rows, keys: 0)
+    assert "aligned bottom-right: " in chunked(at_the_end).evidence
+    assert "aligned top-left: " in chunked(at_the_start).evidence
+    assert not chunked(lambda rows, keys: (keys - rows) // 2).ok
+    assert chunked(at_the_start, alignment="top-left").ok
+    assert not chunked(at_the_start, alignment="bottom-right").ok
+    with pytest.raises(BackendError, match="alignment= one of"):
+        as_target(over_all, alignment="middle").claims()
+
+
+@pytest.mark.parametrize(
+    ("factor", "words"),
+    [(1.0, ""), (0.0, "autograd says so"), (0.5, "the gradient of sinks, summed over the ranks, is")],
+)
+def test_sinks_get_their_gradient_or_none_at_all(factor: float, words: str) -> None:
+    def attend(q, k, v, *, ring, causal, sinks=None):
+        if sinks is not None:
+            sinks = factor * sinks + (1 - factor) * sinks.detach() if factor else sinks.detach()
+        return over_all(ring, q, k, v, everything, causal=causal, sinks=sinks)
+
+    finding = asked(attend, "sinks").findings[-1]
+    assert finding.ok == (factor != 0.5) and words in finding.evidence
+
+
+def flexible(by: str, wrong: bool) -> Any:
+    """Return a target that takes one of FlexAttention's functions, and may call it with indices of its own rows."""
+
+    def attend(ring, q, k, v, mask_mod, score_mod):
+        batch, head = torch.zeros((), dtype=torch.int64), torch.arange(q.shape[1])[:, None, None]
+        own = ring.rank * q.shape[2] if wrong else 0
+
+        def seen(rows: Tensor, keys: Tensor) -> Tensor:
+            return everything(rows, keys) if mask_mod is None else mask_mod(batch, head, rows - own, keys)
+
+        def changed(scores: Tensor, rows: Tensor, keys: Tensor) -> Tensor:
+            return scores if score_mod is None else score_mod(scores, batch, head, rows - own, keys)
+
+        return over_all(ring, q, k, v, seen, changed=changed)
+
+    def by_mask(q, k, v, *, ring, mask_mod=None):
+        return attend(ring, q, k, v, mask_mod, None)
+
+    def by_block_mask(q, k, v, *, ring, block_mask=None):
+        return attend(ring, q, k, v, None if block_mask is None else block_mask.mask_mod, None)
+
+    def by_score(q, k, v, *, ring, score_mod=None):
+        return attend(ring, q, k, v, None, score_mod)
+
+    return {"mask_mod": by_mask, "block_mask": by_block_mask, "score_mod": by_score}[by]
+
+
+@pytest.mark.parametrize("by", ["mask_mod", "block_mask", "score_mod"])
+def test_functions_of_flex_attention_carry_every_mask(by: str) -> None:
+    only = ("forward", "masks", "window", "documents", "prefix", "soft cap", "alibi", "pairs")
+    right, wrong = (asked(flexible(by, each), *only) for each in (False, True))
+    assert right.failed == [] and right.not_asked == ()
+    left = {each.name for each in right.findings if not each.applies}
+    assert left == (set() if by == "score_mod" else {"soft cap", "alibi"})
+    assert {"masks", "window"} <= {*wrong.failed} and "forward" not in wrong.failed
+
+
+def test_unequal_shards_have_a_place_in_pairs() -> None:
+    def attend(q, k, v, *, ring, layout, causal, window=None, softcap=None, wrong=False):
+        cap = None if wrong and layout.S % layout.P else softcap
+        return ring_attention(
+            q, k, v, ring=ring, layout=layout, mask=Mask(causal, window), softcap=cap, return_lse=True
+        )
+
+    claims: dict[str, Any] = {"only": ("soft cap", "pairs"), "layouts": ("contiguous", "zigzag")}
+    assert failed(quick(attend, **claims)) == {}
+    found = failed(quick(partial(attend, wrong=True), **claims))
+    assert [*found] == ["pairs"] and "more tokens=5" in found["pairs"]
+
+
+def test_dropout_has_a_place_in_pairs() -> None:
+    """Under no_grad, kept weights are not scaled by 1/(1 − p)."""
+
+    def attend(q, k, v, *, ring, layout, causal, dropout=0.0, seed=0, wrong=False):
+        out, lse = ring_attention(
+            q, k, v, ring=ring, layout=layout, causal=causal, dropout=dropout, seed=seed if dropout else None, return_lse=True
+        )  # fmt: skip
+        return (out * (1 - dropout) if wrong and not torch.is_grad_enabled() else out), lse
+
+    claims: dict[str, Any] = {"only": ("dropout", "pairs"), "layouts": ("contiguous", "zigzag")}
+    assert failed(quick(attend, **claims)) == {}
+    found = failed(quick(partial(attend, wrong=True), **claims))
+    assert [*found] == ["pairs"] and "dropout" in found["pairs"] and "way=no_grad" in found["pairs"]
+
+
+def test_an_argument_that_one_layout_alone_takes_is_asked_there_and_said_so() -> None:
+    def attend(q, k, v, *, ring, layout, causal, window=None, softcap=None, wrong=""):
+        if window and layout.name == "zigzag":
+            raise NotImplementedError("windows of contiguous shards")
+        window = None if wrong == "always" or (wrong == "no_grad" and not torch.is_grad_enabled()) else window
+        mask = Mask(causal, window)
+        return ring_attention(q, k, v, ring=ring, layout=layout, mask=mask, softcap=softcap, return_lse=True)
+
+    claims: dict[str, Any] = {"only": ("window", "pairs"), "layouts": ("contiguous", "zigzag")}
+    (_, alone, pairs) = quick(attend, **claims).findings
+    assert alone.ok and alone.evidence.startswith("only contiguous causal: ")
+    assert "zigzag causal, zigzag full" in alone.evidence
+    assert pairs.ok and "window with layout=zigzag" in pairs.evidence
+    assert quick(partial(attend, wrong="always"), **claims).failed == ["window"]
+    assert quick(partial(attend, wrong="no_grad"), **claims).failed == ["pairs"]
+
+
+def one_at_a_time(
+    q, k, v, *, ring, layout, causal, window=None, softcap=None, prefix=0, cu_seqlens=None, lost=True
+):
+    """Run ringlab's ring with one argument at most; a window is lost on 4 ranks, if `lost`."""
+    if sum(map(bool, (window, softcap, prefix, cu_seqlens is not None))) > 1:
+        raise NotImplementedError("one argument at a time")
+    documents = () if cu_seqlens is None else tuple(cu_seqlens.diff().tolist())
+    window = None if lost and ring.world_size == 4 else window
+    mask = Mask(causal, window, prefix, documents)
+    return ring_attention(q, k, v, ring=ring, layout=layout, mask=mask, softcap=softcap, return_lse=True)
+
+
+def test_settings_that_are_refused_together_hide_no_other_pair() -> None:
+    claims: dict[str, Any] = {"only": ("pairs",), "layouts": ("contiguous", "zigzag")}
+    (_, right) = quick(partial(one_at_a_time, lost=False), **claims).findings
+    assert right.ok and "packed documents (6, 12), (0, 6);" in right.evidence
+    for other in ("window", "prefix", "packed documents"):
+        assert f"{other} with soft cap" in right.evidence or f"soft cap with {other}" in right.evidence
+    evidence = failed(quick(one_at_a_time, **claims))["pairs"]
+    assert re.match(r"wrong only where window \d+ comes with P=4; ", evidence)
+
+
+def test_a_pair_that_is_refused_for_one_value_is_named_by_its_values() -> None:
+    def attend(q, k, v, *, ring, layout, causal, window=None, softcap=None, lost=False):
+        if window and q.dtype == torch.float64:
+            raise NotImplementedError("no windows in float64")
+        softcap = None if lost and q.dtype == torch.float64 and layout.name == "zigzag" else softcap
+        mask = Mask(causal, window)
+        return ring_attention(q, k, v, ring=ring, layout=layout, mask=mask, softcap=softcap, return_lse=True)
+
+    (_, right) = quick(attend, only=("pairs",), layouts=("contiguous", "zigzag")).findings
+    assert right.ok and "window 3 with dtype=float64" in right.evidence
+    assert "window 3 with dtype=float32" not in right.evidence
+    wrong = failed(quick(partial(attend, lost=True), only=("pairs",), layouts=("contiguous", "zigzag")))
+    assert "comes with" in wrong["pairs"] and "dtype=float64" in wrong["pairs"]
+
+
+def test_a_table_leaves_out_what_no_row_can_contain() -> None:
+    """A value that fits to two others, but to no third axis beside both, ends no table."""
+    axes = {"a": (None, 1), "b": (None, 1), "c": (0, 1)}
+
+    def fits(chosen: Any) -> bool:
+        return (chosen.get("a"), chosen.get("c")) != (1, 0) and (chosen.get("b"), chosen.get("c")) != (1, 1)
+
+    rows = covering_pairs(axes, fits)
+    assert all(map(fits, rows)) and not any(row["a"] == row["b"] == 1 for row in rows)
+    assert covering_pairs(axes, fits, covered=rows) == []

@@ -405,25 +405,25 @@ def test_parameters_that_no_run_gives_a_value_are_named_everywhere() -> None:
         *,
         causal: bool,
         positions: Any,
-        score_mod: Any = None,
+        rope_scale: Any = None,
         scale: Any = None,
         **more: Any,
     ) -> Any:
         return plain_ring.attend(ring, q, k, v, causal=causal, positions=positions)
 
     found = check(attend, quick=True, only=("forward",), isolate=False, ranks=(2,))
-    assert found.ok and found.not_asked == ("score_mod", "scale", "**more")
-    words = "not asked: score_mod, scale, **more"
+    assert found.ok and found.not_asked == ("rope_scale", "scale", "**more")
+    words = "not asked: rope_scale, scale, **more"
     assert found.as_dict()["not_asked"] == found.not_asked
     assert all(
         words in text for text in (summary(found), markdown(found), html(found), badge(found), repr(found))
     )
     assert "<h1>" in html(found) and f"All checks passed; {words}" in html(found)
     (element,) = ElementTree.fromstring(junit(found)).iter("property")
-    assert (element.get("name"), element.get("value")) == ("not asked", "score_mod, scale, **more")
+    assert (element.get("name"), element.get("value")) == ("not asked", "rope_scale, scale, **more")
     asked = check(attend, quick=True, only=("scale", "window"), isolate=False, ranks=(2,))
-    assert asked.not_asked == ("score_mod", "**more")
-    fixed = conformance.Target(attend, options={"score_mod": None, "scale": None})
+    assert asked.not_asked == ("rope_scale", "**more")
+    fixed = conformance.Target(attend, options={"rope_scale": None, "scale": None})
     assert check(fixed, quick=True, only=("forward",), isolate=False, ranks=(2,)).not_asked == ("**more",)
 
 

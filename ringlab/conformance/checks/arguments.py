@@ -7,25 +7,43 @@ and a refusal of only some of the argument's values.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ringlab.conformance.checks.check import Check, Measure, Plan, Verdict, by_errors, needs_own_tensors
+import numpy as np
+
+from ringlab.conformance.checks.check import (
+    Check,
+    Measure,
+    Plan,
+    Verdict,
+    by_errors,
+    needs_backward,
+    needs_own_tensors,
+)
+from ringlab.conformance.checks.measuring import gradient_of_sinks
 from ringlab.conformance.run.run import RAISED, Ran, Run
 from ringlab.conformance.target.argument_names import (
     ALIBI,
+    BIASES,
     CU_PADDED,
+    CU_SEQLENS,
     DOCUMENTS,
+    FLEX_SCORES,
     JOINT_KEYS,
+    OF_KEYS,
     PADDING,
     PREFIXES,
+    SIDES,
     SINKS,
     SOFTCAPS,
     VALID,
     WINDOWS,
 )
+from ringlab.conformance.target.claims import BOTTOM_RIGHT, TOP_LEFT
 from ringlab.conformance.tolerance import NAMES
+from ringlab.errors import apart
 
 Changes = Callable[[Run], dict[str, Any]]
 Place = tuple[str, bool]
@@ -40,10 +58,11 @@ class Argument:
 
     check, asks: the check's name and description. what: the argument's name in evidence. names: empty for a
     property of the shapes of q, k and v, which needs no parameter. values: if the argument has a natural
-    scale, such as a shard or the sequence, some are smaller and some larger. others: values that only the
-    table of pairs passes, because they change no result, or may be refused where `values` are not. causal:
-    the mask that the argument needs, or None for any mask. by_mask: whether a target that takes ringlab's
-    Mask gets the argument in the mask.
+    scale, such as a shard or the sequence, some are smaller and some larger. others: values that only the table
+    of pairs passes, because they change no result, or may be refused where `values` are not. causal: the mask
+    that the argument needs, or None for any mask. by_mask: whether a target that takes ringlab's Mask, or
+    FlexAttention's, gets the argument in the mask. also: names of which the target has to take one too.
+    paired: whether the table of pairs passes the argument.
     """
 
     check: str
@@ -54,17 +73,20 @@ class Argument:
     causal: bool | None = None
     by_mask: bool = True
     others: tuple[Changes, ...] = ()
+    also: tuple[str, ...] = ()
+    paired: bool = True
 
-    def places(self, plan: Plan) -> list[Place]:
-        """Return the places for tests: the last layout with each mask. Other layouts are in the table of pairs."""
-        return [(plan.claims.layouts[-1], mask) for mask in plan.claims.causal[::-1] if self.fits(plan, mask)]
+    def places(self, plan: Plan, layout: str = "") -> list[Place]:
+        """Return the places for tests: a layout, by default the last one, with each mask."""
+        at = layout or plan.claims.layouts[-1]
+        return [(at, mask) for mask in plan.claims.causal[::-1] if self.fits(plan, mask)]
 
     def fits(self, plan: Plan, causal: bool) -> bool:
         """Return whether the argument can be tested with this mask.
 
         Without a causal mask, `window_left` alone does not define how far the window reaches to the right.
         """
-        only_left = self._taken(plan) == {"window_left"} and not plan.claims.takes_mask
+        only_left = self._taken(plan) == {"window_left"} and not plan.claims.any_mask
         return self.causal in (None, causal) and (causal or not only_left)
 
     def _taken(self, plan: Plan) -> set[str]:
@@ -75,9 +97,18 @@ class Argument:
         """Return the number of tokens of a run on P ranks."""
         return max(32, 16 * P) if plan.claims.whole_documents else max(_LENGTH, 6 * P)
 
-    def runs(self, plan: Plan) -> list[Run]:
+    def runs(self, plan: Plan, layout: str = "") -> list[Run]:
         """Return, for every place, a run without the argument, and a run with each of its values."""
-        return [run for place in self.places(plan) for run in self.runs_in(plan, place)]
+        return [run for place in self.places(plan, layout) for run in self.runs_in(plan, place)]
+
+    def first_in(self, plan: Plan, layout: str) -> list[Run]:
+        """Return a plain run and one with the first value, in this layout with one mask."""
+        return self.runs_in(plan, self.places(plan, layout)[0])[:2]
+
+    def made(self, plan: Plan, done: Mapping[Run, Ran]) -> list[Ran]:
+        """Return what was made of this argument's runs, in the last layout and in others."""
+        every = [run for layout in plan.claims.layouts[::-1] for run in self.runs(plan, layout)]
+        return [done[run] for run in dict.fromkeys(every) if run in done]
 
     def runs_in(self, plan: Plan, place: Place) -> list[Run]:
         """Return a run without the argument in this place, and a run with each of its values."""
@@ -101,30 +132,50 @@ class Argument:
         """Return the reason why the argument is not tested, or None."""
         if not self.names and (reason := needs_own_tensors(plan)):
             return reason
-        if self.names and not self._taken(plan) and not (self.by_mask and plan.claims.takes_mask):
+        if self.names and not self._taken(plan) and not (self.by_mask and plan.claims.any_mask):
             return f"the target takes no {self.what}"
+        if self.also and not {*self.also} & {*plan.claims.takes}:
+            return f"the target takes no {self.what}"
+        changed = self.fields(plan)
+        if "B" in changed and plan.claims.axes == "LHD":
+            return "the target takes one sequence"
+        if "key_documents" in changed and plan.claims.whole_documents:
+            return "a layout cuts the documents of queries"
         if self.places(plan):
             return None
         return f"the target computes {'no' if self.causal else 'nothing without a'} causal mask"
 
     def judge(self, plan: Plan, rans: Sequence[Ran]) -> Verdict:
-        """Return the verdict: in each place, all values must give the oracle's results, or all must raise."""
+        """Return the verdict: in each place, all values must give the oracle's results, or all must raise.
+
+        If the last layout refuses all values, the other layouts are asked too.
+        """
         given, refused = [], []
-        for place in self.places(plan):
+        places = dict.fromkeys((ran.run.layout, ran.run.causal) for ran in rans)
+        for place in places:
             before, *with_it = (ran for ran in rans if (ran.run.layout, ran.run.causal) == place)
             if wrong := self._wrong(before, with_it):
                 return wrong
             refused += [ran for ran in with_it if ran.trouble is not None]
             given += [ran for ran in with_it if ran.trouble is None]
-        verdict = by_errors(NAMES)(plan, given) if given else Verdict(True, "")
+        verdict = self._of_values(plan, given) if given else Verdict(True, "")
         if not verdict.ok or not refused:
             return verdict
+        others = [each for each in plan.claims.layouts[:-1] if each not in {layout for layout, _ in places}]
+        if not given and self.names and others:
+            return Verdict(True, "", more=tuple(run for each in others for run in self.first_in(plan, each)))
         troubles = [str(ran.trouble) for ran in refused]
         if self.names and not given and all(any(form in text for form in _FORMS) for text in troubles):
             other = f"does not apply: could not be asked, {self.what} may have another form: {troubles[0]}"
             return Verdict(True, other[:300])
-        words = [verdict.evidence, f"refused: {troubles[0]} ({refused[0].run.layout})"]
-        return Verdict(True, "; ".join(words).removeprefix("; ")[:400])
+        where = ", ".join(dict.fromkeys(_where(ran.run) for ran in refused))
+        only = ", ".join(dict.fromkeys(_where(ran.run) for ran in given))
+        words = [f"only {only}: {verdict.evidence}" if given else "", f"refused: {troubles[0]} ({where})"]
+        return Verdict(True, "; ".join(words).removeprefix("; ")[:500])
+
+    def _of_values(self, plan: Plan, given: Sequence[Ran]) -> Verdict:
+        """Return the verdict on the values of runs that were not refused."""
+        return by_errors(NAMES)(plan, given)
 
     def _ends(self) -> tuple[str, ...]:
         """Return the kinds of trouble, besides an error, that count as a refusal.
@@ -157,6 +208,10 @@ class Argument:
         return None
 
 
+def _where(run: Run) -> str:
+    return f"{run.layout} {'causal' if run.causal else 'full'}"
+
+
 _FORMS = ("TypeError", "IndexError", "AttributeError", "unpack", "MismatchError")
 """Parts of errors that are raised if a value has another form than the function expects."""
 
@@ -179,7 +234,7 @@ def _whole(plan: Plan, run: Run, changes: dict[str, Any]) -> dict[str, Any]:
         return changes
     *lengths, _ = changes["documents"]
     lengths = [-(-length // (2 * run.P)) * 2 * run.P for length in lengths]
-    return {"documents": (*lengths, run.S - sum(lengths))}
+    return {**changes, "documents": (*lengths, run.S - sum(lengths))}
 
 
 def _documents(*lengths: int) -> Changes:
@@ -207,24 +262,133 @@ def _ended_early(run: Run) -> dict[str, Any]:
     return {"documents": (2 * run.P, run.S - 4 * run.P), "pads": (0, 2 * run.P)}
 
 
+def _sides(causal: tuple[int, int], full: tuple[int, int]) -> Changes:
+    """Return a change to a window with these sides, which differ by the mask."""
+    return lambda run: {"sides": causal if run.causal else full}
+
+
+def _padding_of_each(run: Run) -> dict[str, Any]:
+    """Return padding that differs between two sequences, of which one has none."""
+    return {"B": 2, "pads_of": (-7, 0) if run.causal else (7, 0)}
+
+
+def _cut_keys(run: Run) -> dict[str, Any]:
+    """Return documents whose queries and keys differ in number."""
+    keys = 2 * run.S
+    return {"documents": (5, 7, run.S - 12), "keys": keys, "key_documents": (keys - 16, 12, 4)}
+
+
+def _more_keys(run: Run) -> dict[str, Any]:
+    return {"keys": 2 * run.S, "alignment": BOTTOM_RIGHT}
+
+
+class _Aligned(Argument):
+    """Keys of a longer sequence under a causal mask, which may be aligned in two ways."""
+
+    def changes(self, plan: Plan, run: Run, value: int) -> dict[str, Any]:
+        """Return the fields of `run` that the value with this index changes, aligned as the target claims."""
+        found = super().changes(plan, run, value)
+        return {**found, "alignment": plan.claims.alignment or found["alignment"]}
+
+    def _of_values(self, plan: Plan, given: Sequence[Ran]) -> Verdict:
+        """Return the verdict by the alignment that is claimed, or else by the one that fits the results."""
+        claimed = plan.claims.alignment
+        verdicts = {
+            each: by_errors(NAMES)(
+                plan, [replace(ran, run=replace(ran.run, alignment=each)) for ran in given]
+            )
+            for each in ((claimed,) if claimed else (BOTTOM_RIGHT, TOP_LEFT))
+        }
+        found = next((each for each in verdicts if verdicts[each].ok), next(iter(verdicts)))
+        aligned = f"aligned {found}: " if verdicts[found].ok else ""
+        return replace(verdicts[found], evidence=f"{aligned}{verdicts[found].evidence}")
+
+
+class _Trained(Argument):
+    """Sinks that need a gradient."""
+
+    def needs(self, plan: Plan) -> str | None:
+        """Return the reason why the gradient of sinks is not tested, or None."""
+        own = (
+            None if plan.claims.autograd else "gradients come from a function of their own, not from autograd"
+        )
+        return super().needs(plan) or needs_backward(plan) or own
+
+    def _of_values(self, plan: Plan, given: Sequence[Ran]) -> Verdict:
+        """Return the verdict: the ranks' gradients of sinks, or their sum, must be the true one.
+
+        A target may return no gradient if autograd knows it.
+        """
+        verdict = super()._of_values(plan, given)
+        for ran in given if verdict.ok else ():
+            parts = [part for part in ran.dsinks if part is not None]
+            if not parts:
+                return replace(
+                    verdict, evidence=f"{verdict.evidence}; sinks get no gradient, and autograd says so"
+                )
+            true, most = gradient_of_sinks(ran.run)
+            if len(parts) < len(ran.dsinks):
+                return Verdict(False, f"sinks get a gradient on some ranks only ({ran.run})", ran.run)
+            of_sum = np.abs(sum(parts) - true)
+            of_each = np.max([np.abs(part - true) for part in parts], axis=0)
+            if not ((of_sum <= most).all() or (of_each <= most).all()):
+                head = int((of_sum - most).argmax())
+                found, right = apart(float(sum(parts)[head]), float(true[head]))
+                text = f"the gradient of sinks, summed over the ranks, is {found} for {right} at head {head}"
+                return Verdict(False, f"{text} ({ran.run})")
+        return verdict
+
+
 def _shard(run: Run) -> int:
     return run.S // run.P
 
 
 ARGUMENTS = (
-    Argument("window", "windows that it takes, shorter and longer than a shard: the oracle's result, or an error", "window", WINDOWS, (_always(window=3), lambda run: {"window": _shard(run) + 3}), others=(lambda run: {"window": run.S + 5},)),
-    Argument("soft cap", "soft caps that it takes: the oracle's result, or an error", "soft cap", SOFTCAPS, (_always(softcap=0.75), _always(softcap=30.0)), by_mask=False),
+    Argument("window", "windows that it takes, shorter and longer than a shard, with unequal sides too: the oracle's result, or an error", "window", WINDOWS, (_always(window=3), lambda run: {"window": _shard(run) + 3}), others=(lambda run: {"window": run.S + 5},)),
+    Argument("window", "", "window sides", SIDES, (_sides((5, -1), (3, 7)),), by_mask=False, others=(lambda run: {"sides": (_shard(run) + 2, 0) if run.causal else (-1, 2)}, _always(sides=(-1, -1)))),
+    Argument("soft cap", "soft caps that it takes: the oracle's result, or an error", "soft cap", (*SOFTCAPS, *FLEX_SCORES), (_always(softcap=0.75), _always(softcap=30.0)), by_mask=False),
     Argument("prefix", "a prefix that every row sees: the oracle's result, or an error", "prefix", PREFIXES, (_always(prefix=3), lambda run: {"prefix": run.S - 3}), causal=True),
-    Argument("sinks", "sinks that it takes, with scores of some hundreds too: the oracle's result, or an error", "sinks", SINKS, (_always(sinks=True), _always(sinks=True, values="large")), by_mask=False),
-    Argument("alibi", "slopes of ALiBi that it takes: the oracle's result under a causal mask, or an error", "ALiBi slopes", ALIBI, (_always(alibi=True),), causal=True, by_mask=False),
-    Argument("documents", "packed documents that it takes: even ones; an empty one, one token, one longer than a shard", "packed documents", DOCUMENTS, (_documents(12), _documents(5, 0, 1, 13)), others=(_ended_early,)),
+    Argument("sinks", "sinks that it takes, with scores of some hundreds too, and their gradient: the oracle's result, or an error", "sinks", SINKS, (_always(sinks=True), _always(sinks=True, values="large")), by_mask=False),
+    _Trained("sinks", "", "trained sinks", SINKS, (_always(sinks=True, trained_sinks=True),), by_mask=False, paired=False),
+    Argument("alibi", "slopes of ALiBi under a causal mask, or a bias of each score: the oracle's result, or an error", "ALiBi slopes", (*ALIBI, *FLEX_SCORES), (_always(alibi=1.0), _always(alibi=2.0**-4)), causal=True, by_mask=False),
+    Argument("alibi", "", "additive bias", BIASES, (_always(bias=True),), by_mask=False),
+    Argument("documents", "packed documents that it takes: even ones; an empty one, one token, one longer than a shard; other ones of the keys", "packed documents", DOCUMENTS, (_documents(12), _documents(5, 0, 1, 13)), others=(_ended_early,)),
+    Argument("documents", "", "documents of keys", tuple(name for name in CU_SEQLENS if name.endswith(OF_KEYS)), (_cut_keys,), causal=False, by_mask=False, also=tuple(name for name in CU_SEQLENS if name.endswith("_q"))),
     Argument("padded documents", "packed documents with padding behind each", "padded documents", CU_PADDED, (lambda run: _padded(run, 7, 3),), by_mask=False),
-    Argument("padding", "padding, by a mask that it takes: in front under a causal mask, otherwise at the end", "padding mask", (*PADDING, *VALID), (_padding,), by_mask=False),
+    Argument("padding", "padding, by a mask that it takes: in front under a causal mask, otherwise at the end; of one sequence only", "padding mask", (*PADDING, *VALID), (_padding,), by_mask=False),
+    Argument("padding", "", "padding of one sequence", (*PADDING, *VALID), (_padding_of_each,), by_mask=False),
     Argument("joint tokens", "keys that all ranks hold, in front and at the end: each counts once", "joint tokens", JOINT_KEYS, tuple(_always(joint=at) for at in ("front", "rear")), causal=False, by_mask=False),
     Argument("value dims", "a head dim of v that is not that of q and k: the oracle's result, or an error", "head dim of v", (), (_always(dv=8), _always(dv=24))),
-    Argument("cross-attention", "keys of another sequence, more and fewer than the queries: the oracle's result, or an error", "other sequence", (), (lambda run: {"keys": 2 * run.S}, lambda run: {"keys": run.S // (4 * run.P) * 2 * run.P}), causal=False),
+    Argument("cross-attention", "keys of another sequence, more and fewer than the queries; more of them under a causal mask: the oracle's result, or an error", "other sequence", (), (lambda run: {"keys": 2 * run.S}, lambda run: {"keys": run.S // (4 * run.P) * 2 * run.P}), causal=False),
+    _Aligned("cross-attention", "", "more keys", (), (_more_keys,), causal=True),
 )  # fmt: skip
-ARGUMENT_CHECKS = tuple(
-    Check(each.check, each.asks, "quick", Measure.ARGUMENTS, each.runs, each.judge, each.needs, tolerant=True)
-    for each in ARGUMENTS
-)
+"""All arguments. Those of the same check are asked together, and the first of them says what it asks."""
+
+
+def _check(name: str) -> Check:
+    """Return the check of all arguments of this name."""
+    arguments = [each for each in ARGUMENTS if each.check == name]
+
+    def needs(plan: Plan) -> str | None:
+        reasons = [each.needs(plan) for each in arguments]
+        return None if None in reasons else reasons[0]
+
+    def runs(plan: Plan) -> list[Run]:
+        return [run for each in arguments if each.needs(plan) is None for run in each.runs(plan)]
+
+    def judge(plan: Plan, rans: Sequence[Ran]) -> Verdict:
+        done = {ran.run: ran for ran in rans}
+        asked = [each for each in arguments if each.needs(plan) is None]
+        verdicts = [each.judge(plan, each.made(plan, done)) for each in asked]
+        if wrong := next((each for each in verdicts if not each.ok), None):
+            return wrong
+        if more := tuple(run for each in verdicts for run in each.more):
+            return Verdict(True, "", more=more)
+        said = [each.evidence for each in verdicts if not each.evidence.startswith("does not apply")]
+        return Verdict(True, "; ".join(said or [verdicts[0].evidence])[:700])
+
+    asks = arguments[0].asks
+    return Check(name, asks, "quick", Measure.ARGUMENTS, runs, judge, needs, tolerant=True)
+
+
+ARGUMENT_CHECKS = tuple(_check(name) for name in dict.fromkeys(each.check for each in ARGUMENTS))

@@ -111,7 +111,8 @@ class Check:
     needs: returns the reason why the check does not apply, or None. tolerant: whether the check also judges
     runs that failed; any other check fails as soon as one of its runs fails. spares_more: whether it also
     judges failed runs that its own verdict asked for. names: the results that the check compares.
-    by_values: whether wrong values start the search for a smaller counterexample.
+    by_values: whether wrong values start the search for a smaller counterexample. rounds: how many times a
+    verdict may ask for more runs, or for the same runs if a busy machine alone could explain it.
     """
 
     name: str
@@ -125,6 +126,7 @@ class Check:
     spares_more: bool = False
     names: tuple[str, ...] = NAMES
     by_values: bool = True
+    rounds: int = 2
 
     def settled_by(self, plan: Plan, ran: Ran) -> Verdict | None:
         """Return the verdict if this run alone shows that the check fails, else None."""

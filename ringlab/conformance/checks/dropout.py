@@ -14,8 +14,9 @@ from itertools import combinations
 import numpy as np
 from jaxtyping import Bool, Float
 
+from ringlab.conformance.checks.arguments import Argument
 from ringlab.conformance.checks.check import Check, Measure, Plan, Verdict
-from ringlab.conformance.checks.measuring import Measured, compare, expected, truth_of
+from ringlab.conformance.checks.measuring import Measured, compare, expected, kept_in, truth_of
 from ringlab.conformance.run.run import RAISED, Ran, Run
 from ringlab.conformance.target.argument_names import DROPOUTS, SEEDS
 from ringlab.conformance.tolerance import NAMES
@@ -62,7 +63,7 @@ def _judge(plan: Plan, rans: Sequence[Ran]) -> Verdict:
         return Verdict(False, f"{troubles[0].trouble} ({troubles[0].run})")
     seen = dropping[0]
     weights = expected(seen.run.plain)[0].out[..., : seen.run.S]
-    kept = _kept(seen, weights)
+    kept = kept_in(seen.arrays["out"], weights)
     for text in (_share(kept, weights), _repeated(kept, weights, seen)):
         if text:
             return Verdict(False, f"{text} ({seen.run})")
@@ -70,7 +71,7 @@ def _judge(plan: Plan, rans: Sequence[Ran]) -> Verdict:
     if _seeded(plan):
         _, same, other = dropping
         found += _measured(same, kept)
-        if np.array_equal(_kept(other, weights), kept):
+        if np.array_equal(kept_in(other.arrays["out"], weights), kept):
             return Verdict(False, f"two seeds drop the same pairs ({other.run})")
     wrong = [each for each in found if not each.ok]
     if wrong:
@@ -78,11 +79,6 @@ def _judge(plan: Plan, rans: Sequence[Ran]) -> Verdict:
         return Verdict(False, f"{max(wrong, key=lambda each: each.ratio)}, {cause}")
     worst = max(found, key=lambda each: each.ratio)
     return Verdict(True, f"{len(dropping)} runs; closest to its bound: {worst}")
-
-
-def _kept(ran: Ran, weights: Float[np.ndarray, "B H S S"]) -> Bool[np.ndarray, "B H S S"]:
-    """Return which pairs are kept: a kept weight is 1/(1 − p) times the true one, a dropped one is 0."""
-    return ran.arrays["out"][..., : ran.run.S] > weights / 2
 
 
 def _share(kept: Bool[np.ndarray, "B H S S"], weights: Float[np.ndarray, "B H S S"]) -> str:
@@ -133,6 +129,11 @@ def _needs(plan: Plan) -> str | None:
     return None if {*DROPOUTS} & {*plan.claims.takes} else "the target takes no dropout"
 
 
+IN_PAIRS = Argument(
+    "dropout", "", "dropout", DROPOUTS,
+    (lambda run: {"dropout": RATE, "dropout_seed": 7, "one_hot": "v", "D": 1 << (run.S - 1).bit_length()},), by_mask=False,
+)  # fmt: skip
+"""Dropout as an argument in the table of pairs, where one-hot values show which pairs are dropped."""
 DROPOUT_CHECKS = (
     Check("dropout", "dropout that it takes: fresh pairs in every block, the same in backward and for the same seed", "quick", Measure.ARGUMENTS, _runs, _judge, _needs, tolerant=True, by_values=False),
 )  # fmt: skip

@@ -8,13 +8,15 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
+from ringlab import oracle
 from ringlab.conformance.run.run import (
     JOINT,
     Ran,
     Run,
+    bias_of,
     cotangent_of_lse,
     inputs,
     joint_of,
@@ -38,7 +40,7 @@ benchmarks/results/conformance/seeds.json says how much of the widened bounds is
 
 
 # The cache has room for all plain runs of a quick tier, so that a kill matrix computes each of them once.
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=512)
 def expected(plain: Run) -> tuple[Results, dict[str, float]]:
     """Return the true results of `run.plain`, and the bounds of their errors, widened by CHANCE."""
     return truth_of(plain)
@@ -63,15 +65,16 @@ def truth_of(
     Weights are multiplied by the dropout `factors`, (B, H, S, S).
     """
     q, k, v, dout = inputs(plain)
-    exact = _with_distances(plain, q.double(), k.double()) if plain.alibi else (q, k)
-    q, k = _with_distances(plain, q, k) if plain.alibi else (q, k)
+    exact = q, k
+    for more in (_with_distances,) * bool(plain.alibi) + (_with_bias,) * plain.bias:
+        exact, (q, k) = more(plain, exact[0].double(), exact[1].double()), more(plain, q, k)
     if plain.joint:
         k, v = (torch.cat(pair, dim=2) for pair in zip(joint_of(plain), (k, v), strict=True))
         exact = q, k
     scoring: dict[str, Any] = {
         "scale": plain.D**-0.5 if plain.scale is None else plain.scale,
         "softcap": plain.softcap or None,
-        "mask": plain.mask,
+        "mask": plain.visible(k.shape[2]),
         "factors": factors,
     }
     scoring |= {"sinks": sinks_of(plain).double().numpy()} if plain.sinks else {}
@@ -85,7 +88,7 @@ def truth_of(
     if plain.joint:
         own = true._replace(dk=true.dk[:, :, JOINT:], dv=true.dv[:, :, JOINT:])
         true, limits = own, _relative_to(own, true, limits)
-    if plain.alibi:
+    if plain.alibi or plain.bias:
         own = true._replace(dq=true.dq[..., : plain.D], dk=true.dk[..., : plain.D])
         true, limits = own, _relative_to(own, true, limits)
     return true, {name: CHANCE * limits[name] for name in NAMES}
@@ -103,6 +106,14 @@ def _with_distances(plain: Run, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
     wider = (more.expand(*x.shape[:-1], 2).to(x) for x, more in ((q, of_rows), (k, of_keys)))
     with_rows, with_keys = (torch.cat(pair, dim=-1) for pair in zip((q, k), wider, strict=True))
     return with_rows, with_keys
+
+
+def _with_bias(plain: Run, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+    """Return q and k with a dim more for each key, whose product adds the run's bias: bias / scale, and 0 or 1."""
+    scale = plain.D**-0.5 if plain.scale is None else plain.scale
+    of_rows = (bias_of(plain).double() / scale).to(q)
+    of_keys = torch.eye(plain.S).to(k).expand(*k.shape[:2], -1, -1)
+    return torch.cat((q, of_rows), dim=-1), torch.cat((k, of_keys), dim=-1)
 
 
 def _relative_to(own: Results, true: Results, limits: dict[str, float]) -> dict[str, float]:
@@ -146,7 +157,50 @@ class Measured:
 
 def measure(ran: Ran, names: tuple[str, ...] = NAMES) -> list[Measured]:
     """Return the errors of the named results of the run, each with its bound."""
-    return compare(ran, *expected(ran.run.plain), names)
+    return compare(ran, *expected_of(ran), names)
+
+
+def expected_of(ran: Ran) -> tuple[Results, dict[str, float]]:
+    """Return the true results of a run that was made, and their bounds, as `expected` does.
+
+    With dropout and one-hot values, out shows which pairs the target has dropped, and the truth is that with
+    these pairs.
+    """
+    plain, out = ran.run.plain, ran.arrays.get("out")
+    if not ran.run.dropout or ran.run.one_hot != "v" or out is None:
+        return expected(plain)
+    kept = kept_in(out, expected(plain)[0].out)
+    return truth_of(plain, np.where(kept, 1 / (1 - ran.run.dropout), 0.0))
+
+
+def kept_in(
+    out: Float[np.ndarray, "B H S D"], weights: Float[np.ndarray, "B H S D"]
+) -> Bool[np.ndarray, "B H S S"]:
+    """Return which pairs are kept: a kept weight is 1/(1 − p) times the true one, a dropped one is 0."""
+    S = out.shape[2]
+    return out[..., :S] > weights[..., :S] / 2
+
+
+def gradient_of_sinks(run: Run) -> tuple[Float[np.ndarray, " H"], Float[np.ndarray, " H"]]:
+    """Return the true gradient of a run's sinks, summed over all rows, and its largest allowed error.
+
+    A sink with weight p in a row has the gradient −p·delta there. A row's part moves by p·ε·r, where r is the
+    root of the sum of squares of dO·out, because out is stored; by 2δ of itself, because scores are rounded;
+    and by ε of itself, because each rank's part is stored.
+    """
+    (true, _), dout = expected(run.plain), oracle.float64(inputs(run.plain)[3])
+    products = dout * true.out
+    weights = np.exp(oracle.float64(sinks_of(run))[:, None] - true.lse)
+    parts, unit = weights * products.sum(-1), torch.finfo(getattr(torch, run.dtype)).eps
+    scoring: dict[str, Any] = {
+        "scale": run.scale,
+        "mask": run.visible(),
+        "sinks": sinks_of(run).double().numpy(),
+    }
+    q, k, v, cotangent = inputs(run.plain)
+    moved = score_rounding(q, k, v, cotangent, true=true, **scoring)["lse"] * np.abs(true.lse).max()
+    moves = weights * unit * np.sqrt((products**2).sum(-1)) + (2 * moved + unit) * np.abs(parts)
+    return -parts.sum((0, 2)), CHANCE * moves.sum((0, 2))
 
 
 def compare(
@@ -161,8 +215,9 @@ def compare(
         if name not in ran.arrays or (name == "lse" and ran.run.sinks):
             continue  # some rings include the sink in lse, and some do not
         array, right = ran.arrays[name], getattr(true, name)
-        if ran.run.pads and array.shape == right.shape and name in ("out", "lse", "dq"):
-            array = np.where(ran.run.padding.reshape(-1, *[1] * (array.ndim - 3)), right, array)
+        if ran.run.any_padding and array.shape == right.shape and name in ("out", "lse", "dq"):
+            padding = ran.run.padded_tokens[:, None]
+            array = np.where(padding.reshape(*padding.shape, *[1] * (array.ndim - 3)), right, array)
         error = relative_error(array, right)
         found.append(Measured(name, error, limits[name], _place(array, right), ran.run))
     return found

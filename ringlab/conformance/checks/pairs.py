@@ -1,21 +1,22 @@
 """The check of pairs: settings of a call that are right one at a time may be wrong together.
 
 A covering array contains every pair of values of two axes: arguments, ways of calling, dtypes, layouts, masks,
-ranks, heads and strides. An argument takes part if the target honours it alone. A combination may be refused.
+ranks, heads and strides. An argument takes part if the target honours it alone. A combination may be refused:
+then the check looks for the two settings that are refused together, and asks about the other pairs again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from functools import partial
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import Any
 
 from ringlab.conformance.checks.arguments import ARGUMENTS, Argument
 from ringlab.conformance.checks.check import Check, Measure, Plan, Verdict, by_errors, needs_own_tensors
+from ringlab.conformance.checks.dropout import IN_PAIRS as DROPOUT
 from ringlab.conformance.checks.measuring import measure
-from ringlab.conformance.pairwise_cases import Axes, covering_pairs
+from ringlab.conformance.pairwise_cases import Axes, Chosen, completed, covering_pairs, pairs_in
 from ringlab.conformance.run.call_patterns import CALL_PATTERNS
 from ringlab.conformance.run.run import RAISED, Ran, Run, Trouble
 from ringlab.conformance.tolerance import NAMES
@@ -25,22 +26,35 @@ WAYS = (
     "evaluated in between", "q and v trained",
 )  # fmt: skip
 """The ways of calling that have a place in the table; the others change nothing about a single call."""
-_APART = frozenset(
-    {frozenset(pair) for pair in (("soft cap", "ALiBi slopes"), ("sinks", "way"))}
-    | {frozenset(("other sequence", what)) for what in ("window", "packed documents", "padded documents", "padding mask", "joint tokens")}
-    | {frozenset(("joint tokens", what)) for what in ("window", "packed documents", "padded documents", "padding mask", "head dim of v")}
-    | {frozenset(("prefix", what)) for what in ("padded documents", "padding mask")}
-)  # fmt: skip
+_NOT_WITH = {
+    "soft cap": ("ALiBi slopes", "additive bias"),
+    "sinks": ("way",),
+    "window sides": ("window", "prefix"),
+    "padding of one sequence": ("padding mask", "packed documents", "padded documents", "prefix"),
+    "prefix": ("padded documents", "padding mask"),
+    **dict.fromkeys(
+        ("other sequence", "more keys", "documents of keys", "joint tokens"),
+        ("window", "window sides", "packed documents", "padded documents", "padding mask", "padding of one sequence",
+         "joint tokens", "prefix", "ALiBi slopes", "additive bias", "dropout"),
+    ),
+    "head dim of v": ("joint tokens", "dropout"),
+}  # fmt: skip
 """The axes whose values have no agreed meaning together.
 
-Whether a soft cap applies before or after ALiBi's bias differs among models, and lse with sinks among rings."""
-_BY_MASK = frozenset({frozenset(("prefix", "window")), frozenset(("prefix", "packed documents"))})
-"""The axes whose values make sense together only in ringlab's Mask."""
+Whether a soft cap applies before or after a bias differs among models, and lse with sinks among rings."""
+_BY_MASK = {"prefix": ("window", "packed documents")}
+"""The axes whose values make sense together only in a mask."""
+_WITHOUT_OUT = ("loss on lse", "backward again", "q and v trained")
+"""The ways of calling that return no out, which shows the pairs that dropout drops."""
+PAIRED = (*(each for each in ARGUMENTS if each.paired), DROPOUT)
+"""The arguments that have a place in the table."""
 
 _NO_REFUSALS = ("DeadlockError", "IndexError", "KeyError", "ZeroDivisionError")
 """Errors that are never a refusal of an argument. PeerDiedError may follow from another rank's refusal."""
-
-Chosen = Mapping[str, Any]
+_LISTED = 6
+"""The most pairs of settings that a report lists as refused together."""
+_ROUNDS = 100
+"""More rounds than any table needs: each of them settles a pair of settings, and most of them settle many."""
 
 
 def _alone(plan: Plan, argument: Argument) -> list[Run]:
@@ -49,12 +63,15 @@ def _alone(plan: Plan, argument: Argument) -> list[Run]:
 
 
 def _first(plan: Plan) -> list[Run]:
-    """Return the runs that show which arguments the target honours, and a plain run."""
-    asked = [argument for argument in ARGUMENTS if argument.needs(plan) is None]
-    return [_run(plan, {}), *(run for argument in asked for run in _alone(plan, argument))]
+    """Return a plain run, and the runs that show which arguments the target honours in the last layout."""
+    P = plan.ranks(3, 2, 4)[0]
+    asked = [argument for argument in PAIRED if argument.needs(plan) is None]
+    alone = [run for argument in asked for run in _alone(plan, argument)]
+    return [plan.run(P, Argument.length(plan, P)), *alone]
 
 
-def _axes(plan: Plan, honoured: Sequence[Argument]) -> dict[str, tuple[Any, ...]]:
+def _axes(plan: Plan, honoured: Sequence[Argument]) -> Axes:
+    """Return the axes, each with the value first that the arguments' own checks use."""
     claims = plan.claims
     ways = [
         name
@@ -66,119 +83,262 @@ def _axes(plan: Plan, honoured: Sequence[Argument]) -> dict[str, tuple[Any, ...]
     return {
         **{each.what: (None, *range(len(each.values + each.others))) for each in honoured},
         "way": ("", *ways),
-        "layout": claims.layouts,
-        "causal": claims.causal,
+        "layout": claims.layouts[::-1],
+        "causal": claims.causal[::-1],
         "P": tuple(plan.ranks(3, 2, 4)),
         "dtype": tuple(plan.dtypes("float32", "bfloat16", "float16", "float64")),
         "heads": heads,
         "sequences": (1,) if claims.axes == "LHD" else (1, 2),
+        "more tokens": (0, 5) if claims.ragged else (0,),
         "strides": ("",) if needs_own_tensors(plan) else ("", "heads", "dims"),
         "scale": (None, 0.3) if claims.scale else (None,),
     }
 
 
-def _fits(plan: Plan, honoured: Mapping[str, Argument], chosen: Chosen) -> bool:
-    """Return whether these settings make sense together."""
-    given = [name for name in honoured if chosen.get(name) is not None]
-    masks = [chosen["causal"]] if "causal" in chosen else plan.claims.causal
-    if not any(all(honoured[name].fits(plan, causal) for name in given) for causal in masks):
-        return False
-    changes = CALL_PATTERNS[chosen["way"]].changes if chosen.get("way") else {}
-    sample = plan.run(1, Argument.length(plan, 1))
-    pads = any("pads" in honoured[name].changes(plan, sample, chosen[name]) for name in given)
-    if changes.get("dout") == "ones" and pads:
-        return False  # a summed loss has a gradient in rows of padding too
-    if changes.get("dlse"):
-        given.append("way")
-    for a, b in combinations(given, 2):
-        pair = frozenset((a, b))
-        if pair in _APART or (pair in _BY_MASK and not plan.claims.takes_mask):
-            return False
-        if "way" not in pair and honoured[a].fields(plan) & honoured[b].fields(plan):
-            return False
-    return True
+def _without_meaning(plan: Plan, honoured: Sequence[Argument]) -> set[frozenset[str]]:
+    """Return the pairs of axes whose values have no meaning together, or change the same field of a run."""
+    fields = {each.what: each.fields(plan) for each in honoured}
+    same = {frozenset(pair) for pair in combinations(fields, 2) if fields[pair[0]] & fields[pair[1]]}
+    tables = [_NOT_WITH] if plan.claims.any_mask else [_NOT_WITH, _BY_MASK]
+    return same | {frozenset((a, b)) for table in tables for a, others in table.items() for b in others}
 
 
-def _run(plan: Plan, chosen: Chosen, honoured: Mapping[str, Argument] | None = None) -> Run:
-    P = chosen.get("P") or plan.ranks(3, 2, 4)[0]
-    named = {name: chosen[name] for name in ("layout", "causal", "dtype", "scale") if name in chosen}
-    if "heads" in chosen:
-        H, K = chosen["heads"]
-        named |= {"H": H, "K": K, "B": chosen["sequences"], "strided": chosen["strides"]}
-    run = plan.run(P, Argument.length(plan, P), **named)
-    changes: dict[str, Any] = {}
-    for name, argument in (honoured or {}).items():
-        if chosen[name] is not None:
-            changes |= argument.changes(plan, run, chosen[name])
-    if way := chosen.get("way"):
-        changes |= {"use": way, **CALL_PATTERNS[way].changes}
-    return replace(run, **changes)
+@dataclass(frozen=True)
+class _Suspect:
+    """One or two settings that a target may refuse, and a row without further settings.
+
+    of_all_values: whether the two arguments may be refused together whatever their values are.
+    """
+
+    settings: Chosen
+    row: Chosen
+    of_all_values: bool = False
+
+
+class _Table:
+    """The axes of a target's table, and the settings that it takes together.
+
+    apart: pairs of axes that are never put together. refused: other settings that the target refuses, one or two.
+    """
+
+    def __init__(self, plan: Plan, honoured: Sequence[Argument]) -> None:
+        self.plan, self.honoured = plan, {each.what: each for each in honoured}
+        self.axes = _axes(plan, honoured)
+        self.apart = _without_meaning(plan, honoured)
+        self.refused: set[frozenset[tuple[str, Any]]] = set()
+        causal = plan.claims.causal
+        self._masks = {each.what: {mask for mask in causal if each.fits(plan, mask)} for each in honoured}
+        sample = plan.run(1, Argument.length(plan, 1))
+        self._pads = {
+            (each.what, value)
+            for each in honoured
+            for value in self.axes[each.what][1:]
+            if {"pads", "pads_of"} & each.changes(plan, sample, value).keys()
+        }
+
+    def given(self, chosen: Chosen) -> list[str]:
+        """Return the names of the arguments that have a value."""
+        return [name for name in self.honoured if chosen.get(name) is not None]
+
+    def fits(self, chosen: Chosen) -> bool:
+        """Return whether these settings may stand together."""
+        given = self.given(chosen)
+        masks = {chosen["causal"]} if "causal" in chosen else {*self.plan.claims.causal}
+        if not masks.intersection(*(self._masks[name] for name in given)):
+            return False
+        changes = CALL_PATTERNS[chosen["way"]].changes if chosen.get("way") else {}
+        if changes.get("dout") == "ones" and any((name, chosen[name]) in self._pads for name in given):
+            return False  # a summed loss has a gradient in rows of padding too
+        if DROPOUT.what in given and chosen.get("way") in _WITHOUT_OUT:
+            return False
+        if changes.get("dlse"):
+            given.append("way")
+        if any(frozenset(pair) in self.apart for pair in combinations(given, 2)):
+            return False
+        return not any(pair <= chosen.items() for pair in self.refused)
+
+    def run(self, row: Chosen) -> Run:
+        """Return the run with these settings."""
+        (H, K), P = row["heads"], row["P"]
+        run = self.plan.run(
+            P, Argument.length(self.plan, P) + row["more tokens"], layout=row["layout"], causal=row["causal"], dtype=row["dtype"],
+            scale=row["scale"], H=H, K=K, B=row["sequences"], strided=row["strides"],
+        )  # fmt: skip
+        changes: dict[str, Any] = {}
+        for name in self.given(row):
+            changes |= self.honoured[name].changes(self.plan, run, row[name])
+        if way := row["way"]:
+            changes |= {"use": way, **CALL_PATTERNS[way].changes}
+        return replace(run, **changes)
+
+    def alone(self, done: Mapping[Run, Ran]) -> list[Chosen]:
+        """Return the rows with one argument that its own check has asked about."""
+        rows = (
+            completed(self.axes, self.fits, {name: value})
+            for name, each in self.honoured.items()
+            for value in range(len(each.values))
+        )
+        return [row for row in rows if row is not None and self.run(row) in done]
+
+    def suspects(self, refused: Sequence[Chosen], accepted: Sequence[Chosen]) -> list[_Suspect]:
+        """Return the settings for which rows may have been refused.
+
+        They are values of arguments that no accepted row has; in rows without such values, the pairs of
+        arguments that no accepted row has together, with one pair of values each; in rows without such
+        arguments, the pairs of settings with an argument that no accepted row contains.
+        """
+        taken = {(name, row[name]) for row in accepted for name in self.given(row)}
+        together = {pair for row in accepted for pair in combinations(self.given(row), 2)}
+        contained = {pair for row in accepted for pair in pairs_in(self.axes, row)}
+        found: dict[Any, _Suspect] = {}
+        for row in refused:
+            given = self.given(row)
+            new = [((name, row[name]),) for name in given if (name, row[name]) not in taken]
+            apart = [pair for pair in combinations(given, 2) if pair not in together]
+            left = [
+                pair for pair in pairs_in(self.axes, row) if pair not in contained and self.given(dict(pair))
+            ]
+            keys: Sequence[Any] = new or apart or left
+            for key in keys:
+                settings = {name: row[name] for name in key} if keys is apart else dict(key)
+                alone = completed(self.axes, self.fits, settings)
+                if alone is not None:
+                    found.setdefault(key, _Suspect(settings, alone, of_all_values=keys is apart))
+        return list(found.values())
+
+    def exclude(self, suspect: _Suspect) -> str:
+        """Never put these settings together again, and return them in words."""
+        if suspect.of_all_values:
+            self.apart.add(frozenset(suspect.settings))
+            return " with ".join(suspect.settings)
+        self.refused.add(frozenset(suspect.settings.items()))
+        return " with ".join(self.word(name, value) for name, value in suspect.settings.items())
+
+    def leave_out(self, name: str, layout: str) -> str:
+        """Never give an argument in this layout, and return both in words."""
+        values = self.axes[name][1:]
+        self.refused |= {frozenset(((name, value), ("layout", layout))) for value in values}
+        return f"{name} with layout={layout}"
+
+    def simpler(self, row: Chosen) -> dict[str, Run]:
+        """Return, by axis, the run with the plain value of this axis in place of the row's own."""
+        rows = {
+            axis: {**row, axis: values[0]} for axis, values in self.axes.items() if row[axis] != values[0]
+        }
+        return {axis: self.run(row) for axis, row in rows.items() if self.fits(row)}
+
+    def word(self, axis: str, value: Any) -> str:
+        """Return a setting in words."""
+        if axis not in self.honoured or value is None:
+            return f"{axis}={value}"
+        P = self.axes["P"][0]
+        run = self.plan.run(P, Argument.length(self.plan, P))
+        changes = self.honoured[axis].changes(self.plan, run, value)
+        return f"{axis} {', '.join(map(str, changes.values()))}"
 
 
 def _judge(plan: Plan, rans: Sequence[Ran]) -> Verdict:
-    """Return the verdict.
-
-    It first asks for the runs of the table, and then for simpler runs than the first wrong one.
-    """
+    """Return the verdict, after asking for the table, and then for what its wrong or refused calls leave open."""
     done = {ran.run: ran for ran in rans}
-    plain = done[_run(plan, {})]
+    plain = done[_first(plan)[0]]
     if plain.trouble is not None:
         return Verdict(False, f"{plain.trouble} ({plain.run})")
-    honoured = {
-        each.what: each
-        for each in ARGUMENTS
-        if each.needs(plan) is None and all(_is_right(done[run]) for run in _alone(plan, each))
-    }
-    axes, fits = _axes(plan, tuple(honoured.values())), partial(_fits, plan, honoured)
-    rows = {_run(plan, chosen, honoured): chosen for chosen in covering_pairs(axes, fits)}
+    honoured, refusing, missing = _honoured(plan, done)
+    if missing:
+        return Verdict(True, "", more=missing)
+    table = _Table(plan, honoured)
+    rows: dict[Run, Chosen] = {}
+    accepted = table.alone(done)
+    apart = [table.leave_out(name, layout) for name, layouts in refusing.items() for layout in layouts]
+    while todo := [(table.run(row), row) for row in covering_pairs(table.axes, table.fits, accepted)]:
+        rows |= dict(todo)
+        if open_or_wrong := _open_or_wrong(plan, table, rows, done):
+            return open_or_wrong
+        refused = [row for run, row in todo if done[run].trouble is not None]
+        accepted += [row for run, row in todo if done[run].trouble is None]
+        suspects = [(table.run(each.row), each) for each in table.suspects(refused, accepted)]
+        rows |= {run: each.row for run, each in suspects}
+        if open_or_wrong := _open_or_wrong(plan, table, rows, done):
+            return open_or_wrong
+        accepted += [each.row for run, each in suspects if done[run].trouble is None]
+        apart += [table.exclude(each) for run, each in suspects if done[run].trouble is not None]
+        if len(refused) == len(todo) and not suspects:
+            break  # more than two settings are refused together
+    verdict = by_errors(NAMES)(plan, [done[run] for run in rows if done[run].arrays])
+    return replace(
+        verdict, evidence=f"{verdict.evidence}{_refusals([done[run] for run in rows], apart)}"[:700]
+    )
+
+
+def _honoured(
+    plan: Plan, done: Mapping[Run, Ran]
+) -> tuple[list[Argument], dict[str, list[str]], tuple[Run, ...]]:
+    """Return the arguments that the target honours, by name the layouts that refuse some, and runs to be made.
+
+    An argument that the last layout refuses is asked in the others, in which it may be honoured.
+    """
+    honoured, refusing, missing = list[Argument](), dict[str, list[str]](), list[Run]()
+    for each in (each for each in PAIRED if each.needs(plan) is None):
+        alone = [done[run] for run in _alone(plan, each)]
+        if all(map(_is_right, alone)):
+            honoured.append(each)
+        elif each.names and all(ran.trouble and ran.trouble.kind == RAISED for ran in alone[1:]):
+            others = {layout: each.first_in(plan, layout) for layout in plan.claims.layouts[:-1]}
+            missing += [run for runs in others.values() for run in runs if run not in done]
+            if missing:
+                continue
+            right = [layout for layout, runs in others.items() if all(_is_right(done[run]) for run in runs)]
+            if right:
+                honoured.append(each)
+                refusing[each.what] = [layout for layout in plan.claims.layouts if layout not in right]
+    return honoured, refusing, tuple(dict.fromkeys(missing))
+
+
+def _refusals(made: Sequence[Ran], apart: Sequence[str]) -> str:
+    """Return words about the calls that were refused, and the settings that are not taken together; or ""."""
+    refused = [ran for ran in made if ran.trouble is not None]
+    listed = [*apart[:_LISTED], *([f"{len(apart) - _LISTED} more"] if len(apart) > _LISTED else [])]
+    words = [f"not taken: {'; '.join(listed)}"] if apart else []
+    words += [f"refused in {len(refused)}: {refused[0].trouble} ({refused[0].run})"] if refused else []
+    return "".join(f"; {each}" for each in words)
+
+
+def _open_or_wrong(
+    plan: Plan, table: _Table, rows: Mapping[Run, Chosen], done: Mapping[Run, Ran]
+) -> Verdict | None:
+    """Return a verdict that asks for rows that are not made, or that says what is wrong with a row; else None."""
     if missing := tuple(run for run in rows if run not in done):
         return Verdict(True, "", more=missing)
     made = [done[run] for run in rows]
     for ran in made:
-        if ran.trouble is not None and not _is_refusal(
-            ran.trouble, [rows[ran.run][name] for name in honoured]
-        ):
+        if ran.trouble is not None and not _is_refusal(ran.trouble, table.given(rows[ran.run])):
             return Verdict(False, f"{ran.trouble} ({ran.run})")
         if noted := [*ran.noted("use"), *ran.noted("padding")]:
             return Verdict(False, noted[0])
-    refused = [ran for ran in made if ran.trouble is not None]
-    verdict = by_errors(NAMES)(plan, [ran for ran in made if ran.arrays])
-    if verdict.counter is None:
-        also = f"; refused in {len(refused)}: {refused[0].trouble} ({refused[0].run})" if refused else ""
-        return replace(verdict, evidence=f"{verdict.evidence}{also}"[:500])
+    right = [ran for ran in made if ran.arrays]
+    verdict = by_errors(NAMES)(plan, right)
+    if verdict.ok or verdict.counter is None:
+        return None if verdict.ok or not right else verdict
     wrong = rows[verdict.counter]
-    simpler = {axis: _run(plan, row, honoured) for axis, row in _simpler(axes, fits, wrong).items()}
+    simpler = table.simpler(wrong)
     if missing := tuple(run for run in simpler.values() if run not in done):
         return Verdict(True, "", more=missing)
     needed = [axis for axis, run in simpler.items() if _is_right(done[run])]
-    named = [_setting(plan, verdict.counter, axis, wrong[axis], honoured) for axis in needed]
+    named = [table.word(axis, wrong[axis]) for axis in needed]
     only = f"only where {' comes with '.join(named)}" if len(named) > 1 else f"only with {''.join(named)}"
     cause = f"wrong {only}; " if named else ""
     return replace(verdict, evidence=f"{cause}{verdict.evidence}")
 
 
-def _is_refusal(trouble: Trouble, values: Sequence[int | None]) -> bool:
+def _is_refusal(trouble: Trouble, given: Sequence[str]) -> bool:
     """Return whether an error refuses a combination of arguments; a call without arguments has none to refuse."""
-    given = any(value is not None for value in values)
-    return given and trouble.kind == RAISED and not trouble.text.startswith(_NO_REFUSALS)
+    return bool(given) and trouble.kind == RAISED and not trouble.text.startswith(_NO_REFUSALS)
 
 
 def _is_right(ran: Ran) -> bool:
     return ran.trouble is None and all(each.ok for each in measure(ran))
 
 
-def _simpler(axes: Axes, fits: Callable[[Chosen], bool], wrong: Chosen) -> dict[str, Chosen]:
-    """Return, by axis, the wrong row in which the value of this axis alone is replaced by the plain one."""
-    rows = {axis: {**wrong, axis: values[0]} for axis, values in axes.items() if wrong[axis] != values[0]}
-    return {axis: row for axis, row in rows.items() if fits(row)}
-
-
-def _setting(plan: Plan, run: Run, axis: str, value: Any, honoured: Mapping[str, Argument]) -> str:
-    if axis not in honoured:
-        return f"{axis}={value}"
-    return f"{axis} {', '.join(map(str, honoured[axis].changes(plan, run, value).values()))}"
-
-
 PAIR_CHECKS = (
-    Check("pairs", "every two settings together: arguments, ways of calling, dtypes, layouts, masks, heads", "quick", Measure.ARGUMENTS, _first, _judge, tolerant=True),
+    Check("pairs", "every two settings together: arguments, ways of calling, dtypes, layouts, masks, heads", "quick", Measure.ARGUMENTS, _first, _judge, tolerant=True, rounds=_ROUNDS),
 )  # fmt: skip

@@ -14,7 +14,7 @@ from typing import Any, TypedDict
 import numpy as np
 
 from ringlab.conformance.checks.check import size
-from ringlab.conformance.checks.measuring import Measured, expected, measure
+from ringlab.conformance.checks.measuring import Measured, expected, expected_of, measure
 from ringlab.conformance.run.run import HALVED, Ran, Run
 from ringlab.conformance.target.claims import Claims
 from ringlab.conformance.tolerance import NAMES, Results
@@ -170,7 +170,7 @@ def wide_runs(
     if hot == "dout" and counter.dout != "normal":
         hot = ""
     P = next((P for P in (_WIDE, 3) if P in ranks and P >= counter.P), counter.P)
-    if counter.pads or counter.joint or counter.keys or counter.dv or counter.dropout:
+    if counter.any_padding or counter.joint or counter.keys or counter.dv or counter.dropout or counter.bias:
         return []  # the (query, key) matrix is not square, or the weights are not a softmax
     free = not _fixed(counter) and counter.S % (2 * counter.P) == 0
     sizes = [(P, 8 * P)] if free else []
@@ -187,7 +187,7 @@ def wide_runs(
 
 def _fixed(run: Run) -> bool:
     """Return whether the arguments of a run fix its sizes."""
-    given = run.documents or run.pads or run.keys or run.dv or run.dropout
+    given = run.documents or run.any_padding or run.keys or run.dv or run.dropout
     return bool(given) or run.use in HALVED
 
 
@@ -202,7 +202,7 @@ def _lean(counter: Run, whole_heads: bool) -> Run:
 
 def located(ran: Ran) -> Located:
     """Return the places of the wrong values in a run."""
-    true, _ = expected(ran.run.plain)
+    true, _ = expected_of(ran)
     found = measure(ran, NAMES if not ran.run.keys else ("out", "lse", "dq"))
     places = [_place(each, ran.arrays[each.name], true, ran.positions) for each in found]
     positions = [each.tolist() for each in ran.positions]
@@ -317,8 +317,7 @@ def _blocks(
 
     A block is (rank of the queries, rank of the keys).
     """
-    whole = np.arange(ran.run.S)
-    visible = ran.run.mask.visible(whole, whole)
+    visible = ran.run.visible()[0, 0]
     counted = visible & (np.abs(true) > 8 * bound)
     ratios = np.divide(actual, true, out=np.full(true.shape, np.nan), where=counted)
     usual = _usual(ratios, actual, name)
@@ -371,8 +370,7 @@ def _offsets(actual: np.ndarray, true: np.ndarray, run: Run, bound: float) -> di
 
     A fault is left out if it has more than two offsets.
     """
-    whole = np.arange(run.S)
-    visible = run.mask.visible(whole, whole)
+    visible = run.visible()[0, 0]
     faults = {
         "missing": visible & (np.abs(true) > 8 * bound) & (np.abs(actual) <= bound),
         "hidden": ~visible & (np.abs(actual) > bound),

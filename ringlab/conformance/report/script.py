@@ -30,7 +30,7 @@ from ringlab.conformance.target.argument_names import (
     MAX_SEQLENS,
 )
 from ringlab.conformance.target.calling import arguments, parameters
-from ringlab.conformance.target.claims import RING, Target
+from ringlab.conformance.target.claims import FLEX, RING, Target
 from ringlab.conformance.tolerance import NAMES
 from ringlab.errors import RinglabError
 from ringlab.temporary import TemporaryFolder
@@ -135,6 +135,8 @@ def _refuse(run: Run, report: Report, target: Target) -> None:
     other = [GIVEN[field] for field in GIVEN if getattr(run, field) and field not in _GIVEN]
     if other:
         raise NotWritten(f"a script cannot give a target {' and '.join(other)} ({run})")
+    if mods := {*FLEX} & {*target.takes}:
+        raise NotWritten(f"a script cannot give a target its {' and '.join(sorted(mods))}")
     if run.fault:
         raise NotWritten(f"a script cannot make the fault “{run.fault}” ({run})")
 

@@ -26,9 +26,10 @@ from ringlab.conformance.run.run import (
     RankResult,
     Run,
     inputs,
+    sinks_of,
 )
 from ringlab.conformance.run.troubles import WrongResult
-from ringlab.conformance.target.argument_names import GROUPS
+from ringlab.conformance.target.argument_names import GROUPS, SINKS
 from ringlab.conformance.target.calling import as_axes, call, from_axes, tensors_of
 from ringlab.conformance.target.claims import Target
 
@@ -62,6 +63,8 @@ class RankPart:
         self.notes: list[tuple[str, str]] = []
         self.meters: list[Meter] = []
         self.begun = self.returned = 0  # calls of the target in forward
+        self.sinks: Tensor | None = None  # those of the latest call, if they are trained
+        self.dsinks: np.ndarray | None = None
 
     def _dealt(self, S: int) -> list[np.ndarray]:
         """Return each rank's positions. Raises: WrongResult for an error of the target's own layout.
@@ -80,7 +83,7 @@ class RankPart:
         """Return the rank's results from its first call."""
         # Restore the grad mode, because it belongs to the thread, which makes other runs too.
         # Rows of padding must be finite whatever memory holds.
-        unwritten = UnwrittenIsNaN() if self.run.pads else nullcontext()
+        unwritten = UnwrittenIsNaN() if self.run.any_padding else nullcontext()
         with torch.set_grad_enabled(torch.is_grad_enabled()), unwritten:
             return self._result()
 
@@ -112,13 +115,14 @@ class RankPart:
         notes = list(dict.fromkeys(self.notes))
         if self._is_short:
             return RankResult(own[:-1], self.key_positions[:-1], arrays, notes)
-        return RankResult(own, self.key_positions, arrays, notes, meters[0], meters[1])
+        return RankResult(own, self.key_positions, arrays, notes, meters[0], meters[1], dsinks=self.dsinks)
 
     def _finite(self, arrays: dict[str, np.ndarray]) -> None:
         """Note results in rows of padding that are not finite."""
-        padding = self.run.padding[self.positions[self.rank]]
-        for name in arrays.keys() - {"lse"} if self.run.pads else ():
-            if not np.isfinite(arrays[name][:, :, padding]).all():
+        padding = self.run.padded_tokens[:, self.positions[self.rank]]
+        for name in arrays.keys() - {"lse"} if self.run.any_padding else ():
+            rows = np.moveaxis(arrays[name], 1, 2)
+            if not np.isfinite(rows[np.broadcast_to(padding, rows.shape[:2])]).all():
                 self.note("padding", f"{name} is not finite in rows of padding, and spreads from there")
 
     def _halved(self, run: Run, rank: int, ring: Ring | None) -> tuple[Run, int, Ring | None]:
@@ -204,7 +208,11 @@ class RankPart:
             return gradients
         if not out.requires_grad:
             raise WrongResult("out has no gradient: autograd cannot go back from it to q, k and v")
-        gradients = torch.autograd.grad(out, leaves, dout, retain_graph=retain, allow_unused=True)
+        trained = leaves if self.sinks is None else (*leaves, self.sinks)
+        gradients = torch.autograd.grad(out, trained, dout, retain_graph=retain, allow_unused=True)
+        if self.sinks is not None:
+            *gradients, dsinks = gradients
+            self.dsinks = None if dsinks is None else oracle.float64(dsinks)
         missing = [name for name, x in zip("qkv", gradients, strict=True) if x is None]
         if missing:
             raise WrongResult(f"out does not depend on {', '.join(missing)} for autograd")
@@ -308,8 +316,11 @@ class RankPart:
         if self.ring is None and group is None:
             group = torch.distributed.group.WORLD
         layout = self.target.known_layout(run.layout, run.S, run.P)
-        more = given(self.target, run, self.positions[self.rank], self.device)
-        # ringlab refuses `causal` beside a mask, which says itself whether it is causal.
+        more = dict(given(self.target, run, self.positions[self.rank], self.device))
+        if run.trained_sinks:
+            self.sinks = sinks_of(run).to(self.device).requires_grad_()
+            more |= dict.fromkeys(SINKS, self.sinks)
+        # A mask says whether it is causal, and ringlab refuses both.
         masks = set() if "mask" in more else {"causal", "is_causal"}
         masks |= {"causal", "is_causal"} & self.target.required
         return {

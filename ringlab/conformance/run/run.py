@@ -14,12 +14,15 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from ringlab.conformance.target.claims import BOTTOM_RIGHT
 from ringlab.mask import Mask
 
 ANY_LAYOUT = ""
 GIVEN = {
-    "window": "window", "softcap": "softcap", "prefix": "prefix", "documents": "documents", "pads": "padding",
-    "sinks": "sinks", "alibi": "ALiBi slopes", "joint": "joint tokens", "keys": "keys", "dv": "head dim of v", "dropout": "dropout",
+    "window": "window", "sides": "window sides", "softcap": "softcap", "prefix": "prefix", "documents": "documents",
+    "key_documents": "documents of keys", "pads": "padding", "pads_of": "padding of each sequence", "sinks": "sinks",
+    "trained_sinks": "trained sinks", "alibi": "ALiBi slopes", "bias": "additive bias", "joint": "joint tokens", "keys": "keys",
+    "alignment": "aligned", "dv": "head dim of v", "dropout": "dropout",
 }  # fmt: skip
 """The fields of a run for arguments that only some targets take, and their names in a report."""
 JOINT = 5
@@ -43,14 +46,19 @@ class Run:
     dout: "normal", "ones", "zeros", or "large", which is 2¹⁶ times as large as "normal". dlse: whether lse
     has a gradient too.
 
-    window, softcap, prefix, documents, dropout: arguments of the call; 0 or () if they are not passed.
-    dropout_seed: the seed that chooses the dropped pairs. pads: the number of padding tokens after each
+    window, softcap, prefix, documents, dropout: arguments of the call; 0 or () if they are not passed. sides:
+    how many keys before and after its own a row sees, −1 for no limit. dropout_seed: the seed that chooses the
+    dropped pairs. pads: the number of padding tokens after each
     document, or after the whole sequence; a negative number means padding before the sequence. No row sees
-    padding keys, and padding rows have no gradient and are not compared. sinks: whether each query head has a
-    logit that takes weight and contributes no value. alibi: whether, under a causal mask, a score falls by
-    the query head's slope times the distance of the key. joint: "front" or "rear", the end at which `JOINT`
+    padding keys, and padding rows have no gradient and are not compared. pads_of: the padding of each of B
+    sequences in the same way. sinks: whether each query head has a logit that takes weight and contributes no
+    value. trained_sinks: whether sinks need a gradient. alibi: if it is not 0, a score falls, under a causal
+    mask, by this number times the query head's slope times the distance of the key. bias: whether a number for
+    each head, query and key is added to the score. joint: "front" or "rear", the end at which `JOINT`
     keys that all ranks hold are joined. keys: the number of keys of another sequence, for cross-attention.
-    dv: the head dim of v. keys and dv are 0 if they equal those of the queries.
+    key_documents: the lengths of its documents, each of which the document of queries with its number sees.
+    alignment: under a causal mask, "bottom-right" if the last query sees all keys, "top-left" if the first
+    query sees the first key alone. dv: the head dim of v. keys and dv are 0 if they equal those of the queries.
 
     strict: whether receive buffers hold NaN until they are waited for. moved: ("token", j) or ("dout", j),
     the token or row whose values are replaced. one_hot: "q", "k", "v" or "dout", the input whose token t
@@ -89,12 +97,18 @@ class Run:
     documents: tuple[int, ...] = ()
     pads: tuple[int, ...] = ()
     sinks: bool = False
-    alibi: bool = False
+    alibi: float = 0.0
     joint: str = ""
     keys: int = 0
     dv: int = 0
     dropout: float = 0.0
     dropout_seed: int = 0
+    sides: tuple[int, ...] = ()
+    pads_of: tuple[int, ...] = ()
+    key_documents: tuple[int, ...] = ()
+    alignment: str = ""
+    bias: bool = False
+    trained_sinks: bool = False
 
     def __str__(self) -> str:
         mask = "causal" if self.causal else "full"
@@ -147,6 +161,41 @@ class Run:
         return np.repeat(odd != self._front, self.padded)
 
     @property
+    def any_padding(self) -> bool:
+        """Return whether there are padding tokens."""
+        return bool(self.pads or self.pads_of)
+
+    @property
+    def padded_tokens(self) -> Bool[np.ndarray, "_ S"]:
+        """Return a mask of the padding tokens of each sequence, or one row for all sequences."""
+        if not self.pads_of:
+            return self.padding[None]
+        at = np.arange(self.S)
+        return np.stack([at < -pad if pad < 0 else at >= self.S - pad for pad in self.pads_of])
+
+    def visible(self, keys: int = 0) -> Bool[np.ndarray, "_ 1 S keys"]:
+        """Return which keys each row sees, for each sequence or for all. keys: their number, if it is not the run's."""
+        rows, columns = np.arange(self.S), np.arange(keys or self.keys or self.S)
+        i, j = rows[:, None], columns[None]
+        if self.key_documents:
+            of_rows, of_keys = (
+                Mask(False, documents=lengths).document_of(at)
+                for lengths, at in ((self.documents, rows), (self.key_documents, columns))
+            )
+            seen = of_rows[:, None] == of_keys
+        elif self.alignment:
+            seen = j <= i + (len(columns) - self.S if self.alignment == BOTTOM_RIGHT else 0)
+        else:
+            seen = self.mask.visible(rows, columns)
+        if self.sides:
+            left, right = (side if side >= 0 else len(columns) + self.S for side in self.sides)
+            seen = seen & (i - j <= left) & (j - i <= right)
+        if not self.pads_of:
+            return seen[None, None]
+        padding = self.padded_tokens
+        return (seen & (padding[:, :, None] == padding[:, None]))[:, None]
+
+    @property
     def plain(self) -> Run:
         """Return the plain run with the same true result and the same bounds."""
         return replace(
@@ -194,7 +243,7 @@ class RankResult:
     """One rank's results: float64 arrays (B, H, L, D) by name, its tokens' positions, and observations.
 
     key_positions: the positions of its keys; they differ from `positions` if the keys are of another
-    sequence.
+    sequence. dsinks: the gradient of trained sinks, if autograd returned one.
     """
 
     positions: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
@@ -205,6 +254,7 @@ class RankResult:
     backward: Meter | None = None
     trouble: Trouble | None = None
     seconds: float = 0.0
+    dsinks: np.ndarray | None = None
 
 
 @dataclass
@@ -214,7 +264,7 @@ class Ran:
     returned: the ranks on which the target returned anything, whether it is an attention or not. failed: the
     rank that failed first, −1 if unknown. spared: whether rank 1 was never killed, because it did not send
     the message at which it should die. stopped: if no rank reported an error, the ranks that continued
-    without rank 1 until their processes were ended.
+    without rank 1 until their processes were ended. dsinks: each rank's gradient of trained sinks.
     """
 
     run: Run
@@ -229,6 +279,7 @@ class Ran:
     spared: bool = False
     stopped: tuple[int, ...] = ()
     seconds: float = 0.0
+    dsinks: list[np.ndarray | None] = field(default_factory=list)
 
     def noted(self, kind: str) -> list[str]:
         """Return the notes of one kind."""
@@ -260,6 +311,7 @@ def join(run: Run, parts: list[RankResult]) -> Ran:
     if ran.trouble is not None:
         return ran
     ran.positions = [part.positions for part in parts]
+    ran.dsinks = [part.dsinks for part in parts]
     for name, first in parts[0].arrays.items():
         of_keys = bool(run.keys) and name in ("dk", "dv")
         whole = np.full((*first.shape[:2], run.keys if of_keys else run.S, *first.shape[3:]), np.nan)
@@ -296,7 +348,7 @@ def inputs(run: Run) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     q, k = names["q"], names["k"]
     large = LOSS_SCALE.get(run.dtype, 2.0**16)
     dout = {"normal": dout, "ones": np.ones_like(dout), "zeros": 0.0 * dout, "large": dout * large}[run.dout]
-    dout[:, :, run.padding] = 0.0
+    dout[_in_padding(run)] = 0.0
     q, k, v, dout = _moved(run, q, k, v, dout)
     if run.one_hot:
         # The factor √D in q or k gives scores a deviation of about 1, so no weight is too small to be
@@ -316,7 +368,15 @@ def sinks_of(run: Run) -> Float[Tensor, " H"]:
 
 def slopes_of(run: Run) -> Float[Tensor, " H"]:
     """Return the float32 slopes of ALiBi, one for each query head, which are powers of 2 as in models."""
-    return torch.tensor([2.0 ** -(1 + head % 4) for head in range(run.H)])
+    return torch.tensor([run.alibi * 2.0 ** -(1 + head % 4) for head in range(run.H)])
+
+
+def bias_of(run: Run) -> Float[Tensor, "B H S S"]:
+    """Return the numbers that a run adds to the scores, in the run's dtype."""
+    draw = np.random.default_rng([run.S, run.H, run.B, run.seed, 4]).standard_normal(
+        (run.B, run.H, run.S, run.S)
+    )
+    return torch.from_numpy(2 * draw).to(getattr(torch, run.dtype))
 
 
 def joint_of(run: Run) -> tuple[Float[Tensor, "B K joint D"], Float[Tensor, "B K joint D"]]:
@@ -329,8 +389,13 @@ def joint_of(run: Run) -> tuple[Float[Tensor, "B K joint D"], Float[Tensor, "B K
 def cotangent_of_lse(run: Run) -> Float[Tensor, "B H S"]:
     """Return the gradient of the loss with respect to lse, (B, H, S), in the dtype of lse."""
     draw = np.random.default_rng([run.S, run.H, run.B, run.seed, 1]).standard_normal((run.B, run.H, run.S))
+    draw[_in_padding(run)] = 0.0
     dtype = torch.promote_types(getattr(torch, run.dtype), torch.float32)
     return torch.from_numpy(draw).to(dtype)
+
+
+def _in_padding(run: Run) -> Bool[np.ndarray, "B H S"]:
+    return np.broadcast_to(run.padded_tokens[:, None], (run.B, run.H, run.S))
 
 
 def _moved(run: Run, *arrays: np.ndarray) -> list[np.ndarray]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 GROUPS = ("group", "process_group", "cp_group", "ring_pg")
 AROUND = ("ring", "comm", *GROUPS, "rank", "world_size")
 CU_SEQLENS = ("cu_seqlens", "cu_seqlens_q", "cu_seqlens_k", "cu_seqlens_kv", "cu_seq_lens_q", "cu_seq_lens_k")
+OF_KEYS = ("_k", "_kv")
+"""How the names end of lengths that are those of the keys."""
 CU_PADDED = ("cu_seqlens_padded", "cu_seqlens_q_padded", "cu_seqlens_k_padded", "cu_seqlens_kv_padded")
 MAX_SEQLENS = ("max_seqlen", "max_seqlen_q", "max_seqlen_k", "max_seqlen_kv")
 IDS = ("segment_ids", "document_ids")
@@ -22,6 +24,8 @@ attention."""
 
 WINDOWS = ("window", "sliding_window", "window_left", "window_size")
 """`window` counts the row's own key, `window_left` the keys before it, and `window_size` is (left, right)."""
+SIDES = ("window_size",)
+"""The names that take both sides of a window, of which −1 is no limit."""
 SOFTCAPS = ("softcap", "soft_cap", "logits_soft_cap", "logit_cap", "attn_logit_softcapping")
 PREFIXES = ("prefix", "prefix_len", "prefix_length")
 """The number of keys at the start of the sequence that every row sees, even under a causal mask."""
@@ -33,6 +37,12 @@ PADDING = ("key_padding_mask", "padding_mask")
 VALID = ("attention_mask",)
 ALIBI = ("alibi_slopes",)
 """A float32 slope for each query head, (H,), by which a score falls for each token from query to key."""
+BIASES = ("attn_bias", "attention_bias")
+"""A number for each head, row of this rank and key of the whole sequence, (B, H, L, S), that is added to the score."""
+FLEX_MASKS = ("mask_mod", "block_mask")
+"""FlexAttention's mask over the whole sequence: a function of (batch, head, row, key), or the BlockMask made of it."""
+FLEX_SCORES = ("score_mod",)
+"""FlexAttention's function of (score, batch, head, row, key); rows and keys count in the whole sequence."""
 JOINT_KEYS = ("joint_tensor_key", "joint_key", "joint_k")
 JOINT_VALUES = ("joint_tensor_value", "joint_value", "joint_v")
 """Keys and values that every rank holds and that count once; `joint_strategy` is "front" or "rear"."""

@@ -13,7 +13,13 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ringlab.conformance.cases import LAYOUTS
-from ringlab.conformance.target.argument_names import GRADIENTS_OF, PLAIN, THROUGH
+from ringlab.conformance.target.argument_names import (
+    FLEX_MASKS,
+    FLEX_SCORES,
+    GRADIENTS_OF,
+    PLAIN,
+    THROUGH,
+)
 from ringlab.conformance.target.calling import (
     AXES,
     bound,
@@ -35,6 +41,9 @@ Positions = Callable[..., Sequence[Any]]
 A layout that cuts each packed document separately takes a third argument, the lengths of the documents, which
 is () for one document."""
 RING, TORCH = "ring", "torch.distributed"
+FLEX = (*FLEX_MASKS, *FLEX_SCORES)
+BOTTOM_RIGHT, TOP_LEFT = "bottom-right", "top-left"
+"""The two alignments of a causal mask over more keys than queries."""
 DTYPES = ("float16", "bfloat16", "float32", "float64")
 
 
@@ -51,6 +60,8 @@ class Target:
     divides the other.
     axes: "BHLD", "BLHD", "LBHD", or "LHD" for sequences without a batch. schedule: "ring" promises P − 1 hops
     to one neighbour and no gather; "any" promises nothing about messages and memory.
+    alignment: which keys a causal mask shows if there are more keys than queries: "bottom-right", as in
+    flash-attn, where the last query sees all keys, or "top-left", as in torch. By default, either may hold.
     options: further arguments that are passed by name at each call; arguments that a functools.partial binds
     are fixed in the same way.
     allow: the checks that may fail, each with the reason.
@@ -73,6 +84,7 @@ class Target:
     axes: str = "BHLD"
     schedule: str = "ring"
     gradients: Callable[..., Any] | None = None
+    alignment: str = ""
     options: Mapping[str, Any] = field(default_factory=dict)
     allow: Mapping[str, str] = field(default_factory=dict)
 
@@ -107,7 +119,7 @@ class Target:
         over = self.over or (RING if "ring" in names or "comm" in names else TORCH)
         any_layout = "layout" in names or "positions" in names
         layouts = self.layouts or (layout_names() if any_layout else ("contiguous",))
-        masked = "causal" in names or "is_causal" in names or not names
+        masked = not names or bool({"causal", "is_causal", *FLEX} & names)
         fixed = {**bound(self.function), **self.options}
         said = next((bool(fixed[name]) for name in ("causal", "is_causal") if name in fixed), None)
         causal = tuple(self.causal) or ((False, True) if masked else (False,))
@@ -123,6 +135,7 @@ class Target:
             ("over", self.over, (RING, TORCH)),
             ("axes", self.axes, tuple(AXES)),
             ("schedule", self.schedule, ("ring", "any")),
+            ("alignment", self.alignment, ("", BOTTOM_RIGHT, TOP_LEFT)),
         ):
             if value not in among:
                 raise BackendError(f"{what}= one of {', '.join(among)}", repr(value))
@@ -139,7 +152,7 @@ class Target:
             dtypes=tuple(self.dtypes), ranks=tuple(self.ranks), grouped=self.grouped, ragged=self.ragged,
             backward=self.backward, split_heads=self.split_heads, schedule=self.schedule, scale=self.takes_scale, axes=self.axes, autograd=self.gradients is None,
             whole_documents=not self.ragged and any(map(_cuts_documents, self._functions())),
-            takes=tuple(sorted(parameters(self.function) - {*self.options})),
+            takes=self.takes, alignment=self.alignment,
             through=tuple(name for name in THROUGH if swallows(self.function) and name not in self.options),
             takes_mask=self.takes_mask, allow=tuple(self.allow.items()),
             required=self.required, open=self._open(),
@@ -158,7 +171,7 @@ class Target:
 
     def _check_calls(self) -> None:
         """Return None if a plain call passes all that both functions require. Raises: BackendError."""
-        mask = {"mask"} if self.takes_mask else set()
+        mask = {*FLEX, *(("mask",) if self.takes_mask else ())}
         check_call(self.function, {*PLAIN, *mask, *self.options})
         if self.gradients is not None:
             check_call(self.gradients, {*PLAIN, *mask, *self.options, *GRADIENTS_OF})
@@ -179,6 +192,11 @@ class Target:
         return {name: torch.stack(qkv[-len(name) :], dim=self.axes.index("H")) for name in names}
 
     @property
+    def takes(self) -> tuple[str, ...]:
+        """Return the names of the parameters that the options do not fix."""
+        return tuple(sorted(parameters(self.function) - {*self.options}))
+
+    @property
     def takes_mask(self) -> bool:
         """Return whether the function takes ringlab's Mask."""
         return "mask" in parameters(self.function) and "layout" in parameters(self.function)
@@ -194,7 +212,8 @@ class Target:
 class Claims:
     """A target's claims as data that can be sent between processes.
 
-    takes: the names of parameters that its options do not fix. through: the arguments that its `**kwargs`
+    takes: the names of parameters that its options do not fix. takes_mask: whether it takes ringlab's Mask.
+    through: the arguments that its `**kwargs`
     get. required: the parameter names without a default. open: the parameter names that neither an option nor
     a tensor fills, with `*args` and `**kwargs`. whole_documents: whether the length of each packed document
     must be divisible by twice the number of ranks, because a layout cuts each document separately. can_die:
@@ -223,6 +242,12 @@ class Claims:
     required: frozenset[str] = frozenset()
     open: tuple[str, ...] = ()
     can_die: bool = True
+    alignment: str = ""
+
+    @property
+    def any_mask(self) -> bool:
+        """Return whether the target takes a whole mask, as ringlab's Mask or FlexAttention's functions."""
+        return self.takes_mask or bool({*FLEX} & {*self.takes})
 
 
 def as_target(value: Any, **claims: Any) -> Target:
