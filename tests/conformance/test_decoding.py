@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,14 +13,22 @@ import torch
 from torch import Tensor
 from typer.testing import CliRunner
 
+from ringlab import edits
 from ringlab.cli import app
-from ringlab.conformance.kinds.decode import CHECKS, check_decode
+from ringlab.conformance.kinds.decode import ARGUMENTS, CHECKS, check_decode
+from ringlab.conformance.report.findings import Report
 from ringlab.errors import BackendError
 from ringlab.merge import Partial, merge, state_dtype
 from tests.conformance.reports import failed
-from tests.conformance.right_decodes import Local, local, reduced
+from tests.conformance.right_decodes import Local, full, local, of_ringlab
 
 Merged = Callable[[Tensor, Tensor], Tensor]
+BY_PARAMETER = {each.check for each in ARGUMENTS} - {"value dims"}
+"""The checks of arguments that a decode can only take by a parameter of its own."""
+
+
+def does_not_apply(report: Report) -> set[str]:
+    return {each.name for each in report.findings if not each.applies}
 
 
 def by_softmax(outs: Tensor, lses: Tensor) -> Tensor:
@@ -46,20 +55,32 @@ def one_by_one(outs: Tensor, lses: Tensor) -> Tensor:
     return state.out
 
 
+RIGHT: dict[str, tuple[Callable[..., Any], set[str]]] = {
+    "by softmax": (over_a_ring(by_softmax), BY_PARAMETER),
+    "one by one": (over_a_ring(one_by_one), BY_PARAMETER),
+    "full": (full, set()),
+    "of ringlab": (of_ringlab, {"alibi", "padding", "lengths of sequences", "pages", "new keys"}),
+}
+"""Right decodes, each with the checks for which it lacks a parameter."""
+
+
 @pytest.mark.thorough
-@pytest.mark.parametrize("merged", [by_softmax, one_by_one])
-def test_right_decodes_pass(merged: Merged) -> None:
+@pytest.mark.parametrize("name", RIGHT)
+def test_right_decodes_pass(name: str) -> None:
+    decode, lacking = RIGHT[name]
     for seed in range(5):
-        report = check_decode(over_a_ring(merged), ranks=(2, 3, 8), seed=seed)
-        assert failed(report) == {} and all(each.applies for each in report.findings)
+        report = check_decode(decode, ranks=(2, 3, 8), seed=seed)
+        assert failed(report) == {} and does_not_apply(report) == lacking and report.not_asked == ()
 
 
 @pytest.mark.thorough
 @pytest.mark.slow
-def test_a_decode_over_torch_distributed_passes_on_processes() -> None:
-    report = check_decode("tests.conformance.right_decodes:reduced", ranks=(2, 3))
+@pytest.mark.parametrize("name", ["reduced", "refuses"])
+def test_a_decode_over_torch_distributed_passes_on_processes(name: str) -> None:
+    report = check_decode(f"tests.conformance.right_decodes:{name}", ranks=(2, 3))
     assert failed(report) == {} and report.transport == "gloo"
-    assert reduced.__module__ == "tests.conformance.right_decodes"
+    refusals = {each.name for each in report.findings if each.evidence.startswith("refused: ")}
+    assert refusals == ({"window"} if name == "refuses" else set())
 
 
 def all_see_all(q: Tensor, k: Tensor, v: Tensor, total: int, positions: Tensor) -> tuple[Tensor, Tensor]:
@@ -151,14 +172,102 @@ WRONG: dict[str, tuple[str, Callable[..., Any]]] = {
 }  # fmt: skip
 
 
+FOLDER = Path(__file__).parent
+EDITS = {each.name: each for each in edits.read(FOLDER / "wrong_decodes.md", required=("found_by",))}
+
+
+def edited(name: str) -> Callable[..., Any]:
+    """Return the wrong decode that an entry of wrong_decodes.md makes of the full one."""
+    source = edits.apply(EDITS[name].hunks, (FOLDER / "right_decodes.py").read_text("utf-8"), name)
+    decode: Callable[..., Any] = edits.as_module(source, f"ringlab_wrong_decode_{name}").full
+    return decode
+
+
 @pytest.mark.parametrize("fault", WRONG)
 def test_a_wrong_decode_is_found(fault: str) -> None:
     check, decode = WRONG[fault]
     assert check_decode(decode, only=[check]).failed == [check]
 
 
+@pytest.mark.sweep(3)
+@pytest.mark.parametrize("name", EDITS)
+def test_a_wrong_decode_is_found_by_the_check_that_asks_for_its_argument(name: str) -> None:
+    check = EDITS[name].fields["found_by"]
+    assert check_decode(edited(name), only=[check]).failed == [check]
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", EDITS)
+def test_plain_calls_do_not_show_what_is_wrong_with_an_argument(name: str) -> None:
+    asking = {each.fields["found_by"] for each in EDITS.values()}
+    assert (
+        check_decode(edited(name), only=[each.name for each in CHECKS if each.name not in asking]).failed
+        == []
+    )
+
+
 def test_every_check_finds_a_decode_that_is_named_for_it() -> None:
-    assert {check for check, _ in WRONG.values()} == {check.name for check in CHECKS}
+    found_by = {check for check, _ in WRONG.values()} | {each.fields["found_by"] for each in EDITS.values()}
+    assert found_by == {check.name for check in CHECKS}
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("window_swallowed", "(P=3, window 3); this is the result without window"),
+        ("value_dim_of_the_keys", "wrong result: needed: out as a tensor (2, 2, 1, 8)"),
+        ("all_see_all_when_written", "new (3,), appended True)"),
+    ],
+)
+def test_the_evidence_names_what_the_fault_needs(name: str, says: str) -> None:
+    check = EDITS[name].fields["found_by"]
+    assert says in failed(check_decode(edited(name), only=[check]))[check]
+
+
+def attends(window: Callable[[int], int]) -> Callable[..., Any]:
+    """Return the full decode with another function of its window."""
+
+    def decode(
+        ring: Any, q: Tensor, k: Tensor, v: Tensor, positions: Tensor, cache_seqlens: Tensor, seq_lens: Tensor,
+        sliding_window: int = 0, score_mod: Any = None,
+    ) -> Any:  # fmt: skip
+        return full(ring, q, k, v, positions, cache_seqlens, seq_lens, window=window(sliding_window))
+
+    return decode
+
+
+def test_an_argument_is_honoured_or_refused_as_a_whole() -> None:
+    def refused(error: type[Exception], above: int) -> Callable[..., Any]:
+        def window(given: int) -> int:
+            if given > above:
+                raise error("no such window")
+            return given
+
+        return attends(window)
+
+    only: dict[str, Any] = {"only": ["window", "pairs"]}
+    honoured = check_decode(attends(lambda window: window), **only)
+    assert failed(honoured) == {} and honoured.not_asked == ("score_mod",)
+    never = check_decode(refused(ValueError, 0), **only)
+    assert failed(never) == {} and never.findings[1].evidence.startswith(
+        "refused: raised: ValueError: no such"
+    )
+    sometimes = check_decode(refused(ValueError, 3), **only)
+    assert failed(sometimes)["window"].startswith("refused here and not elsewhere: raised: ValueError")
+    form = check_decode(refused(TypeError, 0), **only)
+    assert failed(form) == {} and does_not_apply(form) == {"window"}
+
+
+def test_a_cache_that_a_required_parameter_asks_for_is_always_in_pages() -> None:
+    def decode(
+        ring: Any, q: Tensor, k: Tensor, v: Tensor, positions: Tensor, cache_seqlens: Tensor, seq_lens: Tensor,
+        block_table: Tensor, k_new: Tensor, v_new: Tensor,
+    ) -> Any:  # fmt: skip
+        more = {"block_table": block_table, "k_new": k_new, "v_new": v_new}
+        return full(ring, q, k, v, positions, cache_seqlens, seq_lens, **more)
+
+    report = check_decode(decode, only=["values", "new tokens", "growing cache"], ranks=(2, 3))
+    assert failed(report) == {} and report.not_asked == ()
 
 
 def test_the_evidence_says_where() -> None:
@@ -174,12 +283,8 @@ def test_a_check_without_its_parameter_does_not_apply() -> None:
 
     report = check_decode(short)
     assert failed(report) == {}
-    assert {each.name for each in report.findings if not each.applies} == {
-        "new tokens",
-        "new tokens in half",
-        "short prefix",
-        "uncleared, new tokens",
-    }
+    places = {"new tokens", "new tokens in half", "short prefix", "uncleared, new tokens"}
+    assert does_not_apply(report) == places | BY_PARAMETER
 
 
 @pytest.mark.parametrize("bad", [None, torch.zeros(1), (torch.zeros(2, 2, 1, 16), torch.zeros(1))])

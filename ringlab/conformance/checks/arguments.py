@@ -165,7 +165,7 @@ class Argument:
         if not given and self.names and others:
             return Verdict(True, "", more=tuple(run for each in others for run in self.first_in(plan, each)))
         troubles = [str(ran.trouble) for ran in refused]
-        if self.names and not given and all(any(form in text for form in _FORMS) for text in troubles):
+        if self.names and not given and all(any(form in text for form in FORMS) for text in troubles):
             other = f"does not apply: could not be asked, {self.what} may have another form: {troubles[0]}"
             return Verdict(True, other[:300])
         where = ", ".join(dict.fromkeys(_where(ran.run) for ran in refused))
@@ -212,7 +212,7 @@ def _where(run: Run) -> str:
     return f"{run.layout} {'causal' if run.causal else 'full'}"
 
 
-_FORMS = ("TypeError", "IndexError", "AttributeError", "unpack", "MismatchError")
+FORMS = ("TypeError", "IndexError", "AttributeError", "unpack", "MismatchError")
 """Parts of errors that are raised if a value has another form than the function expects."""
 
 

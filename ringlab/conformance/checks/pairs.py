@@ -49,7 +49,7 @@ _WITHOUT_OUT = ("loss on lse", "backward again", "q and v trained")
 PAIRED = (*(each for each in ARGUMENTS if each.paired), DROPOUT)
 """The arguments that have a place in the table."""
 
-_NO_REFUSALS = ("DeadlockError", "IndexError", "KeyError", "ZeroDivisionError")
+NO_REFUSALS = ("DeadlockError", "IndexError", "KeyError", "ZeroDivisionError")
 """Errors that are never a refusal of an argument. PeerDiedError may follow from another rank's refusal."""
 _LISTED = 6
 """The most pairs of settings that a report lists as refused together."""
@@ -332,7 +332,7 @@ def _open_or_wrong(
 
 def _is_refusal(trouble: Trouble, given: Sequence[str]) -> bool:
     """Return whether an error refuses a combination of arguments; a call without arguments has none to refuse."""
-    return bool(given) and trouble.kind == RAISED and not trouble.text.startswith(_NO_REFUSALS)
+    return bool(given) and trouble.kind == RAISED and not trouble.text.startswith(NO_REFUSALS)
 
 
 def _is_right(ran: Ran) -> bool:

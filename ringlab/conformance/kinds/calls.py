@@ -25,20 +25,23 @@ from ringlab.comm.processes.launch import launch
 from ringlab.comm.ring import Ring
 from ringlab.comm.virtual.cluster import VirtualCluster
 from ringlab.conformance.checks import LOADS, refuse_unknown
+from ringlab.conformance.checks.arguments import FORMS
+from ringlab.conformance.checks.pairs import NO_REFUSALS
 from ringlab.conformance.report.findings import Finding, Report
 from ringlab.conformance.run.call_patterns import kept_modes
 from ringlab.conformance.run.folder import leave, rank_path, ranks_left
 from ringlab.conformance.run.loading import VIRTUAL, named
-from ringlab.conformance.run.run import RAISED, Trouble
+from ringlab.conformance.run.run import RAISED, WRONG_RESULT, Trouble
 from ringlab.conformance.run.stacks import stacks, tell_stacks
 from ringlab.conformance.run.troubles import crash_in, described, first_trouble
-from ringlab.conformance.target.argument_names import AROUND, GROUPS
+from ringlab.conformance.target.argument_names import AROUND, GROUPS, THROUGH
 from ringlab.conformance.target.calling import (
     CannotCall,
     check_callable,
     name_of,
     parameters,
     required,
+    swallows,
     written,
 )
 from ringlab.conformance.target.claims import RING, TORCH
@@ -70,6 +73,7 @@ class Calls(Generic[C, R]):
     limit: seconds for each call on processes. given: the arguments that a function may have, besides those of
     `around`.
     names: returns the arguments that a case gives; None if each case gives all of them.
+    refusable: whether an error in a case may be a refusal of its arguments; no such cases by default.
 
     Raises: BackendError unless the target is a function that has one of these arguments and requires no other
     argument.
@@ -83,9 +87,11 @@ class Calls(Generic[C, R]):
         limit: float,
         given: Collection[str],
         names: Callable[[C], Collection[str]] | None = None,
+        refusable: Callable[[C], bool] = lambda case: False,
     ) -> None:
         self.target, self.result, self.seed, self.limit = target, result, seed, limit
         self.names: Callable[[C], Collection[str]] = names or (lambda case: given)
+        self.refusable = refusable
         self.function = function = named(target) if isinstance(target, str) else target
         check_parameters(function, {*given, *AROUND})
         self.over_ring = not {"ring", "comm"}.isdisjoint(parameters(function))
@@ -110,10 +116,21 @@ class Calls(Generic[C, R]):
                 raise Failed(f"{trouble} ({case})")
         return [found for case in cases if not isinstance(found := self.done[case], Trouble)]
 
+    def refusal(self, case: C) -> Trouble | None:
+        """Return the error by which the function may have refused the arguments of a case, or None."""
+        trouble = self.done[case]
+        if isinstance(trouble, Trouble) and trouble.kind == RAISED and self.refusable(case):
+            return trouble
+        return None
+
     @property
     def not_asked(self) -> tuple[str, ...]:
         """Return the parameters to which no case gave a value, including `*args` and `**kwargs`."""
-        asked = {*AROUND, *(name for case in self.done for name in self.names(case))}
+        asked = {
+            *AROUND,
+            *required(self.function),
+            *(name for case in self.done for name in self.names(case)),
+        }
         return tuple(name for name in written(self.function) if name not in asked)
 
     def _on_virtual_ranks(self, P: int, cases: Sequence[C]) -> None:
@@ -139,9 +156,9 @@ class Calls(Generic[C, R]):
             made = self._launched(P, left)
             self.seconds |= dict.fromkeys(left[:made], (time.monotonic() - begun) / made)
             last = self.done[left[made - 1]]
-            if isinstance(last, Trouble):
+            if isinstance(last, Trouble) and self.refusal(left[made - 1]) is None:
                 in_a_row = in_a_row + 1 if made == 1 else 1
-                ended += last.kind != RAISED
+                ended += last.kind not in (RAISED, WRONG_RESULT)
             left = left[made:]
         self.done |= dict.fromkeys(left, Trouble("not run", f"calls before it failed, on P={P}"))
 
@@ -243,6 +260,8 @@ class CallCheck(Generic[C, R]):
     cases: returns the cases for these numbers of ranks. calls: returns the calls that a case needs. wrong:
     returns a sentence on the fault of a case, or ""; it raises Failed if one of the calls has no result.
     needs: groups of parameters; the function must have at least one parameter of each group.
+    more: returns cases that depend on the function, once all cases of all checks are made. Some of them may
+    be refused; a function refuses all or none of the others.
     """
 
     name: str
@@ -251,6 +270,7 @@ class CallCheck(Generic[C, R]):
     calls: Callable[[C], list[C]]
     wrong: Callable[[Calls[C, R], C], str]
     needs: tuple[tuple[str, ...], ...] = ()
+    more: Callable[[Calls[C, R], tuple[int, ...]], list[C]] | None = None
 
 
 def report(
@@ -269,14 +289,17 @@ def report(
     """
     refuse_unknown(only, [check.name for check in checks])
     selected = [check for check in checks if check.name in only or not only]
-    lacks = {check.name: skip.get(check.name) or _lacks(check, calls.function) for check in selected}
-    wanted = [check for check in selected if not lacks[check.name]]
-    calls.make(each for check in wanted for case in check.cases(ranks) for each in check.calls(case))
+    reasons = {check.name: skip.get(check.name) or lacks(check.needs, calls.function) for check in selected}
+    wanted = [check for check in selected if not reasons[check.name]]
+    cases = {check.name: check.cases(ranks) for check in wanted}
+    calls.make(each for check in wanted for case in cases[check.name] for each in check.calls(case))
+    cases |= {check.name: check.more(calls, ranks) for check in wanted if check.more is not None}
+    calls.make(each for check in wanted for case in cases[check.name] for each in check.calls(case))
     target, function = calls.target, calls.function
     name = target if isinstance(target, str) else name_of(function)
     over, transport = (RING, VIRTUAL) if calls.over_ring else (TORCH, "gloo")
     loads = Finding(LOADS, "the target can be imported", True, f"{name}, {what} over {over}", 0.0)
-    found = [_finding(check, calls, ranks, lacks[check.name]) for check in selected]
+    found = [_finding(check, calls, cases.get(check.name, []), reasons[check.name]) for check in selected]
     seconds = sum(calls.seconds.values())
     made = len(calls.done), seconds
     return Report(
@@ -284,31 +307,51 @@ def report(
     )  # fmt: skip
 
 
-def _lacks(check: CallCheck[C, R], function: Any) -> str:
-    for names in check.needs:
-        if parameters(function).isdisjoint(names):
+def lacks(needs: Sequence[Collection[str]], function: Any) -> str:
+    """Return that a function has no parameter of one of these groups, or ""."""
+    there = parameters(function) | ({*THROUGH} if swallows(function) else set())
+    for names in needs:
+        if there.isdisjoint(names):
             return f"it has no parameter {' or '.join(names)}"
     return ""
 
 
-def _finding(check: CallCheck[C, R], calls: Calls[C, R], ranks: tuple[int, ...], lack: str) -> Finding:
+def _finding(check: CallCheck[C, R], calls: Calls[C, R], cases: Sequence[C], lack: str) -> Finding:
     if lack:
         return Finding(check.name, check.asks, True, f"{NOT_ASKED}{lack}", 0.0, applies=False)
-    cases = check.cases(ranks)
     seconds = sum(calls.seconds.get(each, 0.0) for each in {x for case in cases for x in check.calls(case)})
+    ok, evidence, compared = _verdict(check, calls, cases)
+    applies = not evidence.startswith(NOT_ASKED)
+    case = vars(compared) if compared is not None and applies else None
+    return Finding(check.name, check.asks, ok or not applies, evidence, seconds, applies, case=case)
+
+
+def _verdict(check: CallCheck[C, R], calls: Calls[C, R], cases: Sequence[C]) -> tuple[bool, str, C | None]:
+    """Return whether a check passes, its evidence, and the case whose results are wrong, if there is one."""
+    raised = {case: trouble for case in cases if (trouble := calls.refusal(case)) is not None}
+    if raised and len(raised) == len(cases) and all(_is_about_form(each) for each in raised.values()):
+        first = f"{raised[cases[0]]} ({cases[0]})"
+        return True, f"{NOT_ASKED}could not be asked, the argument may have another form: {first}", None
+    refusals = {case: each for case, each in raised.items() if not each.text.startswith(NO_REFUSALS)}
+    text = next((f"{trouble} ({case})" for case, trouble in refusals.items()), "")
+    if text and len(refusals) == len(cases):
+        return True, f"refused: {text}", None
+    if text and check.more is None:
+        return False, f"refused here and not elsewhere: {text}", None
     for case in cases:
-        compared: dict[str, Any] | None = vars(case)
+        compared: C | None = case
         try:
-            wrong = check.wrong(calls, case)
+            wrong = "" if case in refusals else check.wrong(calls, case)
         except Failed as failed:
             wrong, compared = str(failed), None
         if wrong:
-            applies = not wrong.startswith(NOT_ASKED)
-            compared = compared if applies else None
-            return Finding(check.name, check.asks, not applies, wrong, seconds, applies, case=compared)
-    return Finding(
-        check.name, check.asks, True, f"{len(cases)} calls, from {cases[0]} to {cases[-1]}", seconds
-    )
+            return False, wrong, compared
+    also = f"; refused in {len(refusals)}: {text}" if text else ""
+    return True, f"{len(cases)} calls, from {cases[0]} to {cases[-1]}{also}", None
+
+
+def _is_about_form(trouble: Trouble) -> bool:
+    return any(form in trouble.text for form in FORMS)
 
 
 NOT_ASKED = "does not apply: "
@@ -319,11 +362,11 @@ def itself(case: C) -> list[C]:
     return [case]
 
 
-def changed_inputs(calls: Calls[C, Any], case: C) -> str:
-    """Return a sentence on the first input that a call changed in place, or "" if none was changed."""
+def changed_inputs(calls: Calls[C, Any], case: C, fault: str = "was changed in place") -> str:
+    """Return a sentence with this fault of the first input in `changed`, or "" if there is no such input."""
     (ranks,) = calls.of(case)
     found = next(((rank, each.changed[0]) for rank, each in enumerate(ranks) if each.changed), None)
-    return f"{found[1]} was changed in place on rank {found[0]} ({case})" if found else ""
+    return f"{found[1]} {fault} on rank {found[0]} ({case})" if found else ""
 
 
 def unusual(case: Any, usual: Any) -> list[str]:

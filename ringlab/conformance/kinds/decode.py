@@ -2,12 +2,22 @@
 
 The function is called, by name, with those of these arguments for which it has parameters:
 
-    q                 (B, H, n, D): queries of the last n tokens of the sequence, the same on every rank
+    q                 (B, H, n, D): queries of the last n tokens of each sequence, the same on every rank
     k v               (B, K, C, D): this rank's slots of the cache, which contains the last n tokens too
     length            the number of slots in use on this rank; other slots hold values that were not cleared
     lengths           the list of these numbers for all ranks
     positions         the positions in the sequence of the tokens in the used slots, int64
+    cache_seqlens     or another of `LOCAL_LENGTHS`, (B,) int32: the number of slots that each sequence uses on this rank
+    seq_lens          or another of `TOTAL_LENGTHS`, (B,) int32: the length of each sequence
+    block_table       or another of `TABLES`, (B, pages) int32: k and v are (pages, K, slots of a page, D), and slot s of a
+                      sequence is in page s // (slots of a page) of its row
+    k_new v_new       or other names, (B, K, n, D): keys and values of the new tokens, which the function has to write into
+                      the last slots in use, as far as they are this rank's
+    scale window …    or other names, see `NAMES`: arguments of attention, as for a ring
     ring comm group rank world_size   as for a ring (see `ringlab.conformance.target.claims`)
+
+If sequences differ in length, `length`, `lengths` and `positions` are those of the longest one. A table, new keys and
+arguments of attention are given only in the checks that ask about them, or if they are required.
 
 It returns out (B, H, n, D) in the dtype of q, or (out, lse), where lse (B, H, n) is a natural logarithm in
 float32 (float64 for float64). Every rank returns the whole results. Query i is token S − n + i: it sees
@@ -19,129 +29,64 @@ ring.
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import chain
 from typing import Any, TypeAlias
 
 import numpy as np
-import torch
-from jaxtyping import Float, Int
-from torch import Tensor
 
 from ringlab import oracle
-from ringlab.comm.ring import Ring
 from ringlab.conformance.checks.measuring import expected
 from ringlab.conformance.kinds.calls import (
     CallCheck,
     Calls,
-    around,
+    Failed,
     changed_inputs,
     distance,
     itself,
+    lacks,
     report,
-    unusual,
 )
+from ringlab.conformance.kinds.decode_cases import (
+    GIVEN,
+    LENGTHS,
+    LOCAL_LENGTHS,
+    NAMES,
+    Case,
+    Result,
+    arguments_of,
+    names,
+    result,
+)
+from ringlab.conformance.pairwise_cases import Axes, covering_pairs
 from ringlab.conformance.report.findings import Report
-from ringlab.conformance.run.run import Run, inputs
+from ringlab.conformance.run.run import Run
 from ringlab.conformance.suite import LIMIT
-from ringlab.conformance.target.calling import call
 from ringlab.errors import BackendError, apart
-from ringlab.merge import state_dtype
-
-GIVEN = ("q", "k", "v", "length", "lengths", "positions")
-UNCLEARED = 1e4
-"""The value of unused slots: finite in every dtype, and far from every written value."""
-SLOTS = 5
-"""The number of unused slots on each rank, if the function gets its length."""
-
-
-@dataclass(frozen=True)
-class Case:
-    """One call: two sequences of S tokens, with queries for the last n tokens of each.
-
-    dealt: "in turn" or "in stretches". values: as in a `Run`.
-    """
-
-    P: int
-    S: int = 24
-    n: int = 1
-    dealt: str = "in turn"
-    H: int = 2
-    K: int = 2
-    dtype: str = "float32"
-    values: str = "normal"
-    uncleared: bool = False
-
-    def __str__(self) -> str:
-        return ", ".join([f"P={self.P}", *unusual(self, Case(self.P))])
-
-    def run(self, seed: int) -> Run:
-        """Return the run of the whole sequence."""
-        return Run(
-            1, self.S, "", True, self.H, self.K, 16, 2, dtype=self.dtype, values=self.values, seed=seed
-        )
-
-    def tokens(self, rank: int) -> Int[np.ndarray, " L"]:
-        """Return the tokens that a rank's cache holds."""
-        if self.dealt == "in turn":
-            return np.arange(rank, self.S, self.P)
-        return np.array_split(np.arange(self.S), self.P)[rank]
-
-
-@dataclass
-class Result:
-    """One rank's out, its lse if it returns one, and `changed`: the names of inputs that the call changed."""
-
-    out: Float[Tensor, "B H n D"]
-    lse: Float[Tensor, "B H n"] | None
-    changed: list[str]
-
 
 DecodeCalls: TypeAlias = Calls[Case, Result]
+DecodeCheck: TypeAlias = CallCheck[Case, Result]
+Settings: TypeAlias = tuple[tuple[str, Any], ...]
+"""Fields of a case, each with its value."""
 
 
-def result(function: Callable[..., Any], case: Case, ring: Ring | None, rank: int, seed: int) -> Result:
-    """Return this rank's result of a case. Raises: the function's error; BackendError if it is invalid."""
-    q, k, v, _ = inputs(case.run(seed))
-    mine = torch.from_numpy(case.tokens(rank))
-    slots = SLOTS if case.uncleared else 0
-    k, v = (torch.nn.functional.pad(x[:, :, mine], (0, 0, 0, slots), value=UNCLEARED) for x in (k, v))
-    given: dict[str, Any] = {
-        "q": q[:, :, case.S - case.n :].contiguous(), "k": k, "v": v, "length": len(mine),
-        "lengths": [len(case.tokens(each)) for each in range(case.P)], "positions": mine,
-    }  # fmt: skip
-    kept = copy.deepcopy(given)
-    found = call(function, (), {**given, **around(ring, rank, case.P)})
-    out, lse, *_ = (*found, None) if isinstance(found, (tuple, list)) and found else (found, None)
-    for name, x, like in (("out", out, q), ("lse", lse, q.to(state_dtype(q.dtype))[..., 0])):
-        shape = (*like.shape[:2], case.n, *like.shape[3:])
-        if name == "lse" and x is None:
-            continue
-        if not isinstance(x, Tensor) or (tuple(x.shape), x.dtype) != (shape, like.dtype):
-            got = f"{tuple(x.shape)} of {x.dtype}" if isinstance(x, Tensor) else type(x).__name__
-            raise BackendError(f"{name} as a tensor {shape} of {like.dtype}", got)
-    changed = [name for name, x in given.items() if not _same(x, kept[name])]
-    return Result(out.detach(), None if lse is None else lse.detach(), changed)
-
-
-def _same(x: Any, kept: Any) -> bool:
-    return torch.equal(x, kept) if isinstance(x, Tensor) else bool(x == kept)
-
-
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=256)
 def _truth(run: Run) -> dict[str, tuple[np.ndarray, float]]:
-    """Return out and lse of the whole sequence, each with the largest allowed error."""
+    """Return out and lse of the whole sequence, each with the largest allowed error.
+
+    Implementations disagree about the lse of a row with a sink, so it is left out.
+    """
     true, limits = expected(run.plain)
-    results = {"out": true.out, "lse": true.lse}
+    results = {"out": true.out} if run.sinks else {"out": true.out, "lse": true.lse}
     return {name: (x, limits[name] * max(np.abs(x).max(initial=0.0), 1e-30)) for name, x in results.items()}
 
 
 def _differs(calls: DecodeCalls, case: Case) -> str:
     (ranks,) = calls.of(case)
     for name, (whole, allowed) in _truth(case.run(calls.seed)).items():
-        true = whole[:, :, case.S - case.n :]
+        true = case.rows(whole)
         for rank, each in enumerate(ranks):
             if (found := getattr(each, name)) is None:
                 continue
@@ -150,23 +95,157 @@ def _differs(calls: DecodeCalls, case: Case) -> str:
                 at = np.unravel_index(int(errors.argmax()), errors.shape)
                 got, right = apart(float(found[at]), true[at])
                 values = f"{got} for {right}, {allowed:.2g} is allowed"
+                place = f"batch {at[0]}, head {at[1]}, query {at[2]}"
                 return (
-                    f"{name} on rank {rank} is {values}: batch {at[0]}, head {at[1]}, query {at[2]} ({case})"
+                    f"{name} on rank {rank} is {values}: {place} ({case}){_without(ranks, case, calls.seed)}"
                 )
+    return changed_inputs(calls, case, "is not as it must be after a call") if case.appended else ""
+
+
+def _without(ranks: Sequence[Result], case: Case, seed: int) -> str:
+    """Return words for an argument that all ranks ignore, or ""."""
+    for field in arguments_of(case):
+        other = replace(case, **{field: getattr(Case, field)})
+        whole, allowed = _truth(other.run(seed))["out"]
+        true = other.rows(whole)
+        if all(x.shape == true.shape and (distance(x, true) <= allowed).all() for x in _outs(ranks)):
+            return f"; this is the result without {field}"
     return ""
 
 
-CHECKS: tuple[CallCheck[Case, Result], ...] = (
-    CallCheck("values", "one new token, against caches that are dealt in turn and in stretches", lambda ranks: [Case(P, S, dealt=dealt) for P in (1, *ranks) for S in (24, 37) for dealt in ("in turn", "in stretches")], itself, _differs),
+def _outs(ranks: Sequence[Result]) -> list[np.ndarray]:
+    return [oracle.float64(each.out) for each in ranks]
+
+
+@dataclass(frozen=True)
+class Argument:
+    """A property of a call that only some functions take, and the check that asks about it alone.
+
+    field: the field of `NAMES` that has the parameters. values: on both sides of a shard, if it has a natural
+    scale. others: settings for the table of pairs only, because they change no result. needs: as in a
+    `CallCheck`.
+    """
+
+    check: str
+    asks: str
+    field: str
+    values: tuple[Settings, ...]
+    needs: tuple[tuple[str, ...], ...] = ()
+    others: tuple[Settings, ...] = ()
+
+    def cases(self, ranks: tuple[int, ...]) -> list[Case]:
+        """Return the calls of its check."""
+        P = ranks[len(ranks) // 2]
+        return [replace(Case(P), **dict(value)) for value in self.values]
+
+    @property
+    def alone(self) -> DecodeCheck:
+        """Return its check."""
+        needs = tuple(filter(None, (NAMES[self.field], *self.needs)))
+        return CallCheck(self.check, self.asks, self.cases, itself, _differs, needs)
+
+
+def _values(field: str, *values: Any) -> tuple[Settings, ...]:
+    return tuple(((field, value),) for value in values)
+
+
+PLACES = (("positions",),)
+ARGUMENTS = (
+    Argument("window", "windows that it takes, shorter and longer than a shard: the oracle's result, or an error", "window", _values("window", 3, 15), PLACES, _values("window", 30)),
+    Argument("soft cap", "soft caps that it takes: the oracle's result, or an error", "softcap", _values("softcap", 0.75, 30.0)),
+    Argument("sinks", "sinks that it takes, with large scores too: each counts once, or an error", "sinks", ((("sinks", True),), (("sinks", True), ("values", "large")))),
+    Argument("alibi", "slopes of ALiBi that it takes: the oracle's result, or an error", "alibi", _values("alibi", True), PLACES),
+    Argument("scale", "a scale of its own", "scale", _values("scale", 0.3)),
+    Argument("value dims", "a head dim of v that is not that of q and k: the oracle's result, or an error", "dv", _values("dv", 8, 24)),
+    Argument("padding", "padding before the sequences, by a mask that it takes: the oracle's result, or an error", "padding", _values("padding", 5, 15)),
+    Argument("lengths of sequences", "two sequences of different lengths, down to one token", "shorter", _values("shorter", 3, 15, 23), (("positions", *LOCAL_LENGTHS),)),
+    Argument("pages", "a cache in pages, which lie in random order", "paged", ((("paged", True),), (("paged", True), ("S", 37))), (LENGTHS,)),
+    Argument("new keys", "keys and values of new tokens that it writes itself, in several calls", "appended", ((("appended", True),), (("appended", True), ("new", (1, 1, 1)))), (LENGTHS,)),
+)  # fmt: skip
+DEALT = ("in turn", "in stretches")
+
+
+def _base_axes(calls: DecodeCalls, ranks: tuple[int, ...]) -> dict[str, tuple[Settings, ...]]:
+    """Return the axes of the table of pairs that are no arguments."""
+    several = not lacks(PLACES, calls.function)
+    slots = not lacks((LENGTHS,), calls.function)
+    new = [(3,)] * several + [(1, 1, 1)] * slots + [(2, 1, 3)] * (several and slots)
+    return {
+        "P": _values("P", *ranks[::-1]),
+        "dtype": ((), *_values("dtype", "bfloat16", "float16", "float64")),
+        "heads": ((), (("H", 4), ("K", 2)), (("H", 4), ("K", 1))),
+        "scores": ((), *_values("values", "stepped")),
+        "new": ((), *_values("new", *new)),
+        "dealt": ((), *_values("dealt", *DEALT[1:])),
+        "uncleared": ((), *_values("uncleared", *[True] * slots)),
+    }
+
+
+def _fits(chosen: Mapping[str, Settings]) -> bool:
+    """Return whether these settings have a meaning together."""
+    changes = [change for settings in chosen.values() for change in settings]
+    case = replace(Case(1), **dict(changes))
+    visible = case.padding + case.shorter + sum(case.new) <= case.S
+    # Whether a soft cap applies before or after ALiBi's bias differs among models.
+    return len(dict(changes)) == len(changes) and visible and not (case.softcap and case.alibi)
+
+
+def _pairs(calls: DecodeCalls, ranks: tuple[int, ...]) -> list[Case]:
+    """Return the table of pairs. An argument takes part if the function honours it alone."""
+    asked = [each for each in ARGUMENTS if not lacks(each.alone.needs, calls.function)]
+    calls.make(case for each in asked for case in each.cases(ranks))
+    honoured = [each for each in asked if all(_says(calls, case) == "" for case in each.cases(ranks))]
+    axes: Axes = {
+        **_base_axes(calls, ranks),
+        **{each.check: ((), *each.values, *each.others) for each in honoured},
+    }
+    rows = covering_pairs(axes, _fits)
+    return [replace(Case(ranks[0]), **dict(chain.from_iterable(row.values()))) for row in rows]
+
+
+def _says(calls: DecodeCalls, case: Case) -> str | None:
+    """Return the sentence of `_differs`, or None if the call has no result."""
+    try:
+        return _differs(calls, case)
+    except Failed:
+        return None
+
+
+def _differ_together(calls: DecodeCalls, case: Case) -> str:
+    """Return a sentence on a wrong call, or "".
+
+    More calls, each with the usual value of one setting, show which settings the fault does not need.
+    """
+    if not (wrong := _differs(calls, case)):
+        return ""
+    usual = vars(Case(case.P))
+    simpler = {
+        name: replace(case, **{name: usual[name]})
+        for name, value in vars(case).items()
+        if value != usual[name]
+    }
+    calls.make(simpler.values())
+    spare = {name: usual[name] for name, each in simpler.items() if _says(calls, each)}
+    smallest = replace(case, **spare)
+    calls.make([smallest])
+    return _says(calls, smallest) or wrong
+
+
+CHECKS: tuple[DecodeCheck, ...] = (
+    CallCheck("values", "one new token, against caches that are dealt in turn and in stretches", lambda ranks: [Case(P, S, dealt=dealt) for P in (1, *ranks) for S in (24, 37) for dealt in DEALT], itself, _differs),
     CallCheck("dtypes", "half dtypes merged in float32, and float64", lambda ranks: [Case(P, 64, dtype=dtype) for P in ranks[-1:] for dtype in ("bfloat16", "float16", "float64")], itself, _differs),
+    CallCheck("lse digits", "scores near 128 in half dtypes: the lse of a partial keeps its fraction", lambda ranks: [Case(P, S, dtype=dtype, values="stepped") for P in ranks for S in (37, 64) for dtype in ("bfloat16", "float16")], itself, _differs),
     CallCheck("grouped heads", "fewer key/value heads than query heads", lambda ranks: [Case(P, H=4, K=K) for P in ranks for K in (2, 1)], itself, _differs),
-    CallCheck("empty ranks", "fewer tokens than ranks", lambda ranks: [Case(P, S, dealt=dealt) for P in ranks for S in (1, max(1, P - 1)) for dealt in ("in turn", "in stretches")], itself, _differs),
+    CallCheck("empty ranks", "fewer tokens than ranks", lambda ranks: [Case(P, S, dealt=dealt) for P in ranks for S in (1, max(1, P - 1)) for dealt in DEALT], itself, _differs),
     CallCheck("large scores", "scores of some hundreds, which overflow without a maximum", lambda ranks: [Case(P, values=values) for P in ranks for values in ("large", "negative")], itself, _differs),
-    CallCheck("new tokens", "some new tokens, causal among themselves", lambda ranks: [Case(P, n=n, dealt=dealt, H=H) for P in ranks for n, H in ((2, 2), (7, 4)) for dealt in ("in turn", "in stretches")], itself, _differs, (("positions",),)),
-    CallCheck("new tokens in half", "several new tokens in half dtypes, causal among themselves", lambda ranks: [Case(P, 13, 7, dtype=dtype) for P in ranks[-1:] for dtype in ("bfloat16", "float16")], itself, _differs, (("positions",),)),
-    CallCheck("short prefix", "a prefix of one token, and none", lambda ranks: [Case(P, S, S - before) for P in ranks for S in (8, 13) for before in (1, 0)], itself, _differs, (("positions",),)),
-    CallCheck("uncleared slots", "slots that are not in use", lambda ranks: [Case(P, S, uncleared=True) for P in ranks for S in (24, max(1, P - 1))], itself, _differs, (("length", "lengths", "positions"),)),
-    CallCheck("uncleared, new tokens", "several new tokens, and slots that are not in use", lambda ranks: [Case(P, n=3, uncleared=True) for P in ranks], itself, _differs, (("positions",),)),
+    CallCheck("new tokens", "some new tokens, causal among themselves", lambda ranks: [Case(P, new=(n,), dealt=dealt, H=H) for P in ranks for n, H in ((2, 2), (7, 4)) for dealt in DEALT], itself, _differs, PLACES),
+    CallCheck("new tokens in half", "several new tokens in half dtypes, causal among themselves", lambda ranks: [Case(P, 13, (7,), dtype=dtype) for P in ranks[-1:] for dtype in ("bfloat16", "float16")], itself, _differs, PLACES),
+    CallCheck("short prefix", "a prefix of one token, and none", lambda ranks: [Case(P, S, (S - before,)) for P in ranks for S in (8, 13) for before in (1, 0)], itself, _differs, PLACES),
+    CallCheck("uncleared slots", "slots that are not in use", lambda ranks: [Case(P, S, uncleared=True) for P in ranks for S in (24, max(1, P - 1))], itself, _differs, (LENGTHS,)),
+    CallCheck("uncleared, new tokens", "several new tokens, and slots that are not in use", lambda ranks: [Case(P, new=(3,), uncleared=True) for P in ranks], itself, _differs, PLACES),
+    CallCheck("growing cache", "a cache that gets a new token before each of four calls", lambda ranks: [Case(P, S, (1,) * 4, dealt) for P in ranks for S in (24, 4) for dealt in DEALT], itself, _differs, (LENGTHS,)),
+    *(each.alone for each in ARGUMENTS),
+    CallCheck("pairs", "every two settings together: arguments, dtypes, heads, numbers of new tokens, ranks", lambda ranks: [], itself, _differ_together, more=_pairs),
     CallCheck("side effects", "queries and cache as they were", lambda ranks: [Case(P) for P in ranks], itself, changed_inputs),
 )  # fmt: skip
 """The checks, in the order in which they are reported."""
@@ -195,5 +274,5 @@ def check_decode(
     """
     if not ranks or min(ranks) < 1:
         raise BackendError("numbers of ranks of at least 1", repr(tuple(ranks)))
-    calls = DecodeCalls(target, result, seed, limit, GIVEN)
+    calls = DecodeCalls(target, result, seed, limit, GIVEN, names, lambda case: bool(arguments_of(case)))
     return report(calls, CHECKS, only, tuple(ranks), "a decode", {})

@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor
 
 from ringlab.conformance.checks.measuring import expected
-from ringlab.conformance.kinds import decode, merge, step, step_cases
+from ringlab.conformance.kinds import decode, decode_cases, merge, step, step_cases
 from ringlab.conformance.kinds.calls import changed_inputs
 from ringlab.conformance.report.findings import Finding, Report
 from ringlab.conformance.report.script import (
@@ -136,16 +136,18 @@ def _of_merge(report: Report, finding: Finding, base: float) -> str:
     )
 
 
-_KNOWN = {"P", "S", "n", "dealt", "H", "K", "dtype", "values", "uncleared"}
+_KNOWN = {"P", "S", "new", "dealt", "H", "K", "dtype", "values", "uncleared"}
 """The fields of a decode's case that a script can give."""
 
 
 def _of_decode(report: Report, finding: Finding) -> str:
-    case = decode.Case(**(finding.case or {}))
+    case = decode_cases.Case(**(finding.case or {}))
     check = next(each for each in decode.CHECKS if each.name == finding.name)
     if check.wrong is changed_inputs:
         raise NotWritten(f"a script compares results, and the check “{finding.name}” compares arguments")
-    usual = vars(decode.Case(case.P))
+    usual = vars(decode_cases.Case(case.P))
+    if len(case.new) > 1:
+        raise NotWritten(f"a script makes one call of a decode ({case})")
     if other := [name for name, value in vars(case).items() if name not in _KNOWN and value != usual[name]]:
         raise NotWritten(f"a script cannot give a decode {' and '.join(other)} ({case})")
     run, name = case.run(report.seed), report.target.partition(":")[2]
@@ -155,12 +157,12 @@ def _of_decode(report: Report, finding: Finding) -> str:
         for name, bound in expected(run.plain)[1].items()
         if name in ("out", "lse")
     }
-    sizes = (case.P, case.S, case.n, run.B, case.H, case.K, run.D, report.seed)
+    sizes = (case.P, case.S, case.new[0], run.B, case.H, case.K, run.D, report.seed)
     lines = [
         f"P, S, N, B, H, K, D, SEED = {', '.join(map(str, sizes))}",
         f"DTYPE, SCALE = torch.{case.dtype}, D**-0.5",
         f"TOKENS = {[each.tolist() for each in tokens]}  # of each rank's cache",
-        f"UNUSED, VALUE = {decode.SLOTS if case.uncleared else 0}, {decode.UNCLEARED}  # slots of each cache, and what they hold",
+        f"UNUSED, VALUE = {decode_cases.SLOTS if case.uncleared else 0}, {decode_cases.UNCLEARED}  # slots of each cache, and what they hold",
         "POSITIONS = [torch.arange(S - N, S)] * P  # of the queries, which are the same on every rank",
         "# Of the largest error, as a share of the largest true value: from the plainest implementation's own error.",
         f"BOUNDS = {limits}".replace("'", '"'),
@@ -171,8 +173,15 @@ def _of_decode(report: Report, finding: Finding) -> str:
         "length": Code("len(TOKENS[rank])"),
         "lengths": Code("[len(each) for each in TOKENS]"),
         "positions": Code("torch.tensor(TOKENS[rank], dtype=torch.int64)"),
+        **dict.fromkeys(
+            decode_cases.LOCAL_LENGTHS, Code("torch.tensor([len(TOKENS[rank])] * B, dtype=torch.int32)")
+        ),
+        **dict.fromkeys(decode_cases.TOTAL_LENGTHS, Code("torch.tensor([S] * B, dtype=torch.int32)")),
+        **dict.fromkeys(decode_cases.SCALES, Code("SCALE")),
         **_around(virtual, Code("P")),
     }
+    if missing := required(named(report.target)) - known.keys():
+        raise NotWritten(f"a script cannot give a decode {' and '.join(sorted(missing))}")
     call = _call(report, name, known)
     on_rank = body(
         f'''

@@ -327,12 +327,14 @@ VALUES = {
     "rising": "q[..., 0], k[..., 0] = 4.0 * D**0.5, 24.0 * np.linspace(-1.0, 1.0, S)",
     "falling": "q[..., 0], k[..., 0] = 4.0 * D**0.5, 24.0 * np.linspace(1.0, -1.0, S)",
     "negative": "q[..., 0], k[..., 0] = 128.0 * D**0.5, -128.0",
+    "stepped": "q[...], k[..., 0] = 0.0, 16.0 + np.round(k[..., 0]).clip(-8, 7) / 8; q[..., 0] = 8.0 * D**0.5",
 }
 """How each kind of values is made from standard normal q and k, as a line of the program that `--script` writes.
 
 "large": scores of some hundreds. "rising" and "falling": scores that grow or shrink with the key's position, so that
 each later block has a larger or smaller maximum. "negative": all scores about −16,000, as if by a bias, which is
-below the numbers that some code uses for −∞.
+below the numbers that some code uses for −∞. "stepped": scores that are whole numbers near 128. If D is a power of 4, half
+dtypes compute them exactly, while an lse of such a size loses its fraction in them.
 """
 
 

@@ -1,0 +1,230 @@
+"""Calls of a decode as data: the cache and the new tokens of each call, and its result."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from ringlab.comm.ring import Ring
+from ringlab.conformance.kinds.calls import around, unusual
+from ringlab.conformance.run.arguments import window_and_softcap
+from ringlab.conformance.run.run import Run, inputs, sinks_of, slopes_of
+from ringlab.conformance.run.troubles import WrongResult
+from ringlab.conformance.target.argument_names import ALIBI, PADDING, SINKS, SOFTCAPS, VALID, WINDOWS
+from ringlab.conformance.target.calling import call, required
+from ringlab.errors import BackendError, in_one_line
+from ringlab.merge import state_dtype
+
+SEQUENCES, D = 2, 16
+UNCLEARED = 1e4
+"""The value of slots that hold no token: finite in every dtype, and far from every written value."""
+SLOTS, PAGE = 5, 4
+"""The numbers of unused slots on each rank of a cache that has some, and of slots in a page."""
+LOCAL_LENGTHS = ("cache_seqlens", "local_seq_lens", "dcp_local_seq_lens")
+TOTAL_LENGTHS = ("seq_lens", "sequence_lengths")
+LENGTHS = ("length", "lengths", "positions", *LOCAL_LENGTHS)
+"""The parameters that say which slots are in use."""
+TABLES = ("block_table", "block_tables", "page_table", "page_tables")
+NEW_KEYS, NEW_VALUES = ("k_new", "new_k", "new_keys"), ("v_new", "new_v", "new_values")
+SCALES = ("scale", "softmax_scale")
+GIVEN = {"q", "k", "v", *LENGTHS, *TOTAL_LENGTHS, *TABLES, *NEW_KEYS, *NEW_VALUES, *SCALES}
+"""The parameters that a function may require."""
+NAMES: dict[str, tuple[str, ...]] = {
+    "window": WINDOWS, "softcap": SOFTCAPS, "sinks": SINKS, "alibi": ALIBI, "scale": SCALES, "dv": (), "padding": (*PADDING, *VALID),
+    "shorter": (*LOCAL_LENGTHS, *TOTAL_LENGTHS), "paged": TABLES, "appended": (*NEW_KEYS, *NEW_VALUES),
+}  # fmt: skip
+"""The fields of a case that a function may refuse, each with its parameters."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One or more calls, each with the tokens at the end of two sequences, of S tokens after the last call.
+
+    new: the number of new tokens of each call. The calls follow each other on the same cache, which grows.
+    dealt: "in turn" or "in stretches". uncleared: whether slots are left that hold no token. shorter: by how
+    many tokens the second sequence is shorter than the first. paged: whether the cache consists of pages in
+    random order. appended: whether the function writes the keys and values of the new tokens. padding: the
+    number of padding tokens before both sequences. The other fields are those of a `Run`.
+    """
+
+    P: int
+    S: int = 24
+    new: tuple[int, ...] = (1,)
+    dealt: str = "in turn"
+    H: int = 2
+    K: int = 2
+    dtype: str = "float32"
+    values: str = "normal"
+    uncleared: bool = False
+    shorter: int = 0
+    paged: bool = False
+    appended: bool = False
+    window: int = 0
+    softcap: float = 0.0
+    sinks: bool = False
+    alibi: bool = False
+    scale: float | None = None
+    dv: int = 0
+    padding: int = 0
+
+    def __str__(self) -> str:
+        return ", ".join([f"P={self.P}", *unusual(self, Case(self.P))])
+
+    def run(self, seed: int) -> Run:
+        """Return the run of the whole sequences, both of the same length."""
+        same = ("H", "K", "dtype", "values", "window", "softcap", "sinks", "alibi", "scale", "dv")
+        pads = (-self.padding,) if self.padding else ()
+        more = {name: getattr(self, name) for name in same}
+        return Run(1, self.S, "", True, D=D, B=SEQUENCES, pads=pads, seed=seed, **more)
+
+    def tokens(self, rank: int) -> Int[np.ndarray, " L"]:
+        """Return the tokens that a rank's slots hold after the last call."""
+        if self.dealt == "in turn":
+            return np.arange(rank, self.S, self.P)
+        return np.array_split(np.arange(self.S), self.P)[rank]
+
+    def ends(self) -> Iterator[tuple[int, list[int]]]:
+        """Yield the number of new tokens of each call, and the length of each sequence with them."""
+        for n, left in zip(self.new, np.cumsum(self.new[::-1])[::-1], strict=True):
+            yield n, [self.S - self.shorter * sequence - int(left) + n for sequence in range(SEQUENCES)]
+
+    def rows(self, whole: np.ndarray) -> np.ndarray:
+        """Return the new tokens' rows of an array over whole sequences, (B, H, S, …)."""
+        last, n = self.S - self.shorter * np.arange(SEQUENCES), sum(self.new)
+        return np.stack([x[:, end - n : end] for x, end in zip(whole, last, strict=True)])
+
+
+@dataclass
+class Result:
+    """One rank's out of all calls, its lse if it returns one, and the names of inputs that a call changed."""
+
+    out: Float[Tensor, "B H n Dv"]
+    lse: Float[Tensor, "B H n"] | None
+    changed: list[str]
+
+
+class _Cache:
+    """One rank's slots of the cache in pages; without `paged`, all slots of a sequence are one page.
+
+    kept: k and v as they must be after a call.
+    """
+
+    def __init__(self, case: Case, rank: int, k: Tensor, v: Tensor, paged: bool, seed: int) -> None:
+        self.tokens = case.tokens(rank)
+        self.whole = [x[:, :, torch.from_numpy(self.tokens)] for x in (k, v)]
+        slots = len(self.tokens) + (SLOTS if case.uncleared else 0)
+        pages = -(-max(1, slots) // PAGE) if paged else 1
+        self.page = PAGE if paged else slots
+        order = np.arange(SEQUENCES * pages)
+        if paged:  # one page belongs to no sequence
+            order = np.random.default_rng([pages, seed]).permutation(SEQUENCES * pages + 1)[:-1]
+        self.table = torch.from_numpy(order.reshape(SEQUENCES, pages)).int()
+        shape = SEQUENCES * pages + paged, k.shape[1], self.page
+        self.k, self.v = (x.new_full((*shape, x.shape[3]), UNCLEARED) for x in self.whole)
+        self.kept = self.k.clone(), self.v.clone()
+
+    def used(self, ends: Sequence[int]) -> list[int]:
+        """Return the number of slots that sequences of these lengths use."""
+        return [int((self.tokens < end).sum()) for end in ends]
+
+    def write(self, pools: Iterable[Tensor], begin: Sequence[int], end: Sequence[int]) -> None:
+        """Write the right values of slots of each sequence, from `begin` to `end`, into `pools`."""
+        for pool, x in zip(pools, self.whole, strict=True):
+            for sequence in range(SEQUENCES):
+                slots = torch.arange(begin[sequence], end[sequence])
+                if len(slots):
+                    pages = self.table[sequence, slots // self.page].long()
+                    pool[pages, :, slots % self.page] = x[sequence][:, slots].transpose(0, 1)
+
+
+def result(function: Callable[..., Any], case: Case, ring: Ring | None, rank: int, seed: int) -> Result:
+    """Return this rank's results of a case. Raises: the function's error; WrongResult if one is invalid."""
+    needs, run = required(function), case.run(seed)
+    paged = case.paged or not needs.isdisjoint(TABLES)
+    appended = case.appended or not needs.isdisjoint((*NEW_KEYS, *NEW_VALUES))
+    q, k, v, _ = inputs(run)
+    cache = _Cache(case, rank, k, v, paged, seed)
+    held, found = [0] * SEQUENCES, list[Result]()
+    for n, ends in case.ends():
+        used = cache.used(ends)
+        ready = cache.used([end - n for end in ends]) if appended else used
+        cache.write((cache.k, cache.v), held, ready)
+        cache.write(cache.kept, held, used)
+        held = used
+        rows, keys, values = (
+            torch.stack([x[sequence, :, end - n : end] for sequence, end in enumerate(ends)])
+            for x in (q, k, v)
+        )
+        given: dict[str, Any] = {"q": rows, "k": cache.k, "v": cache.v}
+        given |= _lengths(case, cache, ends) | _arguments(run, cache)
+        given |= dict.fromkeys(TABLES, cache.table.clone()) if paged else {}
+        given |= dict.fromkeys(NEW_KEYS, keys) | dict.fromkeys(NEW_VALUES, values) if appended else {}
+        kept = copy.deepcopy(given) | dict(zip("kv", cache.kept, strict=True))
+        returned = call(function, (), {**given, **around(ring, rank, case.P)})
+        found.append(_result(returned, rows, values))
+        found[-1].changed += [name for name, x in given.items() if not _same(x, kept[name])]
+    out = torch.cat([each.out for each in found], dim=2)
+    lses = [each.lse for each in found if each.lse is not None]
+    lse = torch.cat(lses, dim=2) if len(lses) == len(found) else None
+    return Result(out, lse, [name for each in found for name in each.changed])
+
+
+def _lengths(case: Case, cache: _Cache, ends: Sequence[int]) -> dict[str, Any]:
+    used = cache.used(ends)
+    given: dict[str, Any] = {
+        "length": used[0],
+        "lengths": [int((case.tokens(rank) < ends[0]).sum()) for rank in range(case.P)],
+        "positions": torch.from_numpy(cache.tokens[: used[0]].copy()),
+    }
+    given |= dict.fromkeys(LOCAL_LENGTHS, torch.tensor(used, dtype=torch.int32))
+    return given | dict.fromkeys(TOTAL_LENGTHS, torch.tensor(ends, dtype=torch.int32))
+
+
+def _arguments(run: Run, cache: _Cache) -> dict[str, Any]:
+    given = {**window_and_softcap(run), **dict.fromkeys(SCALES, D**-0.5 if run.scale is None else run.scale)}
+    given |= dict.fromkeys(SINKS, sinks_of(run)) if run.sinks else {}
+    given |= dict.fromkeys(ALIBI, slopes_of(run)) if run.alibi else {}
+    if run.pads:
+        slots = cache.table.shape[1] * cache.page
+        padding = np.ones(slots, bool)
+        padding[: len(cache.tokens)] = run.padding[cache.tokens]
+        mask = torch.from_numpy(padding).expand(SEQUENCES, -1)
+        given |= {**dict.fromkeys(PADDING, mask), **dict.fromkeys(VALID, (~mask).long())}
+    return given
+
+
+def _result(returned: Any, rows: Tensor, values: Tensor) -> Result:
+    """Return what a call returned. Raises: WrongResult unless it is out, or out and lse, in the right form."""
+    out, lse, *_ = (*returned, None) if isinstance(returned, (tuple, list)) and returned else (returned, None)
+    wanted = {"out": (out, (*rows.shape[:3], values.shape[3]), rows.dtype)}
+    wanted |= {} if lse is None else {"lse": (lse, (*rows.shape[:3],), state_dtype(rows.dtype))}
+    for name, (x, shape, dtype) in wanted.items():
+        if not isinstance(x, Tensor) or (tuple(x.shape), x.dtype) != (shape, dtype):
+            got = f"{tuple(x.shape)} of {x.dtype}" if isinstance(x, Tensor) else type(x).__name__
+            raise WrongResult(in_one_line(BackendError(f"{name} as a tensor {shape} of {dtype}", got)))
+    out, lse = (
+        None if x is None else x.detach().clone() for x in (out, lse)
+    )  # a later call may write into them
+    return Result(out, lse, [])
+
+
+def _same(x: Any, kept: Any) -> bool:
+    return torch.equal(x, kept) if isinstance(x, Tensor) else bool(x == kept)
+
+
+def names(case: Case) -> set[str]:
+    """Return the names of the arguments to which a case gives values of its own."""
+    own = {name for field in arguments_of(case) for name in NAMES[field]}
+    return {"q", "k", "v", *LENGTHS, *TOTAL_LENGTHS} | own
+
+
+def arguments_of(case: Case) -> list[str]:
+    """Return the fields of `NAMES` that a case sets."""
+    return [field for field in NAMES if getattr(case, field) != getattr(Case, field)]
