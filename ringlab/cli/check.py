@@ -51,6 +51,7 @@ def check(
     init: Annotated[Path | None, typer.Option(metavar="FILE", help="Run no check; write a test of the target, for pytest.")] = None,
     kind: Annotated[Literal["attention", "merge", "decode", "step"], typer.Option(help="attention; merge: of partials (out, lse); decode: against a sharded cache; step: a whole training step.")] = "attention",
     lse_base: Annotated[float, typer.Option(help="With --kind merge: the base of lse, e by default.")] = math.e,
+    loss: Annotated[Literal["tokens", "sequences", "sums"], typer.Option(help="With --kind step: the loss is a mean over labels, over sequences of their means, or over sequences of their sums.")] = "tokens",
     as_json: Json = False,
 ) -> None:  # fmt: skip
     """Check a ring attention, a merge of partials, a decode or a training step.
@@ -78,7 +79,7 @@ def check(
                 _attention, lead, target, transport, device, claims, **asked, quick=quick, fail_fast=fail_fast
             )
         else:
-            make = partial(_other, lead, kind, target, lse_base, claims, **asked)
+            make = partial(_other, lead, kind, target, lse_base, loss, claims, **asked)
         found = _made(make, as_json)
         found.options = _options(context)
         if html or script:
@@ -144,7 +145,7 @@ def _attention(
 
 
 def _other(
-    lead: Lead | None, kind: str, target: str, lse_base: float, claims: dict[str, Any], limit: float, **asked: Any
+    lead: Lead | None, kind: str, target: str, lse_base: float, loss: str, claims: dict[str, Any], limit: float, **asked: Any
 ) -> Report:  # fmt: skip
     from ringlab.conformance.kinds.decode import check_decode
     from ringlab.conformance.kinds.merge import check_merge
@@ -155,8 +156,9 @@ def _other(
     if lead is not None:
         remedy = "run it without torchrun: it starts processes of its own"
         raise BackendError("--kind attention, or merge, under torchrun", f"--kind {kind}", remedy)
-    make = check_decode if kind == "decode" else check_step
-    return make(target, limit=limit, **asked, **claims)
+    if kind == "decode":
+        return check_decode(target, limit=limit, **asked, **claims)
+    return check_step(target, loss=loss, limit=limit, **asked, **claims)
 
 
 def _tell(found: Report, files: dict[str, Path | None], as_json: bool) -> NoReturn:
@@ -274,9 +276,9 @@ _OF_RUNS = ("quick", "fail_fast", "limit", "transport", "device")
 _CLAIMS = ("layouts", "ranks", "dtypes", "axes", "ragged", "grouped", "backward")
 _BUT_LIMIT = tuple(each for each in _OF_RUNS if each != "limit")
 _IGNORED_BY = {
-    "attention": ("lse_base",),
-    "merge": ("init", *_OF_RUNS, *_CLAIMS),
-    "decode": ("init", "lse_base", *_BUT_LIMIT, *(each for each in _CLAIMS if each != "ranks")),
+    "attention": ("lse_base", "loss"),
+    "merge": ("init", "loss", *_OF_RUNS, *_CLAIMS),
+    "decode": ("init", "lse_base", "loss", *_BUT_LIMIT, *(each for each in _CLAIMS if each != "ranks")),
     "step": ("init", "lse_base", *_BUT_LIMIT, *(each for each in _CLAIMS if each not in ("ranks", "ragged"))),
 }  # fmt: skip
 

@@ -6,6 +6,8 @@ import json
 import re
 from collections import Counter
 from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +17,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from typer.testing import CliRunner
 
+from ringlab import edits
 from ringlab.cli import app
 from ringlab.conformance.checks.measuring import Measured
 from ringlab.conformance.kinds.step import CHECKS, check_step
@@ -26,18 +29,55 @@ from ringlab.conformance.run.run import Run
 from ringlab.errors import BackendError
 from ringlab.plain_step import Model, step
 from tests.conformance.reports import failed
+from tests.conformance.right_steps import trained
 from tests.laws.draw import SEEDS
 
 EVERY = {check.name for check in CHECKS}
+
+
+FOLDER = Path(__file__).parent
+EDITS = {each.name: each for each in edits.read(FOLDER / "wrong_steps.md", required=("found_by",))}
+
+
+def edited(name: str) -> Callable[..., Any]:
+    """Return the wrong step that an entry of wrong_steps.md makes of the one with an optimizer."""
+    source = edits.apply(EDITS[name].hunks, (FOLDER / "right_steps.py").read_text("utf-8"), name)
+    wrong: Callable[..., Any] = edits.as_module(source, f"ringlab_wrong_step_{name}").trained
+    return wrong
 
 
 def does_not_apply(report: Report) -> set[str]:
     return {each.name for each in report.findings if not each.applies}
 
 
+OF_TRAINED = {"metrics", "attention mask", "second step", "resumption", "packed rows"}
+"""The checks that ask for parameters, or for results, that the plain step does not have."""
+
+
 def test_the_plain_step_passes() -> None:
     report = check_step(step)
-    assert failed(report) == {} and does_not_apply(report) == set()
+    assert failed(report) == {} and does_not_apply(report) == OF_TRAINED
+
+
+@pytest.mark.thorough
+def test_a_step_with_an_optimizer_passes() -> None:
+    for seed in range(2):
+        report = check_step(trained, seed=seed)
+        assert failed(report) == {} and does_not_apply(report).isdisjoint(OF_TRAINED)
+
+
+@pytest.mark.parametrize("name", EDITS)
+def test_a_wrong_step_with_an_optimizer_is_found(name: str) -> None:
+    check = EDITS[name].fields["found_by"]
+    assert check_step(edited(name), only=[check], ranks=(2, 3)).failed == [check]
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", EDITS)
+def test_plain_batches_do_not_show_what_is_wrong_with_an_option(name: str) -> None:
+    asking = {each.fields["found_by"] for each in EDITS.values()}
+    plain = [each.name for each in CHECKS if each.name not in asking]
+    assert check_step(edited(name), only=plain, ranks=(2, 3)).failed == []
 
 
 @pytest.mark.thorough
@@ -49,7 +89,8 @@ def test_a_wrong_step_is_found(name: str) -> None:
 
 
 def test_every_check_finds_a_step_that_is_named_for_it() -> None:
-    assert {wrong.found_by for wrong in STEPS.values()} == EVERY
+    found_by = {each.fields["found_by"] for each in EDITS.values()}
+    assert {wrong.found_by for wrong in STEPS.values()} | found_by == EVERY
     assert MUTANTS.keys().isdisjoint(STEPS)
     assert len({wrong.source() for wrong in STEPS.values()}) == len(STEPS)
     kinds = Counter(wrong.kind for wrong in STEPS.values())
@@ -67,7 +108,7 @@ def test_every_check_finds_a_step_that_is_named_for_it() -> None:
         ("packing_ignored_everywhere", "other documents", "token 0, of document 0, moves the loss of label 47, of document 1 (P=1"),
         ("mean_over_all_tokens", "mean of labels", "; the law is for a loss that is the mean over all labels"),
         ("repeats_with_dropout", "repeatable", "in the call before"),
-        ("mean_over_all_tokens", "mean of labels", "as the mean over its labels, each alone"),
+        ("mean_over_all_tokens", "mean of labels", "as the mean over all labels, each label alone"),
         ("packing_ignored_everywhere", "documents", "as the mean over the documents, each alone; "),
     ],
 )  # fmt: skip
@@ -93,6 +134,36 @@ def test_a_mean_over_sequences_is_named_as_such() -> None:
         check_step(STEPS["mean_over_all_tokens"].module().step, only=["mean of labels"], ranks=(2,))
     )
     assert "over sequences" not in packed["mean of labels"]
+
+
+def mean_of_sequences(of: str) -> Callable[..., Any]:
+    """Return a step whose loss is the mean over sequences, or documents, of their own means or sums."""
+
+    def loss(ring: Any, tokens: Tensor, labels: Tensor, cu_seqlens: Tensor | None = None) -> float:
+        rows = [(tokens[[row]], labels[[row]]) for row in range(len(tokens))]
+        if cu_seqlens is not None:
+            bounds = [slice(*pair) for pair in pairwise(cu_seqlens.tolist())]
+            rows = [(tokens[:, own], labels[:, own]) for own in bounds]
+        counts = [int((labels[0, 1:] != IGNORE).sum()) for _, labels in rows]
+        own = [
+            float(step(ring, *row, evaluate=True)[0]) * (count if of == "sums" else 1)
+            for row, count in zip(rows, counts, strict=True)
+            if count
+        ]
+        return sum(own) / len(own)
+
+    return loss
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("of", ["sequences", "sums"])
+def test_a_loss_of_sequences_is_checked_by_its_own_law(of: str) -> None:
+    only: dict[str, Any] = {"only": ["mean of labels", "odd documents", "padded batch"], "ranks": (2,)}
+    assert failed(check_step(mean_of_sequences(of), loss=of, **only)) == {}
+    told = failed(check_step(mean_of_sequences(of), **only))
+    assert f"(--loss {of})" in told["mean of labels"] and {"odd documents", "padded batch"} <= told.keys()
+    other = failed(check_step(step, loss=of, **only))
+    assert "and this one is the mean over all labels (--loss tokens)" in other["mean of labels"]
 
 
 @pytest.mark.parametrize(
@@ -151,8 +222,10 @@ def test_a_model_of_transformers_passes() -> None:
     report = check_step("tests.conformance.right_steps:of_transformers", ranks=(2, 3))
     assert failed(report) == {}
     options = {"micro-batches", "recomputation", "recomputed documents", "recomputed parts"}
-    options |= {"replicas", "replicas and parts", "empty documents"}
+    options |= {"replicas", "replicas and parts", "empty documents"} | OF_TRAINED - {"packed rows"}
     assert does_not_apply(report) == options
+    packed = next(each for each in report.findings if each.name == "packed rows")
+    assert packed.evidence.startswith("refused: raised: MaskError: needed: rows that are packed alike")
 
 
 @pytest.mark.thorough
@@ -164,6 +237,13 @@ def test_a_step_over_torch_distributed_passes_on_processes() -> None:
         "repeatable", "loss", "gradients", "equal ranks", "side effects", "every label", "uneven labels",
         "mean of labels", "look-ahead",
     }  # fmt: skip
+
+
+@pytest.mark.thorough
+@pytest.mark.slow
+def test_processes_share_the_folder_for_checkpoints() -> None:
+    report = check_step("tests.conformance.right_steps:counted", only=["resumption"], ranks=(3,))
+    assert failed(report) == {} and does_not_apply(report) == set()
 
 
 @pytest.mark.thorough
@@ -183,7 +263,7 @@ def test_documents_alone_have_the_tokens_and_labels_that_they_have_packed(
     packed = Case(2, sum(lengths), 1, documents=tuple(lengths))
     whole = batch(packed, seed)
     alone = [
-        batch(Case(1, packed.S, 1, documents=packed.documents, document=d), seed) for d in range(len(lengths))
+        batch(Case(1, packed.S, 1, documents=packed.documents, alone=d), seed) for d in range(len(lengths))
     ]
     for place, wanted in enumerate(whole):
         assert torch.equal(torch.cat([each[place] for each in alone], dim=1), wanted)
@@ -202,8 +282,9 @@ def wrong_answer(value: Any) -> Callable[..., Any]:
         (torch.zeros(2), "needed: a loss, or (loss, gradients)"),
         ((1.0, 2), "needed: gradients as a mapping, a sequence or a model"),
         ((1.0, [torch.zeros(1, dtype=torch.bfloat16)]), "needed: gradients in float32 or float64"),
+        ((1.0, [torch.zeros(1)], 3), "needed: metrics as a mapping of names to numbers"),
     ],
-    ids=["text", "two numbers", "no gradients", "bfloat16"],
+    ids=["text", "two numbers", "no gradients", "bfloat16", "no metrics"],
 )
 def test_what_is_no_result_is_named(value: Any, says: str) -> None:
     report = check_step(wrong_answer(value), only=["loss"], ranks=(2,))
@@ -344,6 +425,8 @@ def test_invalid_requests_are_refused() -> None:
         check_step(step, only=["lse"])
     with pytest.raises(BackendError, match="at least 2"):
         check_step(step, ranks=(1, 2))
+    with pytest.raises(BackendError, match="a loss among tokens, sequences, sums"):
+        check_step(step, loss="mean")
     with pytest.raises(BackendError, match="a function with parameters among"):
         check_step(len)
     with pytest.raises(BackendError, match="one that requires config"):
@@ -369,6 +452,7 @@ def test_the_command_checks_a_step() -> None:
     assert done.exit_code == 1
     for refused in (["--quick"], ["--layouts", "zigzag"], ["--lse-base", "2"]):
         assert CliRunner().invoke(app, [*wrong, *refused]).exit_code == 2
+    assert CliRunner().invoke(app, [*wrong, "--only", "mean of labels", "--loss", "sums"]).exit_code == 1
     assert CliRunner().invoke(app, [*wrong, "--only", "lse"]).exit_code == 2
 
 

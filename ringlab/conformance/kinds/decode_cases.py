@@ -209,10 +209,8 @@ def _result(returned: Any, rows: Tensor, values: Tensor) -> Result:
         if not isinstance(x, Tensor) or (tuple(x.shape), x.dtype) != (shape, dtype):
             got = f"{tuple(x.shape)} of {x.dtype}" if isinstance(x, Tensor) else type(x).__name__
             raise WrongResult(in_one_line(BackendError(f"{name} as a tensor {shape} of {dtype}", got)))
-    out, lse = (
-        None if x is None else x.detach().clone() for x in (out, lse)
-    )  # a later call may write into them
-    return Result(out, lse, [])
+    # A later call may write into the same memory.
+    return Result(out.detach().clone(), None if lse is None else lse.detach().clone(), [])
 
 
 def _same(x: Any, kept: Any) -> bool:

@@ -238,7 +238,7 @@ def _of_step(report: Report, finding: Finding) -> str:
                 made = {calls[0]}
             else:
                 made = {calls[1]}
-            loss, gradients = made if isinstance(made, tuple) and len(made) == 2 else (made, {{}})
+            loss, gradients = made[:2] if isinstance(made, tuple) and len(made) in (2, 3) else (made, {{}})
             found = {{"the loss": torch.tensor(float(loss), dtype=torch.float64)}}
             GRADIENTS
             return found

@@ -10,13 +10,17 @@ The function is called, by name, with those of these arguments for which it has 
     ring comm group rank world_size   as for a ring (see `ringlab.conformance.target.claims`)
     tokens                            or input_ids: (B, S) int64 below 32, the whole batch on every rank
     labels                            (B, S): label i is token i, or −100 to ignore it; token i − 1 predicts it
-    cu_seqlens                        or position_ids, segment_ids, document_ids: packed documents, with B = 1. If one of
-                                      these is required, each sequence of a batch is a document of one packed sequence
+    cu_seqlens                        or position_ids, segment_ids, document_ids: packed documents. With B > 1 there is no cu_seqlens.
+                                      If one of these is required, each sequence of a batch is a document of one packed sequence
     micro_batches replicas            or other names, see `OPTIONS`: the number of parts of the sequences
     recompute evaluate                or other names: flags to recompute activations, and to skip gradients
+    attention_mask                    (B, S) int64: 0 for the padding of sequences of different lengths
+    steps checkpoint                  or other names: the number of steps to make with this batch, whose last one counts; a folder
+                                      to go on from, if it has a checkpoint, and to save into after the last step
 
 It returns the loss, or (loss, gradients), where the gradients are a mapping, a sequence or the model that
-holds them. Every rank returns the whole loss and gradients. The function makes its own model, with the same
+holds them, or (loss, gradients, metrics), where metrics are numbers of the batch by name. Every rank returns the whole
+loss, gradients and metrics. The function makes its own model, with the same
 weights at each call, in float32 or float64, without dropout.
 
 Two gradients are equal if they differ by at most √ε of the largest value of the same gradient (half the
@@ -28,8 +32,7 @@ a loss is the mean of some hundred numbers.
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias
 
@@ -45,10 +48,13 @@ from ringlab.conformance.kinds.calls import (
     report,
 )
 from ringlab.conformance.kinds.step_cases import (
+    BY_TOKEN,
     GIVEN,
     LABELS,
+    MASK,
     OPTIONS,
     PACKED,
+    PADDING,
     SEQUENCES,
     Case,
     Result,
@@ -185,6 +191,19 @@ def _one_by_one(case: Case) -> list[Case]:
     ]
 
 
+def _metrics(calls: StepCalls, case: Case) -> str:
+    (true, *_), ranks = calls.of(case.plain, case)
+    if not true.metrics and not any(each.metrics for each in ranks):
+        return f"{NOT_ASKED}it returns no metrics"
+    for rank, each in enumerate(ranks):
+        for name in true.metrics | each.metrics:
+            found, right = each.metrics.get(name, math.nan), true.metrics.get(name, math.nan)
+            if not abs(found - right) <= true.room_of(right):
+                got, wanted = apart(found, right, digits=8)
+                return f"{name} on rank {rank} is {got}, and {wanted} {ALONE} ({case})"
+    return ""
+
+
 def _mean(calls: StepCalls, case: Case) -> str:
     """Return a sentence if the result is not the mean over the labels, or "".
 
@@ -192,21 +211,29 @@ def _mean(calls: StepCalls, case: Case) -> str:
     """
     alone = _one_by_one(case)
     *parts, found = calls.of(*alone, case)
-    true = _mixed([(1 / len(parts), part[0]) for part in parts])
-    wrong = _differ(true, found, case, "as the mean over its labels, each alone")
     rows = [_label(each) // case.S for each in alone]
-    of_row = Counter(rows)
-    means = [1 / of_row[row] for row in rows]
-    forms = {
-        BY_SEQUENCE: [each / len(of_row) for each in means],
-        "the sum over sequences of their own means, divided by a constant, such as the number of all sequences, with labels or not": means,
-        "the mean over sequences of their own sums": [1 / len(of_row)] * len(rows),
-        "the sum over labels, divided by a constant": [1.0] * len(rows),
-    }
+    weights = {name: LOSSES[name](rows) for name in LOSSES}
+    true = _mixed([*zip(weights[case.loss], [part[0] for part in parts], strict=True)])
+    wrong = _differ(true, found, case, f"as {WORDS[case.loss]}, each label alone")
+    forms = {f"{WORDS[name]} (--loss {name})": each for name, each in weights.items() if name != case.loss}
+    forms[
+        "the sum over sequences of their own means, divided by a constant, such as the number of all sequences, with labels or not"
+    ] = [1 / rows.count(row) for row in rows]
+    forms["the sum over labels, divided by a constant"] = [1.0] * len(rows)
     return _with_law(wrong, found, [part[0] for part in parts], forms, case)
 
 
-BY_SEQUENCE = "the mean over sequences of their own means, as objectives such as GRPO and DPO want it"
+LOSSES: dict[str, Callable[[list[int]], list[float]]] = {
+    "tokens": lambda rows: [1 / len(rows)] * len(rows),
+    "sequences": lambda rows: [1 / rows.count(row) / len({*rows}) for row in rows],
+    "sums": lambda rows: [1 / len({*rows})] * len(rows),
+}
+"""The weight of each label in a loss, where `rows` has the sequence of each label. A document is a sequence."""
+WORDS = {
+    "tokens": "the mean over all labels",
+    "sequences": "the mean over sequences of their own means, as objectives such as GRPO and DPO want it",
+    "sums": "the mean over sequences of their own sums",
+}
 
 
 def _with_law(
@@ -219,7 +246,7 @@ def _with_law(
     """
     if not wrong:
         return ""
-    law = "the law is for a loss that is the mean over all labels"
+    law = f"the law is for a loss that is {WORDS[case.loss]}"
     for words, weights in forms.items():
         if not _loss_differs(_mixed([*zip(weights, parts, strict=True)]), found, case):
             return f"{wrong}; {law}, and this one is {words}"
@@ -254,7 +281,9 @@ def _ahead(calls: StepCalls, case: Case) -> str:
 
 
 def _each_alone(case: Case) -> list[Case]:
-    return [replace(case.plain, document=d) for d, tokens in enumerate(case.documents) if tokens > 1]
+    return [
+        replace(case.plain, alone=d) for d, tokens in enumerate(case.documents or case.lengths) if tokens > 1
+    ]
 
 
 def _with_each_alone(case: Case) -> list[Case]:
@@ -262,13 +291,55 @@ def _with_each_alone(case: Case) -> list[Case]:
 
 
 def _alone(calls: StepCalls, case: Case) -> str:
-    """Return a sentence if packed documents do not give the mean of separate documents over labels, or ""."""
+    """Return a sentence if documents, or padded sequences, do not give the mean of each of them alone, or ""."""
     *parts, found = calls.of(*_with_each_alone(case))
-    counts = [tokens - 1 for tokens in case.documents if tokens > 1]
-    true = _mixed([(count / sum(counts), part[0]) for count, part in zip(counts, parts, strict=True)])
-    wrong = _differ(true, found, case, "as the mean over the documents, each alone")
-    forms = {BY_SEQUENCE: [1 / len(parts)] * len(parts)}
+    counts = [tokens - 1 for tokens in case.documents or case.lengths if tokens > 1]
+    by_tokens = [count / sum(counts) for count in counts]
+    by_sequences = [1 / len(counts)] * len(counts)
+    weights = by_tokens if case.loss == "tokens" else by_sequences
+    true = _mixed([*zip(weights, [part[0] for part in parts], strict=True)])
+    what = "documents" if case.documents else "sequences"
+    wrong = _differ(true, found, case, f"as the mean over the {what}, each alone")
+    forms = {
+        f"{WORDS['tokens']} (--loss tokens)": by_tokens,
+        "the mean over sequences of their own means (--loss sequences) or sums (--loss sums)": by_sequences,
+    }
+    forms = {words: each for words, each in forms.items() if each != weights}
     return _with_law(wrong, found, [part[0] for part in parts], forms, case)
+
+
+def _padding_moves(calls: StepCalls, case: Case) -> str:
+    """Return a sentence if the loss or gradients of a padded batch depend on its padding or on the ranks."""
+    (true, *_), (moved, *_), found = calls.of(*_with_other_padding(case))
+    if abs(true.loss - moved.loss) > true.room:
+        return f"the tokens of the padding move the loss ({case.plain})"
+    return _differ(true, found, case)
+
+
+def _with_other_padding(case: Case) -> list[Case]:
+    return [case.plain, replace(case.plain, changed=PADDING), case]
+
+
+def _uninterrupted(case: Case) -> list[Case]:
+    return [replace(case, resumed=False), case]
+
+
+def _resumed(calls: StepCalls, case: Case) -> str:
+    (true, *_), found = calls.of(*_uninterrupted(case))
+    return _differ(true, found, case, "without a checkpoint in between")
+
+
+def _second_step(calls: StepCalls, case: Case) -> str:
+    """Return a sentence if the loss after an update of the weights is not that of one rank, or "".
+
+    Optimizers may divide by gradients that are 0 except for rounding, so half of the digits have to agree.
+    """
+    (true, *_), found = calls.of(case.plain, case)
+    for rank, each in enumerate(found):
+        if not abs(each.loss - true.loss) <= math.sqrt(true.epsilon) * max(abs(true.loss), 1e-3):
+            got, right = apart(each.loss, true.loss, digits=8)
+            return f"the loss on rank {rank} after an update is {got}, and {right} {ALONE} ({case})"
+    return ""
 
 
 def _other_documents(calls: StepCalls, case: Case) -> str:
@@ -332,6 +403,17 @@ def _empty(P: int) -> list[Case]:
     return [_docs(P, some, some, 0, 0), _docs(P, some, 0, some)]
 
 
+def _padded(P: int, **changes: Any) -> Case:
+    S = length(P)
+    return _case(P, lengths=(30, S, 8, 42), **changes)
+
+
+def _rows(P: int) -> Case:
+    """Return a case of three sequences, each of which has other documents."""
+    half = length(P, 24)
+    return Case(P, 2 * half, 3, documents=(half, half, 2 * half, 2 * P, 2 * half - 2 * P))
+
+
 ODD = ((7, 1, 30, 10), (20, 28), (13, 0, 8))
 CHECKS: tuple[CallCheck[Case, Result], ...] = (
     CallCheck("repeatable", "the same loss and gradients in a second call", lambda ranks: [Case(1)], _twice, _repeated),
@@ -342,8 +424,13 @@ CHECKS: tuple[CallCheck[Case, Result], ...] = (
     CallCheck("every label", "the loss of one label, around the ends of shards", lambda ranks: [case for P in ranks for case in _around_ends(P)], _with_plain, _loss, (LABELS,)),
     CallCheck("uneven labels", "labels that count on some ranks only", lambda ranks: _on(ranks, labels="late"), _with_plain, _equal, (LABELS,)),
     CallCheck("mean of labels", "loss and gradients are means over labels; first ones do not count", lambda ranks: [_few(P) for P in (1, *ranks)], lambda case: [*_one_by_one(case), case], _mean, (LABELS,)),
+    CallCheck("metrics", "numbers that it reports, as on one rank", lambda ranks: [_case(P, labels=which) for P in ranks for which in ("all", "late")], _with_plain, _metrics, (LABELS,)),
     CallCheck("look-ahead", "a label's loss moves with the token before it, and with no later one", lambda ranks: [case for P in (1, *ranks) for case in _middle(P)], _around_the_label, _ahead, (LABELS,)),
     CallCheck("ragged", "lengths that the ranks do not divide", lambda ranks: [Case(P, S) for P in ranks for S in (26, 7)], _with_plain, _equal),
+    CallCheck("padded batch", "padding behind shorter sequences: the mean over the sequences, each alone", lambda ranks: [_padded(P) for P in (1, *ranks)], _with_each_alone, _alone, (LABELS,)),
+    CallCheck("attention mask", "padding in front of shorter sequences, which moves nothing", lambda ranks: [_padded(P, left=True) for P in (1, *ranks)], _with_other_padding, _padding_moves, (LABELS, MASK)),
+    CallCheck("second step", "the loss after an update of the weights", lambda ranks: _on(ranks, steps=2), _with_plain, _second_step, (OPTIONS["steps"],)),
+    CallCheck("resumption", "a step after a checkpoint is that of a run without one", lambda ranks: _on((1, *ranks), steps=3, resumed=True), _uninterrupted, _resumed, (OPTIONS["steps"], OPTIONS["checkpoint"])),
     CallCheck("micro-batches", "gradients summed over parts with unequal numbers of labels", lambda ranks: [_case(P, labels="late", micro_batches=n) for P in (1, *ranks[:1]) for n in (2, 3, SEQUENCES)], _with_plain, _equal, (OPTIONS["micro_batches"], LABELS)),
     CallCheck("recomputation", "activations made again in backward", lambda ranks: _on(ranks[:2], recompute=True), _with_plain, _equal, (OPTIONS["recompute"],)),
     CallCheck("evaluation", "the loss without gradients", lambda ranks: _on(ranks, evaluate=True), _with_plain, _loss, (OPTIONS["evaluate"],)),
@@ -355,10 +442,19 @@ CHECKS: tuple[CallCheck[Case, Result], ...] = (
     CallCheck("odd documents", "lengths of documents that the ranks do not divide, one token, and none", lambda ranks: [_docs(P, *each) for P in (1, *ranks) for each in ODD], _with_each_alone, _alone, (PACKED,)),
     CallCheck("other documents", "a token of one document moves no label of another", lambda ranks: [_even(P, labels=(2 * length(P, 24) - 1,)) for P in (1, *ranks)], _two_tokens, _other_documents, (PACKED, LABELS)),
     CallCheck("empty documents", "boundaries that are repeated, at the end and within", lambda ranks: [case for P in (1, *ranks) for case in _empty(P)], _with_each_alone, _alone, (("cu_seqlens",),)),
+    CallCheck("packed rows", "several sequences of packed documents, each with its own: each document by itself", lambda ranks: [_rows(P) for P in (1, *ranks)], _with_each_alone, _alone, (BY_TOKEN,)),
     CallCheck("recomputed documents", "packed documents, and activations made again", lambda ranks: [_even(P, recompute=True) for P in ranks[:1]], _with_plain, _equal, (OPTIONS["recompute"], PACKED)),
     CallCheck("evaluated documents", "packed documents in evaluation, as each by itself", lambda ranks: [_even(P, evaluate=True) for P in ranks[:1]], _with_each_alone, _alone, (OPTIONS["evaluate"], PACKED)),
 )  # fmt: skip
 """The checks, in the order in which they are reported."""
+
+
+def _with_loss(check: CallCheck[Case, Result], loss: str) -> CallCheck[Case, Result]:
+    return replace(check, cases=lambda ranks: [replace(case, loss=loss) for case in check.cases(ranks)])
+
+
+def _may_be_refused(case: Case) -> bool:
+    return bool(case.lengths) or (case.B > 1 and bool(case.documents))
 
 
 def check_step(
@@ -366,6 +462,7 @@ def check_step(
     *,
     ranks: Sequence[int] = (2, 3, 4),
     ragged: bool = True,
+    loss: str = "tokens",
     seed: int = 0,
     only: Sequence[str] = (),
     limit: float = LIMIT,
@@ -373,9 +470,10 @@ def check_step(
     """Return the findings about `target`, a training step or "package.module:name".
 
     ranks: the numbers of ranks to compare with one rank. ragged: whether the step takes lengths that the
-    ranks do not divide. limit: seconds for each call on processes; a step over ringlab's Comm runs on virtual
+    ranks do not divide. loss: the mean that the loss is: "tokens", over labels; "sequences", over sequences of their own
+    means; "sums", over sequences of their own sums. limit: seconds for each call on processes; a step over ringlab's Comm runs on virtual
     ranks in this process, without a limit.
-    Raises: BackendError for an unknown check, a target that is not a function of tokens, or invalid ranks.
+    Raises: BackendError for an unknown check or loss, a target that is not a function of tokens, or invalid ranks.
 
     >>> from ringlab.conformance.kinds.step import check_step
     >>> from ringlab.plain_step import step
@@ -384,6 +482,9 @@ def check_step(
     """
     if not ranks or min(ranks) < 2:
         raise BackendError("numbers of ranks of at least 2, to compare with one", repr(tuple(ranks)))
-    calls = StepCalls(target, result, seed, limit, GIVEN, names)
+    if loss not in LOSSES:
+        raise BackendError(f"a loss among {', '.join(LOSSES)}", repr(loss))
+    calls = StepCalls(target, result, seed, limit, GIVEN, names, _may_be_refused)
     skip = {} if ragged else dict.fromkeys(("ragged", "odd documents"), "no such lengths are claimed")
-    return report(calls, CHECKS, only, tuple(ranks), "a training step", skip)
+    checks = [_with_loss(check, loss) for check in CHECKS]
+    return report(calls, checks, only, tuple(ranks), "a training step", skip)

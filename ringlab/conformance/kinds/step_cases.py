@@ -2,33 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Int
+from jaxtyping import Bool, Int
 from torch import Tensor, nn
 
 from ringlab.comm.ring import Ring
 from ringlab.conformance.kinds.calls import around, unusual
 from ringlab.conformance.target.calling import call, required
 from ringlab.errors import BackendError
+from ringlab.temporary import TemporaryFolder
 
 IGNORE = -100
 VOCABULARY, LENGTH, SEQUENCES = 32, 48, 4
-TOKENS, LABELS = ("tokens", "input_ids"), ("labels",)
-PACKED = ("cu_seqlens", "position_ids", "segment_ids", "document_ids")
+TOKENS, LABELS, MASK = ("tokens", "input_ids"), ("labels",), ("attention_mask",)
+BY_TOKEN = ("position_ids", "segment_ids", "document_ids")
+PACKED = ("cu_seqlens", *BY_TOKEN)
 OPTIONS = {
     "micro_batches": ("micro_batches", "accumulation_steps", "gradient_accumulation_steps"),
     "replicas": ("replicas", "data_parallel", "dp"),
     "recompute": ("recompute", "gradient_checkpointing"),
     "evaluate": ("evaluate", "evaluation"),
+    "steps": ("steps", "num_steps", "max_steps"),
+    "checkpoint": ("checkpoint", "checkpoint_folder"),
 }
 """The parameter names by which a function may take each option."""
+PADDING = -1
+"""The value of `Case.changed` for all tokens of the padding."""
 _OPTIONS = tuple(name for each in OPTIONS.values() for name in each)
-GIVEN = {*TOKENS, *LABELS, *PACKED, *_OPTIONS}
+GIVEN = {*TOKENS, *LABELS, *MASK, *PACKED, *_OPTIONS}
 
 
 @dataclass(frozen=True)
@@ -36,8 +43,12 @@ class Case:
     """One call of the step.
 
     labels: the labels that count: "all", "late" (of the last quarter), or a tuple of row · S + position.
-    changed: a token that gets another value in all rows. documents: the lengths of packed documents.
-    document: the number of the only document in the batch.
+    changed: a token that gets another value in all rows, or PADDING. documents: the lengths of packed
+    documents, one row after the other. lengths: the lengths of sequences that are padded to S. left: whether
+    the padding comes first. alone: the number of the only document or sequence in the batch.
+    steps: the number of steps with this batch. resumed: whether a second call makes the steps after the first
+    one, from a checkpoint. checkpoint: the folder for checkpoints. loss: the mean that the loss is, a key of
+    `ringlab.conformance.kinds.step.LOSSES`; it changes no call.
     """
 
     P: int
@@ -46,12 +57,18 @@ class Case:
     labels: str | tuple[int, ...] = "all"
     changed: int | None = None
     documents: tuple[int, ...] = ()
-    document: int | None = None
+    lengths: tuple[int, ...] = ()
+    left: bool = False
+    alone: int | None = None
     micro_batches: int = 1
     replicas: int = 1
     recompute: bool = False
     evaluate: bool = False
+    steps: int = 1
+    resumed: bool = False
+    checkpoint: str | None = None
     again: bool = False
+    loss: str = "tokens"
 
     def __str__(self) -> str:
         return ", ".join([f"P={self.P}", *unusual(self, Case(self.P))])
@@ -59,7 +76,14 @@ class Case:
     @property
     def plain(self) -> Case:
         """Return the case that has the same result, computed at once on one rank."""
-        return replace(self, P=1, micro_batches=1, replicas=1, recompute=False, again=False)
+        return replace(self, P=1, micro_batches=1, replicas=1, recompute=False, resumed=False, again=False)
+
+    @property
+    def padding(self) -> Bool[np.ndarray, "B S"]:
+        """Return a mask of the padding."""
+        lengths = np.array(self.lengths or (self.S,) * self.B)[:, None]
+        places = np.arange(self.S)
+        return places < self.S - lengths if self.left else places >= lengths
 
 
 @dataclass
@@ -67,7 +91,7 @@ class Result:
     """One rank's loss and gradients by name, in float64.
 
     epsilon: the unit of last place of the gradients' dtype. returned: whether there are gradients to check.
-    changed: the inputs that the call changed.
+    changed: the inputs that the call changed. metrics: other numbers that it reports, by name.
     """
 
     loss: float
@@ -75,11 +99,16 @@ class Result:
     epsilon: float = float(np.finfo(np.float32).eps)
     returned: bool = True
     changed: list[str] = field(default_factory=list)
+    metrics: dict[str, float] = field(default_factory=dict)
 
     @property
     def room(self) -> float:
         """Return the largest allowed difference of another loss from this one."""
-        return 64 * self.epsilon * max(abs(self.loss), 1e-3)
+        return self.room_of(self.loss)
+
+    def room_of(self, number: float) -> float:
+        """Return the largest allowed difference of another call's number from this one."""
+        return 64 * self.epsilon * max(abs(number), 1e-3)
 
 
 def length(P: int, least: int = LENGTH) -> int:
@@ -90,7 +119,7 @@ def length(P: int, least: int = LENGTH) -> int:
 def batch(case: Case, seed: int) -> tuple[Int[Tensor, "B S"], Int[Tensor, "B S"]]:
     """Return the tokens and labels of a case, which are the same for equal cases.
 
-    A document alone has the same tokens and labels as in its packed sequence.
+    A document or sequence alone has the same tokens and labels as in the batch.
     """
     draw = np.random.default_rng([case.S, case.B, seed])
     tokens = torch.from_numpy(draw.integers(0, VOCABULARY, (case.B, case.S)))
@@ -103,61 +132,130 @@ def batch(case: Case, seed: int) -> tuple[Int[Tensor, "B S"], Int[Tensor, "B S"]
         labels[:, : -case.S // 4] = IGNORE
         labels[0] = IGNORE
     bounds = [0, *np.cumsum(case.documents).tolist()]
-    labels[:, [start for start in bounds[:-1] if start < case.S]] = IGNORE
+    labels.view(-1)[[start for start in bounds[:-1] if start < labels.numel()]] = IGNORE
+    if case.lengths:
+        labels[torch.from_numpy(case.padding)] = IGNORE
+    if case.left:
+        labels[torch.arange(case.B), torch.from_numpy(case.padding.sum(1))] = IGNORE
     if case.changed is not None:
-        tokens[:, case.changed] = (tokens[:, case.changed] + 1) % VOCABULARY
-    if case.document is not None:
-        own = slice(*bounds[case.document : case.document + 2])
-        return tokens[:, own], labels[:, own]
-    return tokens, labels
+        which = torch.from_numpy(case.padding) if case.changed == PADDING else (slice(None), case.changed)
+        tokens[which] = (tokens[which] + 1) % VOCABULARY
+    if case.alone is None:
+        return tokens, labels
+    if case.lengths:
+        kept = torch.from_numpy(~case.padding[case.alone])
+        return tokens[[case.alone]][:, kept], labels[[case.alone]][:, kept]
+    own = slice(*bounds[case.alone : case.alone + 2])
+    return tokens.view(1, -1)[:, own], labels.view(1, -1)[:, own]
 
 
-def packed(lengths: Sequence[int]) -> dict[str, Tensor]:
-    """Return documents of these lengths, packed into one sequence, by each name that a function may use."""
-    ids = torch.arange(len(lengths)).repeat_interleave(torch.tensor(lengths))
-    places = torch.cat([torch.arange(each) for each in lengths])
-    rows = {"position_ids": places[None], "segment_ids": ids[None], "document_ids": ids[None].clone()}
-    return {"cu_seqlens": torch.tensor([0, *np.cumsum(lengths)], dtype=torch.int32), **rows}
+def packed(lengths: Sequence[int], rows: int = 1) -> dict[str, Tensor]:
+    """Return packed documents of these lengths by each name that a function may use.
+
+    rows: the number of sequences that they fill, one after the other. `cu_seqlens` exists for one row.
+    """
+    ids = torch.arange(len(lengths)).repeat_interleave(torch.tensor(lengths)).reshape(rows, -1)
+    ids = ids - ids[:, :1]
+    places = torch.cat([torch.arange(each) for each in lengths]).reshape(rows, -1)
+    found = {"position_ids": places, "segment_ids": ids, "document_ids": ids.clone()}
+    bounds = torch.tensor([0, *np.cumsum(lengths)], dtype=torch.int32)
+    return found | ({"cu_seqlens": bounds} if rows == 1 else {})
 
 
 def given(case: Case, seed: int, packed_only: bool) -> dict[str, Tensor]:
     """Return the tensors of a case by argument name; packed_only: whether rows become documents too."""
     tokens, labels = batch(case, seed)
-    lengths = case.documents if case.document is None else ()
-    if packed_only and not lengths:
-        lengths = tokens.shape[1:] * len(tokens)
-        labels[:, 0] = IGNORE
+    documents = case.documents if case.alone is None else ()
+    if packed_only:
+        if not documents:
+            documents = tokens.shape[1:] * len(tokens)
+            labels[:, 0] = IGNORE
         tokens, labels = tokens.reshape(1, -1), labels.reshape(1, -1)
     tensors = {"tokens": tokens, "input_ids": tokens.clone(), "labels": labels}
-    return tensors | (packed(lengths) if lengths else {})
+    if case.lengths and case.alone is None:
+        tensors |= dict.fromkeys(MASK, torch.from_numpy(~case.padding).long().reshape(tokens.shape))
+    return tensors | (packed(documents, len(tokens)) if documents else {})
 
 
 def names(case: Case) -> set[str]:
     """Return the names of the arguments that a function gets in a case."""
-    return {*TOKENS, *LABELS, *(PACKED if case.documents and case.document is None else ()), *_OPTIONS}
+    lives = {"steps": case.steps > 1, "checkpoint": case.resumed}
+    found = {
+        *TOKENS,
+        *LABELS,
+        *(x for option, names in OPTIONS.items() if lives.get(option, True) for x in names),
+    }
+    if case.alone is None:
+        found |= {*MASK} if case.lengths else set()
+        found |= {*(PACKED if case.B == 1 else BY_TOKEN)} if case.documents else set()
+    return found
 
 
 def result(function: Callable[..., Any], case: Case, ring: Ring | None, rank: int, seed: int) -> Result:
     """Return this rank's result of a case. Raises: the function's error; BackendError if it is invalid."""
+    if not case.resumed:
+        return _result(function, case, ring, rank, seed)
+    with _folder_of_all(ring, rank) as folder:
+        last = replace(case, resumed=False, checkpoint=folder)
+        _result(function, replace(last, steps=1), ring, rank, seed)
+        return _result(function, last, ring, rank, seed)
+
+
+@contextmanager
+def _folder_of_all(ring: Ring | None, rank: int) -> Iterator[str]:
+    """Yield the path of a temporary folder that is the same on all ranks."""
+    with TemporaryFolder(prefix="ringlab-check-") if rank == 0 else nullcontext("") as own:
+        yield _from_rank_0(ring, own)
+        _from_rank_0(ring, "")  # waits for the last rank to leave the folder
+
+
+def _from_rank_0(ring: Ring | None, text: str) -> str:
+    if ring is None:
+        texts = [text]
+        torch.distributed.broadcast_object_list(texts, 0)
+        return texts[0]
+    sent = torch.tensor([*text.encode().ljust(_LONGEST_PATH)], dtype=torch.uint8)
+    return bytes(ring.all_gather(sent)[0].tolist()).decode().rstrip()
+
+
+_LONGEST_PATH = 4096
+
+
+def _result(function: Callable[..., Any], case: Case, ring: Ring | None, rank: int, seed: int) -> Result:
     tensors = given(case, seed, not required(function).isdisjoint(PACKED))
     kept = {name: x.clone() for name, x in tensors.items()}
     options = {name: getattr(case, option) for option, names in OPTIONS.items() for name in names}
     returned = call(function, (), {**tensors, **options, **around(ring, rank, case.P)})
     changed = [name for name, x in tensors.items() if not torch.equal(x, kept[name])]
-    loss, gradients = returned if isinstance(returned, tuple) and len(returned) == 2 else (returned, None)
-    try:
-        loss = float(loss)
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise BackendError("a loss, or (loss, gradients)", type(loss).__name__) from error
+    several = isinstance(returned, tuple) and len(returned) in (2, 3)
+    loss, gradients, *more = returned if several else (returned, None)
+    loss = _number(loss, "a loss, or (loss, gradients)")
+    metrics = _metrics(more[0]) if more else {}
     if case.evaluate or gradients is None:
-        return Result(loss, returned=False, changed=changed)
+        return Result(loss, returned=False, changed=changed, metrics=metrics)
     found = {name: x.detach() for name, x in _named(gradients).items()}
     low = next((str(x.dtype) for x in found.values() if torch.finfo(x.dtype).bits < 32), None)
     if low:
         raise BackendError("gradients in float32 or float64", low, "build the model in float32 for the check")
     epsilon = max((torch.finfo(x.dtype).eps for x in found.values()), default=Result(0.0).epsilon)
     dense = {name: x.to_dense() if x.is_sparse else x for name, x in found.items()}
-    return Result(loss, {name: x.double().cpu().numpy() for name, x in dense.items()}, epsilon, True, changed)
+    return Result(
+        loss, {name: x.double().cpu().numpy() for name, x in dense.items()}, epsilon, True, changed, metrics
+    )
+
+
+def _number(value: Any, needed: str) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise BackendError(needed, type(value).__name__) from error
+
+
+def _metrics(returned: Any) -> dict[str, float]:
+    needed = "metrics as a mapping of names to numbers"
+    if not isinstance(returned, Mapping):
+        raise BackendError(needed, type(returned).__name__)
+    return {str(name): _number(value, f"{needed}, of {name} too") for name, value in returned.items()}
 
 
 def _named(gradients: Any) -> dict[str, Tensor]:
