@@ -329,11 +329,12 @@ class _Trained(Argument):
             true, most = gradient_of_sinks(ran.run)
             if len(parts) < len(ran.dsinks):
                 return Verdict(False, f"sinks get a gradient on some ranks only ({ran.run})", ran.run)
-            of_sum = np.abs(sum(parts) - true)
+            total = np.sum(parts, axis=0)
+            of_sum = np.abs(total - true)
             of_each = np.max([np.abs(part - true) for part in parts], axis=0)
             if not ((of_sum <= most).all() or (of_each <= most).all()):
                 head = int((of_sum - most).argmax())
-                found, right = apart(float(sum(parts)[head]), float(true[head]))
+                found, right = apart(float(total[head]), float(true[head]))
                 text = f"the gradient of sinks, summed over the ranks, is {found} for {right} at head {head}"
                 return Verdict(False, f"{text} ({ran.run})")
         return verdict

@@ -83,8 +83,8 @@ def truth_of(
     limits = bounds(q, k, v, dout, dlse=dlse, true=true, **scoring)
     tens = plain.moved or plain.alibi  # whether the scores are in the tens, not near 1
     if plain.values != "normal" or tens or plain.one_hot:
-        more = score_rounding(q, k, v, dout, dlse=dlse, true=true, **scoring)
-        limits = {name: limits[name] + more[name] for name in NAMES}
+        rounding = score_rounding(q, k, v, dout, dlse=dlse, true=true, **scoring)
+        limits = {name: limits[name] + rounding[name] for name in NAMES}
     if plain.joint:
         own = true._replace(dk=true.dk[:, :, JOINT:], dv=true.dv[:, :, JOINT:])
         true, limits = own, _relative_to(own, true, limits)

@@ -99,7 +99,7 @@ def _without_meaning(plan: Plan, honoured: Sequence[Argument]) -> set[frozenset[
     """Return the pairs of axes whose values have no meaning together, or change the same field of a run."""
     fields = {each.what: each.fields(plan) for each in honoured}
     same = {frozenset(pair) for pair in combinations(fields, 2) if fields[pair[0]] & fields[pair[1]]}
-    tables = [_NOT_WITH] if plan.claims.any_mask else [_NOT_WITH, _BY_MASK]
+    tables: list[Mapping[str, Sequence[str]]] = [_NOT_WITH] if plan.claims.any_mask else [_NOT_WITH, _BY_MASK]
     return same | {frozenset((a, b)) for table in tables for a, others in table.items() for b in others}
 
 

@@ -121,6 +121,7 @@ def _mask_mod(run: Run, device: str | torch.device) -> Callable[..., Tensor]:
     """Return the function (batch, head, row, key) that says whether a row sees a key of the whole sequence."""
     mask = run.mask
     starts = torch.from_numpy(mask.bounds[:-1] if mask.documents else mask.bounds).to(device)
+    prefixes = torch.tensor(mask.prefix, device=device).expand(len(starts))
     later = (run.keys - run.S) * (run.alignment == BOTTOM_RIGHT)
 
     def document(at: Tensor) -> Tensor:
@@ -129,7 +130,7 @@ def _mask_mod(run: Run, device: str | torch.device) -> Callable[..., Tensor]:
     def seen(batch: Tensor, head: Tensor, row: Tensor, key: Tensor) -> Tensor:
         found = row + later >= key if mask.causal else row == row
         found = found if mask.window is None else found & ((row - key).abs() < mask.window)
-        found = found | (key - starts[document(key)] < mask.prefix) if mask.prefix else found
+        found = found | (key - starts[document(key)] < prefixes[document(key)]) if mask.prefix else found
         return found & (document(row) == document(key)) if mask.documents else found
 
     return seen
