@@ -425,7 +425,7 @@ def test_invalid_requests_are_refused() -> None:
         check_step(step, only=["lse"])
     with pytest.raises(BackendError, match="at least 2"):
         check_step(step, ranks=(1, 2))
-    with pytest.raises(BackendError, match="a loss among tokens, sequences, sums"):
+    with pytest.raises(BackendError, match="one of the losses tokens, sequences, sums"):
         check_step(step, loss="mean")
     with pytest.raises(BackendError, match="a function with parameters among"):
         check_step(len)

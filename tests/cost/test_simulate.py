@@ -285,7 +285,7 @@ def test_packed_documents_dealt_one_by_one_are_balanced() -> None:
     ("layout", "how", "told"),
     [
         (lambda: contiguous(3, 4), {}, "one token per rank"),
-        (lambda: zigzag(8, 2), {"schedule": "star"}, "schedule among ring, allgather"),
+        (lambda: zigzag(8, 2), {"schedule": "star"}, "one of the schedules ring, allgather"),
         (lambda: zigzag(2**20, 2), {"mask": Mask(window=15)}, "a window of at least 16 tokens"),
         (lambda: zigzag(8, 2), {"tile": (0, 4)}, "kernel tile"),
         (lambda: zigzag(8, 2), {"slow": {2: 1.5}}, "slow ranks from 0 to 1"),

@@ -174,7 +174,7 @@ def expected_of(ran: Ran) -> tuple[Results, dict[str, float]]:
 
 
 def kept_in(
-    out: Float[np.ndarray, "B H S D"], weights: Float[np.ndarray, "B H S D"]
+    out: Float[np.ndarray, "B H S D"], weights: Float[np.ndarray, "B H S _"]
 ) -> Bool[np.ndarray, "B H S S"]:
     """Return which pairs are kept: a kept weight is 1/(1 − p) times the true one, a dropped one is 0."""
     S = out.shape[2]

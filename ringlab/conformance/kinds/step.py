@@ -483,7 +483,7 @@ def check_step(
     if not ranks or min(ranks) < 2:
         raise BackendError("numbers of ranks of at least 2, to compare with one", repr(tuple(ranks)))
     if loss not in LOSSES:
-        raise BackendError(f"a loss among {', '.join(LOSSES)}", repr(loss))
+        raise BackendError(f"one of the losses {', '.join(LOSSES)}", repr(loss))
     calls = StepCalls(target, result, seed, limit, GIVEN, names, _may_be_refused)
     skip = {} if ragged else dict.fromkeys(("ragged", "odd documents"), "no such lengths are claimed")
     checks = [_with_loss(check, loss) for check in CHECKS]
