@@ -114,7 +114,7 @@ WRONG: dict[str, tuple[Spoil, type[RinglabError], str]] = {
     "another head dim": (put("k", lambda k: k[..., :4]), ShapeError, "k (1, 2, 12, 4)"),
     "no head dim of v": (put("v", lambda v: v[..., :0]), ShapeError, "v (1, 2, 12, 0)"),
     "v unlike k": (put("v", lambda v: v[:, :1]), ShapeError, "v (1, 1, 12, 8)"),
-    "heads that do not divide": (one_head_too_few, ShapeError, "divide 4: 1, 2, 4"),
+    "heads that do not divide": (one_head_too_few, ShapeError, "divides 4: 1, 2, 4"),
     "no key/value heads": (no_heads, ShapeError, "divisible"),
     "a shard too short": (put("q", lambda q: q[..., 1:, :]), ShapeError, "12 tokens"),
     "heads behind tokens": (everything(lambda t: t.transpose(1, 2)), ShapeError, "q.transpose(1, 2)"),

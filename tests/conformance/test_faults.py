@@ -17,7 +17,7 @@ from ringlab.conformance.checks.faults import FAULT_CHECKS
 from ringlab.conformance.report.findings import Report
 from ringlab.conformance.run.run import Ran, RankResult, Run, Trouble
 from ringlab.conformance.run.troubles import stopped_in
-from ringlab.conformance.suite import AGAIN, check, check_source
+from ringlab.conformance.suite import check, check_source
 from ringlab.conformance.target.claims import Claims, as_target
 from tests.conformance.reports import evidence
 
@@ -171,7 +171,7 @@ def test_a_rank_that_goes_on_may_be_slow_twice(busy: int, failed: list[str]) -> 
     (dies,) = (each for each in FAULT_CHECKS if each.name == "rank dies")
     report = check_source(Source(), [dies])
     assert report.failed == failed
-    assert [bool(run.fault) for run in Source.made_so_far] == [False, True] * min(busy + 1, 1 + AGAIN)
+    assert [bool(run.fault) for run in Source.made_so_far] == [False, True] * min(busy + 1, 1 + dies.rounds)
 
 
 @pytest.mark.parametrize(("raised", "stopped"), [(True, ()), (False, (0,))])

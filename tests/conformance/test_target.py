@@ -23,7 +23,6 @@ from ringlab.conformance.kinds.merge import check_merge
 from ringlab.conformance.mutants import SOURCE
 from ringlab.conformance.run.loading import load, resolve
 from ringlab.conformance.run.run import Meter, Ran, Run, Trouble, inputs, join
-from ringlab.conformance.suite import AGAIN
 from ringlab.conformance.target.calling import call, written
 from ringlab.conformance.target.claims import as_target
 from ringlab.errors import BackendError, LayoutError
@@ -435,7 +434,7 @@ def _work_of(rows: int, keys: int, dims: int = 1, times: int = 1, causal: bool =
     plan = Plan(replace(claims, causal=(causal,)), quick=True, seed=0)
     (work,) = checks.chosen(("work",))
     rans = [made(run) for run in work.runs(plan)]
-    for _ in range(AGAIN):
+    for _ in range(work.rounds):
         rans += [made(run) for run in work.judge(plan, rans).more]
     return work.judge(plan, rans)
 

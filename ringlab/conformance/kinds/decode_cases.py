@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
 from ringlab.comm.ring import Ring
@@ -95,7 +95,7 @@ class Case:
         for n, left in zip(self.new, np.cumsum(self.new[::-1])[::-1], strict=True):
             yield n, [self.S - self.shorter * sequence - int(left) + n for sequence in range(SEQUENCES)]
 
-    def rows(self, whole: np.ndarray) -> np.ndarray:
+    def rows(self, whole: Shaped[np.ndarray, "B H S ..."]) -> Shaped[np.ndarray, "B H n ..."]:
         """Return the new tokens' rows of an array over whole sequences, (B, H, S, …)."""
         last, n = self.S - self.shorter * np.arange(SEQUENCES), sum(self.new)
         return np.stack([x[:, end - n : end] for x, end in zip(whole, last, strict=True)])

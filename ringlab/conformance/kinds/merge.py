@@ -183,7 +183,9 @@ def partials(
     return out, lse
 
 
-def truth(outs: Tensor, lses: Tensor, base: float) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+def truth(
+    outs: Float[Tensor, "P *rows Dv"], lses: Float[Tensor, "P *rows"], base: float
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """Return out and lse in float64, and how far rounding may be from each of their entries."""
     logs = lses.double().numpy() * math.log(base)
     values = np.where(np.isfinite(logs)[..., None], outs.double().numpy(), 0.0)

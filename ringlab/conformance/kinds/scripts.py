@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from torch import Tensor
@@ -44,7 +45,7 @@ def attach_call(report: Report, kind: str, base: float) -> None:
     """
     failed = [each for each in report.findings if not each.ok and each.case is not None]
     if failed:
-        offer(report, lambda: _first_written(report, kind, failed, base))
+        offer(report, partial(_first_written, report, kind, failed, base))
     else:
         report.no_script = NO_VALUE
 

@@ -133,7 +133,8 @@ def _mask_mod(run: Run, device: str | torch.device) -> Callable[..., Tensor]:
         found = found | (key - starts[document(key)] < prefixes[document(key)]) if mask.prefix else found
         return found & (document(row) == document(key)) if mask.documents else found
 
-    return seen
+    # FlexAttention counts the parameters in a function's code, so a checked function needs one around it.
+    return lambda batch, head, row, key: seen(batch, head, row, key)
 
 
 def _score_mod(
@@ -146,7 +147,7 @@ def _score_mod(
         score = score if slopes is None else score + slopes[head] * (key - row)
         return score if mask is None else torch.where(mask(batch, head, row, key), score, -torch.inf)
 
-    return changed
+    return lambda score, batch, head, row, key: changed(score, batch, head, row, key)
 
 
 def _padding(run: Run, own: Int[ndarray, " L"], device: str | torch.device) -> dict[str, Any]:
