@@ -96,7 +96,7 @@ class Block(Protocol):
         scale: float,
         rules: TileRules = PLAIN_RULES,
     ) -> Partial:
-        """Return the partial of softmax(scale·q·kᵀ)·v over these keys.
+        """Return the partial of softmax(scale·q·kᵀ)·v over these keys; by default `Native.forward`.
 
         Scores are first capped by `rules`. Dropped weights count in lse but not in out.
         """
