@@ -54,8 +54,8 @@ def source(name: str) -> str:
 
 
 def digest(name: str) -> str:
-    """Return a hash of a submission, or of the source of a solution."""
-    return hashlib.sha256(source(name).encode()).hexdigest()[:16]
+    """Return a hash of the code of a submission or of a solution."""
+    return hashlib.sha256(code(source(name)).encode()).hexdigest()[:16]
 
 
 @cache
@@ -68,7 +68,7 @@ def contract_digest(exercise_id: str) -> str:
 
 
 def code(text: str) -> str:
-    """Return a module's text without docstrings, comments and empty lines, which change no result."""
+    """Return a program's text without docstrings, comments and empty lines, which change no result."""
     lines = text.splitlines()
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
         if token.type == tokenize.COMMENT:

@@ -70,6 +70,15 @@ def test_an_entry_is_stale_when_the_submission_or_its_contract_changes(monkeypat
     assert not seeds.is_fresh("00/right_plain", None, 20)
 
 
+@pytest.mark.parametrize("change, stays", [("# Another comment.\n", True), ("another = 1\n", False)])
+def test_a_digest_changes_with_the_code_alone(monkeypatch, change, stays):
+    before = seeds.digest("00/right_plain"), seeds.digest("00/solution")
+    source = seeds.source
+    monkeypatch.setattr(seeds, "source", lambda name: source(name) + change)
+    after = seeds.digest("00/right_plain"), seeds.digest("00/solution")
+    assert [old == new for old, new in zip(before, after, strict=True)] == [stays, stays]
+
+
 SAMPLE = (
     "00/wrong_dealt_heads",
     "01/wrong_lse_in_base_two",
