@@ -40,6 +40,7 @@ def check(
     ranks: Annotated[str, typer.Option(help="Comma-separated numbers of ranks that it claims.")] = "",
     dtypes: Annotated[str, typer.Option(help="Comma-separated dtypes that it claims.")] = "",
     axes: Annotated[str, typer.Option(help="BHLD, BLHD, LBHD, or LHD for sequences without a batch.")] = "",
+    schedule: Annotated[Literal["ring", "any"], typer.Option(help="ring: it claims the messages and the memory of a ring; any: it claims nothing about them.")] = "ring",
     ragged: Annotated[bool, typer.Option("--ragged/--no-ragged", help="Whether it claims lengths that the ranks do not divide.")] = True,
     grouped: Annotated[bool, typer.Option("--grouped/--no-grouped", help="Whether it claims fewer key/value heads than query heads.")] = True,
     backward: Annotated[bool, typer.Option("--backward/--no-backward", help="Whether it claims gradients.")] = True,
@@ -64,6 +65,7 @@ def check(
         claims = _claims(
             layouts, ranks, dtypes, axes, as_json, ragged=ragged, grouped=grouped, backward=backward
         )
+        claims |= {"schedule": schedule} if typed(context, "schedule") else {}
         _refuse(context, f"--kind {kind}", _IGNORED_BY[kind], as_json)
         if init is not None:
             _refuse(context, "--init", ("only", "seed", *_FILES, *_OF_RUNS), as_json)
@@ -273,7 +275,7 @@ def _options(context: typer.Context) -> str:
 
 _FILES = ("markdown", "junit", "html", "script", "badge")
 _OF_RUNS = ("quick", "fail_fast", "limit", "transport", "device")
-_CLAIMS = ("layouts", "ranks", "dtypes", "axes", "ragged", "grouped", "backward")
+_CLAIMS = ("layouts", "ranks", "dtypes", "axes", "schedule", "ragged", "grouped", "backward")
 _BUT_LIMIT = tuple(each for each in _OF_RUNS if each != "limit")
 _IGNORED_BY = {
     "attention": ("lse_base", "loss"),

@@ -78,3 +78,15 @@ def test_what_is_said_of_reports_from_the_field_names_checks_and_wrong_rings_tha
     assert f"| all | {len(rows)} | {len(found)} |" in text and f"finds {len(found)}:" in text
     parts = re.findall(r"^\| \[[^]]+\]\(#\S+\) \| (\d+) \| (\d+) \|$", text, re.MULTILINE)
     assert [sum(map(int, column)) for column in zip(*parts, strict=True)] == [len(rows), len(found)]
+
+
+def test_kinds_of_later_reports_name_checks_and_wrong_programs_that_exist() -> None:
+    text = (CHECKOUT / "docs" / "field-reports.md").read_text(encoding="utf-8")
+    table = text.partition("## Kinds of later reports")[2].partition("\n## ")[0]
+    rows = [line.strip("| ").split(" | ") for line in table.splitlines() if line.startswith("| ")][1:]
+    assert len(rows) > 10
+    for _, by, *wrong in rows:
+        named, _, kind = by.partition(" of `--kind ")
+        known, _ = KINDS[kind.partition("`")[0] or None]
+        assert {*re.findall("`([^`]+)`", named)} <= {*known}, by
+        assert {*re.findall("`([^`]+)`", " ".join(wrong))} <= {*MUTANTS, *STEPS}, wrong

@@ -34,7 +34,7 @@ def found(name: str, *only: str, **options: object) -> Report:
         (
             "hangs",
             "hung",
-            "the limit of 20 s for one run was hit; rank 0 waits in hangs (bad_targets.py, line 46); rank 1 has not begun",
+            "the limit of 20 s for one run (--limit) was hit; rank 0 waits in hangs (bad_targets.py, line 46); rank 1 has not begun",
         ),
         ("crashes", "crashed", "exit status 3; its last words: …last words"),
         ("prints", "printed without end", "more than 4 MiB in one run"),
@@ -71,7 +71,7 @@ def test_a_target_that_always_hangs_costs_three_limits_and_no_more() -> None:
     assert not [each.name for each in report.findings if each.ok and each.applies and each.name != "loads"]
     told = evidence(report, "sloped logits")
     assert told.startswith(
-        "not run: 3 runs in a row hung, P = 1, 2; hung: the limit of 1 s for one run was hit"
+        "not run: 3 runs in a row hung, P = 1, 2; hung: the limit of 1 s for one run (--limit) was hit"
     )
 
 

@@ -377,7 +377,7 @@ def test_what_a_step_prints_and_sets_does_not_reach_the_report(capfd: pytest.Cap
     [
         (
             "hangs_on_two",
-            "hung: the limit of 3 s for one call was hit; rank 0 waits in hangs_on_two (right_steps.py, line 68)",
+            "hung: the limit of 3 s for one call (--limit) was hit; rank 0 waits in hangs_on_two (right_steps.py, line 68)",
         ),
         ("dies_on_two", "crashed: rank 1: its process ended with status 3"),
     ],

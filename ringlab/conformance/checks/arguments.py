@@ -31,7 +31,9 @@ from ringlab.conformance.target.argument_names import (
     CU_SEQLENS,
     DOCUMENTS,
     FLEX_SCORES,
+    IDS,
     JOINT_KEYS,
+    NEUTRAL,
     OF_KEYS,
     PADDING,
     PREFIXES,
@@ -60,7 +62,8 @@ class Argument:
     property of the shapes of q, k and v, which needs no parameter. values: if the argument has a natural
     scale, such as a shard or the sequence, some are smaller and some larger. others: values that only the table
     of pairs passes, because they change no result, or may be refused where `values` are not. causal: the mask
-    that the argument needs, or None for any mask. by_mask: whether a target that takes ringlab's Mask, or
+    that the argument needs, or None for any mask. form_of: the argument of which this is another form; if one
+    form is honoured, results with another one do not count. by_mask: whether a target that takes ringlab's Mask, or
     FlexAttention's, gets the argument in the mask. also: names of which the target has to take one too.
     paired: whether the table of pairs passes the argument.
     """
@@ -75,6 +78,7 @@ class Argument:
     others: tuple[Changes, ...] = ()
     also: tuple[str, ...] = ()
     paired: bool = True
+    form_of: str = ""
 
     def places(self, plan: Plan, layout: str = "") -> list[Place]:
         """Return the places for tests: a layout, by default the last one, with each mask."""
@@ -139,7 +143,9 @@ class Argument:
         changed = self.fields(plan)
         if "B" in changed and plan.claims.axes == "LHD":
             return "the target takes one sequence"
-        if "key_documents" in changed and plan.claims.whole_documents:
+        if "K" in changed and not (plan.claims.split_heads and plan.claims.grouped):
+            return "the target does not claim that ranks divide grouped heads"
+        if {"key_documents", "documents_of"} & changed and plan.claims.whole_documents:
             return "a layout cuts the documents of queries"
         if self.places(plan):
             return None
@@ -208,6 +214,11 @@ class Argument:
         return None
 
 
+def _honoured(verdict: Verdict) -> bool:
+    """Return whether the verdict says that an argument gives the oracle's results somewhere."""
+    return verdict.ok and not verdict.more and not verdict.evidence.startswith(("refused", "does not apply"))
+
+
 def _where(run: Run) -> str:
     return f"{run.layout} {'causal' if run.causal else 'full'}"
 
@@ -240,6 +251,17 @@ def _whole(plan: Plan, run: Run, changes: dict[str, Any]) -> dict[str, Any]:
 def _documents(*lengths: int) -> Changes:
     """Return a change to documents of these lengths, followed by a last one that fills the sequence."""
     return lambda run: {"documents": (*lengths, run.S - sum(lengths))}
+
+
+def _documents_of_each(run: Run) -> dict[str, Any]:
+    """Return documents that differ between two sequences."""
+    return {"B": 2, "documents_of": ((5, run.S - 5), (run.S - 13, 0, 13))}
+
+
+def _uneven_heads(run: Run) -> dict[str, Any]:
+    """Return more key/value heads than ranks, whose number the ranks do not divide; they divide the query heads."""
+    K = run.P + 1
+    return {"H": K * run.P, "K": K}
 
 
 def _padded(run: Run, *lengths: int) -> dict[str, Any]:
@@ -351,14 +373,16 @@ ARGUMENTS = (
     Argument("prefix", "a prefix that every row sees: the oracle's result, or an error", "prefix", PREFIXES, (_always(prefix=3), lambda run: {"prefix": run.S - 3}), causal=True),
     Argument("sinks", "sinks that it takes, with scores of some hundreds too, and their gradient: the oracle's result, or an error", "sinks", SINKS, (_always(sinks=True), _always(sinks=True, values="large")), by_mask=False),
     _Trained("sinks", "", "trained sinks", SINKS, (_always(sinks=True, trained_sinks=True),), by_mask=False, paired=False),
-    Argument("alibi", "slopes of ALiBi under a causal mask, or a bias of each score: the oracle's result, or an error", "ALiBi slopes", (*ALIBI, *FLEX_SCORES), (_always(alibi=1.0), _always(alibi=2.0**-4)), causal=True, by_mask=False),
+    Argument("alibi", "slopes of ALiBi, by distance in both directions, or a bias of each score: the oracle's result, or an error", "ALiBi slopes", (*ALIBI, *FLEX_SCORES), (_always(alibi=1.0), _always(alibi=2.0**-4)), by_mask=False),
     Argument("alibi", "", "additive bias", BIASES, (_always(bias=True),), by_mask=False),
     Argument("documents", "packed documents that it takes: even ones; an empty one, one token, one longer than a shard; other ones of the keys", "packed documents", DOCUMENTS, (_documents(12), _documents(5, 0, 1, 13)), others=(_ended_early,)),
+    Argument("documents", "", "documents of each sequence", IDS, (_documents_of_each,), by_mask=False, form_of="packed documents"),
     Argument("documents", "", "documents of keys", tuple(name for name in CU_SEQLENS if name.endswith(OF_KEYS)), (_cut_keys,), causal=False, by_mask=False, also=tuple(name for name in CU_SEQLENS if name.endswith("_q"))),
     Argument("padded documents", "packed documents with padding behind each", "padded documents", CU_PADDED, (lambda run: _padded(run, 7, 3),), by_mask=False),
     Argument("padding", "padding, by a mask that it takes: in front under a causal mask, otherwise at the end; of one sequence only", "padding mask", (*PADDING, *VALID), (_padding,), by_mask=False),
     Argument("padding", "", "padding of one sequence", (*PADDING, *VALID), (_padding_of_each,), by_mask=False),
     Argument("joint tokens", "keys that all ranks hold, in front and at the end: each counts once", "joint tokens", JOINT_KEYS, tuple(_always(joint=at) for at in ("front", "rear")), causal=False, by_mask=False),
+    Argument("uneven heads", "key/value heads that the ranks do not divide, if ranks divide the heads: the oracle's result, or an error", "uneven heads", (), (_uneven_heads,), paired=False),
     Argument("value dims", "a head dim of v that is not that of q and k: the oracle's result, or an error", "head dim of v", (), (_always(dv=8), _always(dv=24))),
     Argument("cross-attention", "keys of another sequence, more and fewer than the queries; more of them under a causal mask: the oracle's result, or an error", "other sequence", (), (lambda run: {"keys": 2 * run.S}, lambda run: {"keys": run.S // (4 * run.P) * 2 * run.P}), causal=False),
     _Aligned("cross-attention", "", "more keys", (), (_more_keys,), causal=True),
@@ -380,7 +404,11 @@ def _check(name: str) -> Check:
     def judge(plan: Plan, rans: Sequence[Ran]) -> Verdict:
         done = {ran.run: ran for ran in rans}
         asked = [each for each in arguments if each.needs(plan) is None]
-        verdicts = [each.judge(plan, each.made(plan, done)) for each in asked]
+        found = {each: each.judge(plan, each.made(plan, done)) for each in asked}
+        families = [each.form_of or each.what for each in asked if _honoured(found[each])]
+        verdicts = [
+            found[each] for each in asked if found[each].ok or (each.form_of or each.what) not in families
+        ]
         if wrong := next((each for each in verdicts if not each.ok), None):
             return wrong
         if more := tuple(run for each in verdicts for run in each.more):
@@ -392,4 +420,31 @@ def _check(name: str) -> Check:
     return Check(name, asks, "quick", Measure.ARGUMENTS, runs, judge, needs, tolerant=True)
 
 
-ARGUMENT_CHECKS = tuple(_check(name) for name in dict.fromkeys(each.check for each in ARGUMENTS))
+def _neutral(plan: Plan) -> list[Run]:
+    names = sorted({*NEUTRAL} & {*plan.claims.takes, *plan.claims.through})
+    P = plan.ranks(2)[0]
+    plain = plan.run(P, _LENGTH, layout=plan.claims.layouts[-1], causal=plan.claims.causal[-1])
+    return [replace(plain, neutral=name) for name in names]
+
+
+def _as_without(plan: Plan, rans: Sequence[Ran]) -> Verdict:
+    """Return the verdict: each neutral value gives the plain result, or is refused."""
+    right = [ran for ran in rans if ran.trouble is None]
+    for ran in rans:
+        if ran.trouble is not None and ran.trouble.kind != RAISED:
+            return Verdict(False, f"{ran.trouble} ({ran.run})", ran.run)
+    if not right:
+        return Verdict(True, f"refused: {rans[0].trouble}"[:500])
+    verdict = by_errors(NAMES)(plan, right)
+    names = ", ".join(f"{ran.run.neutral}={NEUTRAL[ran.run.neutral]}" for ran in right)
+    return replace(verdict, evidence=f"{names}: {verdict.evidence}")
+
+
+def _needs_neutral(plan: Plan) -> str | None:
+    return None if _neutral(plan) else "the target takes no argument that a number may switch off"
+
+
+ARGUMENT_CHECKS = (
+    *(_check(name) for name in dict.fromkeys(each.check for each in ARGUMENTS)),
+    Check("neutral values", "the numbers with which callers switch an argument off, such as a soft cap of 0: the plain result, or an error", "quick", Measure.ARGUMENTS, _neutral, _as_without, _needs_neutral, tolerant=True),
+)  # fmt: skip

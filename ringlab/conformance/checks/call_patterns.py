@@ -52,20 +52,26 @@ _OF_HALVES = {*HALVED, OTHER_GROUP}
 def _called(names: Sequence[str]) -> Runs:
     """Return a function that plans one run for each of these call patterns.
 
-    The runs use the last layout and the last mask that the target claims.
+    The runs use the last layout and the last mask that the target claims. A pattern that changes S has a length of
+    its own, for which no other run has filled a cache.
     """
 
     def runs(plan: Plan) -> list[Run]:
         claims = plan.claims
         P = _worlds(plan)[0] if _OF_HALVES & {*names} else plan.ranks(2)[0]
-        plain = plan.run(P, _LENGTH, layout=claims.layouts[-1], causal=claims.causal[-1])
+
+        def planned(name: str) -> Run:
+            changes = {"S": _LENGTH, **CALL_PATTERNS[name].changes}
+            plain = plan.run(P, changes.pop("S"), layout=claims.layouts[-1], causal=claims.causal[-1])
+            return replace(plain, use=name, **changes)
+
         return [
-            replace(plain, use=name, **CALL_PATTERNS[name].changes)
-            for name in names
+            run
+            for name, run in ((name, planned(name)) for name in names)
             if (claims.autograd or not CALL_PATTERNS[name].autograd)
             and (claims.backward or not CALL_PATTERNS[name].backward)
-            and CALL_PATTERNS[name].changes.get("dtype", plain.dtype) in claims.dtypes
-            and CALL_PATTERNS[name].changes.get("P", P) in claims.ranks
+            and run.dtype in claims.dtypes
+            and run.P in claims.ranks
         ]
 
     return runs

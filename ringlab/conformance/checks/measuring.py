@@ -66,8 +66,8 @@ def truth_of(
     """
     q, k, v, dout = inputs(plain)
     exact = q, k
-    for more in (_with_distances,) * bool(plain.alibi) + (_with_bias,) * plain.bias:
-        exact, (q, k) = more(plain, exact[0].double(), exact[1].double()), more(plain, q, k)
+    if plain.alibi or plain.bias:
+        exact, (q, k) = _with_added(plain, q.double(), k.double()), _with_added(plain, q, k)
     if plain.joint:
         k, v = (torch.cat(pair, dim=2) for pair in zip(joint_of(plain), (k, v), strict=True))
         exact = q, k
@@ -94,24 +94,21 @@ def truth_of(
     return true, {name: CHANCE * limits[name] for name in NAMES}
 
 
-def _with_distances(plain: Run, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-    """Return q and k with two more dims, whose products add ALiBi's bias, slope · (j − i) / scale.
-
-    All added numbers are exact in every dtype if D is a power of 4 and there are few rows.
-    """
+def _added(plain: Run) -> Float[Tensor, "#B H S S"]:
+    """Return the float64 numbers that ALiBi and the run's own bias add to the scores."""
     at = torch.arange(plain.S, dtype=torch.float64)
-    slopes = slopes_of(plain).double() / (plain.D**-0.5 if plain.scale is None else plain.scale)
-    of_rows = torch.stack([slopes[:, None].expand(-1, plain.S), -slopes[:, None] * at], dim=-1)
-    of_keys = torch.stack([at, torch.ones_like(at)], dim=-1)
-    wider = (more.expand(*x.shape[:-1], 2).to(x) for x, more in ((q, of_rows), (k, of_keys)))
-    with_rows, with_keys = (torch.cat(pair, dim=-1) for pair in zip((q, k), wider, strict=True))
-    return with_rows, with_keys
+    slopes = slopes_of(plain).double()[:, None, None] if plain.alibi else torch.zeros(plain.H, 1, 1).double()
+    distances = -(slopes * (at[:, None] - at).abs())[None]
+    return distances + bias_of(plain).double() if plain.bias else distances
 
 
-def _with_bias(plain: Run, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-    """Return q and k with a dim more for each key, whose product adds the run's bias: bias / scale, and 0 or 1."""
+def _with_added(plain: Run, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+    """Return q and k with a dim more for each key, whose product adds this key's number: itself / scale, and 0 or 1.
+
+    If D is a power of 4 and there are few rows, ALiBi's numbers are exact in every dtype.
+    """
     scale = plain.D**-0.5 if plain.scale is None else plain.scale
-    of_rows = (bias_of(plain).double() / scale).to(q)
+    of_rows = (_added(plain) / scale).to(q).expand(*q.shape[:3], -1)
     of_keys = torch.eye(plain.S).to(k).expand(*k.shape[:2], -1, -1)
     return torch.cat((q, of_rows), dim=-1), torch.cat((k, of_keys), dim=-1)
 

@@ -23,7 +23,7 @@ from ringlab.conformance.tolerance import NAMES
 
 WAYS = (
     "no_grad", "recomputed", "summed loss", "loss scale", "loss on lse", "backward again", "five in flight",
-    "evaluated in between", "q and v trained",
+    "evaluated in between", "q and v trained", "same memory", "side effects",
 )  # fmt: skip
 """The ways of calling that have a place in the table; the others change nothing about a single call."""
 _NOT_WITH = {
@@ -32,10 +32,11 @@ _NOT_WITH = {
     "window sides": ("window", "prefix"),
     "padding of one sequence": ("padding mask", "packed documents", "padded documents", "prefix"),
     "prefix": ("padded documents", "padding mask"),
+    "documents of each sequence": ("packed documents", "padded documents", "padding mask", "prefix"),
     **dict.fromkeys(
         ("other sequence", "more keys", "documents of keys", "joint tokens"),
         ("window", "window sides", "packed documents", "padded documents", "padding mask", "padding of one sequence",
-         "joint tokens", "prefix", "ALiBi slopes", "additive bias", "dropout"),
+         "documents of each sequence", "joint tokens", "prefix", "ALiBi slopes", "additive bias", "dropout"),
     ),
     "head dim of v": ("joint tokens", "dropout"),
 }  # fmt: skip

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import wraps
 
 import torch
 
-from ringlab.conformance.checks.check import Check, Measure, Plan, Verdict, needs_ring
+from ringlab.conformance.checks.check import Check, Judge, Measure, Plan, Verdict, needs_ring
 from ringlab.conformance.run.run import Ran, Run
 from ringlab.conformance.target.claims import RING
 
@@ -67,39 +68,97 @@ def _unseen(ran: Ran) -> bool:
     return ran.run.P > 1 and not any(meter.sent for meter in ran.forward or ran.backward)
 
 
+@dataclass(frozen=True)
+class _Most:
+    """The bytes and the messages that a rank may send in one pass, and the meaning of the bytes."""
+
+    sent: int
+    exchanges: int
+    meaning: str
+
+
+def _of_blocks(run: Run) -> dict[str, _Most]:
+    """Return the most that each pass sends if K and V travel, and dK and dV with them in backward."""
+    hops, P = run.P - 1, run.P
+    block, state = _block_bytes(run), _state_bytes(run)
+    backward = f"{hops} hops of K and V, {P} of dK and dV in float32"
+    return {
+        "forward": _Most(hops * block, 2 * hops, f"{hops} hops of K and V"),
+        "backward": _Most(hops * block + P * state, 2 * hops + 2 * P, backward),
+    }
+
+
+def _of_queries(run: Run) -> dict[str, _Most]:
+    """Return the most that each pass sends if queries travel, with their results so far."""
+    hops, P = run.P - 1, run.P
+    rows = run.B * run.H * run.S // P
+    q, state = rows * run.D * getattr(torch, run.dtype).itemsize, rows * run.D * 4
+    forward = f"{hops} hops of Q, {P} of out and its sums in float32"
+    backward = f"{hops} hops of Q, out, dout and their sums, {P} of dQ in float32"
+    return {
+        "forward": _Most(hops * q + P * (state + 8 * rows), 4 * P, forward),
+        "backward": _Most(hops * (3 * q + 8 * rows) + P * state, 6 * P, backward),
+    }
+
+
+def _most(ran: Ran) -> dict[str, _Most]:
+    """Return the most that each pass may send: for a query ring, or for a ring of K and V.
+
+    Blocks may travel both ways, half of each block in a message of its own. A backward may repeat the forward, as
+    under activation checkpointing, if both its messages and its products say so.
+    """
+    run = ran.run
+    if any(meter.sends_queries for meter in ran.forward):
+        return _of_queries(run)
+    most = _of_blocks(run)
+    if _repeats_forward(ran):
+        forward, backward = most["forward"], most["backward"]
+        most["backward"] = _Most(
+            forward.sent + backward.sent,
+            forward.exchanges + backward.exchanges,
+            f"the forward again, and {backward.meaning}",
+        )
+    if run.P > 2 and all(len(meter.peers) == 2 for meter in (*ran.forward, *ran.backward)):
+        most = {which: replace(each, exchanges=2 * each.exchanges) for which, each in most.items()}
+    return most
+
+
+def _repeats_forward(ran: Ran) -> bool:
+    """Return whether the messages and the products of the backward are those of a forward and a backward."""
+    forward, backward = (sum(meter.flops for meter in meters) for meters in (ran.forward, ran.backward))
+    again = forward * (PRODUCTS["forward"] + PRODUCTS["backward"]) / PRODUCTS["forward"]
+    beyond = max((meter.sent for meter in ran.backward), default=0) > _of_blocks(ran.run)["backward"].sent
+    return beyond and again / MORE_WORK < backward < again * MORE_WORK
+
+
 def _bytes(plan: Plan, rans: Sequence[Ran]) -> Verdict:
     figures = []
     for ran in rans:
-        run, hops = ran.run, ran.run.P - 1
-        block, state = _block_bytes(run), _state_bytes(run)
-        most = [("forward", ran.forward, hops * block, f"{hops} hops of K and V")] if ran.forward else []
-        if ran.backward:
-            meaning = f"{hops} hops of K and V, {run.P} of dK and dV in float32"
-            most.append(("backward", ran.backward, hops * block + run.P * state, meaning))
+        run, most = ran.run, _most(ran)
         if _unseen(ran):
             return Verdict(False, f"no message was seen on {run.P} ranks ({run})")
-        for which, meters, allowed, meaning in most:
-            sent = max(meter.sent for meter in meters)
+        for which, meters in (("forward", ran.forward), ("backward", ran.backward)):
+            if not meters:
+                continue
+            sent, allowed = max(meter.sent for meter in meters), most[which].sent
             figures.append(f"{which} {sent:,} of {allowed:,} (P={run.P} {run.dtype})")
             if sent > allowed:
                 return Verdict(
                     False,
-                    f"{which} sends {sent:,} bytes a rank, {sent / allowed:.3g} times the {allowed:,} of {meaning} ({run})",
+                    f"{which} sends {sent:,} bytes a rank, {sent / allowed:.3g} times the {allowed:,} of {most[which].meaning} ({run})",
                     run,
                 )
     return Verdict(True, f"bytes sent by a rank, of those allowed: {'; '.join(figures[:4])}")
 
 
 def _rounds(plan: Plan, rans: Sequence[Ran]) -> Verdict:
-    """Return the verdict: messages go only to neighbours, and no more than K, V, dK and dV need."""
+    """Return the verdict: messages go only to neighbours, and there are no more than needed."""
     for ran in rans:
-        run, hops = ran.run, ran.run.P - 1
+        run, most = ran.run, _most(ran)
         if _unseen(ran):
             return Verdict(False, f"no message was seen on {run.P} ranks ({run})")
-        for which, meters, allowed in (
-            ("forward", ran.forward, 2 * hops),
-            ("backward", ran.backward, 2 * hops + 2 * run.P),
-        ):
+        for which, meters in (("forward", ran.forward), ("backward", ran.backward)):
+            allowed = most[which].exchanges
             for rank, meter in enumerate(meters):
                 strangers = [peer for peer in meter.peers if (peer - rank) % run.P not in (1, run.P - 1)]
                 if strangers:
@@ -274,6 +333,8 @@ def _work(plan: Plan, rans: Sequence[Ran]) -> Verdict:
                 continue
             least = min(shares, key=lambda each: shares[each])
             done = shares[least]
+            if which == "backward" and _repeats_forward(of_mask[0]):
+                done *= PRODUCTS["backward"] / (PRODUCTS["forward"] + PRODUCTS["backward"])
             padded = (
                 "" if least == run else f" at {least.S // least.P:,} tokens per rank, as shorter shards pad"
             )
@@ -337,10 +398,24 @@ def _work_needs(plan: Plan) -> str | None:
     return needs_ring(plan) or (None if _work_runs(plan) else "no layout in whole chunks is claimed")
 
 
+def _or_claim_none(judge: Judge) -> Judge:
+    """Return the judge with a way out in its failing verdicts, for a target that promises no ring's cost."""
+
+    @wraps(judge)
+    def judged(plan: Plan, rans: Sequence[Ran]) -> Verdict:
+        verdict = judge(plan, rans)
+        remedy = (
+            "; a function that is no ring by design claims nothing about messages and memory: --schedule any"
+        )
+        return verdict if verdict.ok else replace(verdict, evidence=verdict.evidence + remedy)
+
+    return judged
+
+
 RESOURCE_CHECKS = (
-    Check("rounds", "messages to one neighbour, no more than P − 1 hops need", "quick", Measure.MESSAGES, _full, _rounds, needs_ring),
-    Check("bytes", "bytes sent, forward and backward, in the inputs' dtype, heads not repeated", "quick", Measure.MESSAGES, _full, _bytes, needs_ring),
-    Check("gather", "no tensor as large as the whole sequence", "quick", Measure.MEMORY, _large, _gather, needs_ring),
-    Check("peak memory", "more ranks of equal shards take no more memory", "quick", Measure.MEMORY, lambda plan: [*_large(plan), *_narrow(plan)], _memory, needs_ring),
-    Check("work", "tiles computed once, forward and backward, and none that no row sees", "quick", Measure.WORK, _work_runs, _work, _work_needs, spares_more=True),
+    Check("rounds", "messages to one neighbour, no more than P − 1 hops need", "quick", Measure.MESSAGES, _full, _or_claim_none(_rounds), needs_ring),
+    Check("bytes", "bytes sent, forward and backward, in the inputs' dtype, heads not repeated", "quick", Measure.MESSAGES, _full, _or_claim_none(_bytes), needs_ring),
+    Check("gather", "no tensor as large as the whole sequence", "quick", Measure.MEMORY, _large, _or_claim_none(_gather), needs_ring),
+    Check("peak memory", "more ranks of equal shards take no more memory", "quick", Measure.MEMORY, lambda plan: [*_large(plan), *_narrow(plan)], _or_claim_none(_memory), needs_ring),
+    Check("work", "tiles computed once, forward and backward, and none that no row sees", "quick", Measure.WORK, _work_runs, _or_claim_none(_work), _work_needs, spares_more=True),
 )  # fmt: skip

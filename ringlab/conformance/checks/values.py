@@ -31,7 +31,7 @@ from ringlab.conformance.checks.check import (
     needs_ranks,
 )
 from ringlab.conformance.checks.measuring import expected
-from ringlab.conformance.run.run import Ran, Run
+from ringlab.conformance.run.run import RAISED, Ran, Run
 from ringlab.conformance.target.claims import RING
 from ringlab.conformance.tolerance import NAMES
 from ringlab.errors import apart
@@ -74,13 +74,13 @@ def _masks(plan: Plan) -> list[Run]:
     """Return causal runs with two sequences, and with two heads that share K/V if grouped heads are claimed.
 
     A mask must be the same for all sequences and heads. There are runs on 4 ranks, where zig-zag has ranks
-    between the first and the last; runs in a half dtype, with a scale if the target takes one; and runs on 16
-    ranks.
+    between the first and the last; runs in a half dtype, with a scale if the target takes one; and short runs
+    on 8 and 16 ranks.
     """
     ranks = plan.ranks(2, 3, 4) if plan.quick else plan.ranks(2, 3, 4, 8)
     heads = partial(plan.run, causal=True, B=2, H=4, K=2 if plan.claims.grouped else 4)
     scale = 0.5 if plan.claims.scale else None
-    many = [16] if 16 in plan.claims.ranks and plan.claims.over == RING else []
+    many = [P for P in (8, 16) if P in plan.claims.ranks and (P == 8 or plan.claims.over == RING)]
     return [
         run
         for layout in plan.claims.layouts
@@ -101,7 +101,7 @@ def _unmasked(plan: Plan) -> list[Run]:
 
 
 def _groups(plan: Plan) -> list[Run]:
-    heads = ((4, 4), (4, 2), (6, 1)) if plan.quick else ((4, 4), (4, 2), (6, 2), (8, 1))
+    heads = ((4, 4), (4, 2), (6, 1), (6, 3)) if plan.quick else ((4, 4), (4, 2), (6, 2), (6, 3), (8, 1))
     return [
         plan.run(P, 30, H=H, K=K, causal=causal)
         for P in plan.ranks(2, 3)[: 1 if plan.quick else 2]
@@ -123,9 +123,20 @@ def _dims(plan: Plan) -> list[Run]:
 
 
 def _long(plan: Plan) -> list[Run]:
-    """Return runs with more tokens per rank than a tile has (at most 512), and not a multiple of 512."""
+    """Return runs with more tokens per rank than one or two tiles have (at most 512), and not a multiple of 512.
+
+    In half dtypes, there are more tokens than numbers of the dtype can count: 256 in bfloat16, 2,048 in float16.
+    Scores rise there, so that each row depends on the last keys that it sees.
+    """
     P = plan.ranks(2)[0]
-    return [plan.run(P, 600 * P, H=1, K=1, causal=causal) for causal in plan.claims.causal]
+    run = partial(plan.run, P, H=1, K=1)
+    rising = partial(run, causal=plan.claims.causal[-1], values="rising", layout=plan.claims.layouts[-1])
+    lengths = {"bfloat16": 600, "float16": 1_100}
+    return [
+        *(run(600 * P, causal=causal) for causal in plan.claims.causal),
+        run(1_100 * P, causal=plan.claims.causal[-1]),
+        *(rising(lengths[dtype] * P, dtype=dtype) for dtype in lengths if dtype in plan.claims.dtypes),
+    ]
 
 
 def _ragged(plan: Plan) -> list[Run]:
@@ -146,7 +157,7 @@ def _values(*kinds: str, causal: bool | None = None) -> Runs:
     def runs(plan: Plan) -> list[Run]:
         ranks = plan.ranks(3) if plan.quick else plan.ranks(1, 3, 4)
         mask = plan.mask if causal is None else causal
-        dtypes = plan.dtypes("float32", "bfloat16")
+        dtypes = plan.dtypes("float32", "bfloat16", "float64")
         return [
             plan.run(P, values=kind, causal=mask, dtype=d) for P in ranks for kind in kinds for d in dtypes
         ]
@@ -242,6 +253,37 @@ def _seeds(plan: Plan) -> list[Run]:
     ]
 
 
+def _overflown(plan: Plan) -> list[Run]:
+    P = plan.ranks(3, 2)[0]
+    runs = [plan.run(P, values="NaN in a key", backward=False)]
+    return runs + ([plan.run(P, dout="infinite")] if plan.claims.backward else [])
+
+
+def _shows(plan: Plan, rans: Sequence[Ran]) -> Verdict:
+    """Return the verdict: what is not finite reaches each row that depends on it, or the call raises an error."""
+    for ran in rans:
+        run, row = ran.run, ran.run.S // 2
+        if ran.trouble is not None:
+            if ran.trouble.kind != RAISED:
+                return Verdict(False, f"{ran.trouble} ({run})", run)
+            continue
+        if run.dout == "infinite":
+            hidden = [name for name in ("dk", "dv") if np.isfinite(ran.arrays[name]).all()]
+            hidden += ["dq"] if np.isfinite(ran.arrays["dq"][:, :, row]).all(-1).any() else []
+            if hidden:
+                text = f"an infinite gradient of out gives finite {', '.join(hidden)}: a loss scaler would not see it"
+                return Verdict(False, f"{text} ({run})", run)
+            continue
+        rows = np.flatnonzero(run.visible()[0, 0, :, row])
+        finite = np.isfinite(ran.arrays["out"][:, :, rows]).all(-1).any((0, 1))
+        if finite.any():
+            seen = f"out of row {rows[finite][0]} is finite, although it sees key {row}, which is NaN"
+            return Verdict(False, f"{seen}: nobody would notice ({run})", run)
+    return Verdict(
+        True, "a NaN key shows in each row that sees it, and an infinite gradient in dq, dk and dv"
+    )
+
+
 def _grouped(plan: Plan) -> str | None:
     return None if plan.claims.grouped else "the target claims no grouped heads"
 
@@ -273,10 +315,11 @@ VALUE_CHECKS = (
     Check("grouped heads", "fewer key/value heads than query heads", "quick", Measure.GRADIENTS, _groups, by_errors(NAMES), _grouped),
     Check("head dims", "head dims of 4 to 128, powers of two and others", "quick", Measure.GRADIENTS, _dims, by_errors(NAMES)),
     Check("ragged", "lengths that do not divide, and ranks without tokens, with each mask", "quick", Measure.LENGTHS, _ragged, by_errors(NAMES), _uneven),
-    Check("long shards", "600 tokens on a rank: more than a tile holds", "quick", Measure.LENGTHS, _long, by_errors(NAMES)),
+    Check("long shards", "600 and 1,100 tokens on a rank: more than tiles hold, and than half dtypes count", "quick", Measure.LENGTHS, _long, by_errors(NAMES)),
     Check("large logits", "scores of some hundreds, which overflow without a maximum", "quick", Measure.LOGITS, _values("large"), by_errors(NAMES)),
-    Check("sloped logits", "scores that grow or shrink from block to block", "quick", Measure.LOGITS, _values("rising", "falling"), by_errors(NAMES)),
+    Check("sloped logits", "scores that grow or shrink from block to block, steeply or not", "quick", Measure.LOGITS, _values("rising", "falling", "gently rising"), by_errors(NAMES)),
     Check("error growth", "rounding errors on many ranks beside those on one, by dtype", "quick", Measure.ROUNDING, _growth, _grows),
+    Check("NaN", "values that are not finite show in the results that depend on them", "quick", Measure.LOGITS, _overflown, _shows, tolerant=True, by_values=False),
     Check("scale", "a scale of its own", "quick", Measure.CALLER, _scaled, by_errors(NAMES), _has_scale),
     Check("strided", "inputs that do not lie densely in memory", "quick", Measure.CALLER, _strided, by_errors(NAMES), needs_own_tensors),
     Check("more seeds", "other inputs on every layout, number of ranks and mask", "full", Measure.MASKS, _seeds, by_errors(NAMES)),

@@ -248,7 +248,7 @@ def _program(
 
 
 def _hung(path: Path, P: int, limit: float) -> None:
-    told = f"the limit of {limit:g} s for one call was hit{stacks(path.parent, range(P))}"
+    told = f"the limit of {limit:g} s for one call (--limit) was hit{stacks(path.parent, range(P))}"
     leave(path, _RankTrouble(Trouble("hung", told)))
     os._exit(1)
 

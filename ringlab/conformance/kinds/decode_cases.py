@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -23,8 +24,12 @@ from ringlab.errors import BackendError, in_one_line
 from ringlab.merge import state_dtype
 
 SEQUENCES, D = 2, 16
-UNCLEARED = 1e4
-"""The value of slots that hold no token: finite in every dtype, and far from every written value."""
+UNCLEARED = {"10,000": 1e4, "NaN": math.nan}
+"""The values of slots that hold no token.
+
+10,000 is finite in every dtype, and far from every written value. Memory that nobody wrote may hold NaN, and 0
+times NaN is NaN.
+"""
 SLOTS, PAGE = 5, 4
 """The numbers of unused slots on each rank of a cache that has some, and of slots in a page."""
 LOCAL_LENGTHS = ("cache_seqlens", "local_seq_lens", "dcp_local_seq_lens")
@@ -48,7 +53,8 @@ class Case:
     """One or more calls, each with the tokens at the end of two sequences, of S tokens after the last call.
 
     new: the number of new tokens of each call. The calls follow each other on the same cache, which grows.
-    dealt: "in turn" or "in stretches". uncleared: whether slots are left that hold no token. shorter: by how
+    dealt: "in turn" or "in stretches". uncleared: the value in `UNCLEARED` of slots that hold no token; "" if there are
+    none. shorter: by how
     many tokens the second sequence is shorter than the first. paged: whether the cache consists of pages in
     random order. appended: whether the function writes the keys and values of the new tokens. padding: the
     number of padding tokens before both sequences. The other fields are those of a `Run`.
@@ -62,7 +68,7 @@ class Case:
     K: int = 2
     dtype: str = "float32"
     values: str = "normal"
-    uncleared: bool = False
+    uncleared: str = ""
     shorter: int = 0
     paged: bool = False
     appended: bool = False
@@ -127,7 +133,9 @@ class _Cache:
             order = np.random.default_rng([pages, seed]).permutation(SEQUENCES * pages + 1)[:-1]
         self.table = torch.from_numpy(order.reshape(SEQUENCES, pages)).int()
         shape = SEQUENCES * pages + paged, k.shape[1], self.page
-        self.k, self.v = (x.new_full((*shape, x.shape[3]), UNCLEARED) for x in self.whole)
+        self.k, self.v = (
+            x.new_full((*shape, x.shape[3]), UNCLEARED[case.uncleared or "10,000"]) for x in self.whole
+        )
         self.kept = self.k.clone(), self.v.clone()
 
     def used(self, ends: Sequence[int]) -> list[int]:
@@ -214,7 +222,9 @@ def _result(returned: Any, rows: Tensor, values: Tensor) -> Result:
 
 
 def _same(x: Any, kept: Any) -> bool:
-    return torch.equal(x, kept) if isinstance(x, Tensor) else bool(x == kept)
+    if not isinstance(x, Tensor):
+        return bool(x == kept)
+    return x.shape == kept.shape and torch.allclose(x, kept, rtol=0.0, atol=0.0, equal_nan=True)
 
 
 def names(case: Case) -> set[str]:

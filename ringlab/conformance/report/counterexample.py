@@ -187,7 +187,7 @@ def wide_runs(
 
 def _fixed(run: Run) -> bool:
     """Return whether the arguments of a run fix its sizes."""
-    given = run.documents or run.any_padding or run.keys or run.dv or run.dropout
+    given = run.documents or run.documents_of or run.any_padding or run.keys or run.dv or run.dropout
     return bool(given) or run.use in HALVED
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from jaxtyping import Int
 from numpy import arange, ndarray
@@ -28,6 +29,7 @@ from ringlab.conformance.target.argument_names import (
     JOINT_KEYS,
     JOINT_VALUES,
     MAX_SEQLENS,
+    NEUTRAL,
     OF_KEYS,
     PACKING,
     PADDING,
@@ -41,6 +43,7 @@ from ringlab.conformance.target.argument_names import (
 )
 from ringlab.conformance.target.calling import as_axes
 from ringlab.conformance.target.claims import BOTTOM_RIGHT, Claims, Target
+from ringlab.mask import Mask
 
 
 def given(
@@ -57,10 +60,11 @@ def given(
         dict.fromkeys(DROPOUTS, run.dropout) | dict.fromkeys(SEEDS, run.dropout_seed) if run.dropout else {}
     )
     found |= _padding(run, own, device) if run.any_padding else {}
+    found |= {run.neutral: NEUTRAL[run.neutral]} if run.neutral else {}
     found |= {
         name: value
         for name, value in _packing(run, own, device).items()
-        if run.documents or name in target.required
+        if run.documents or run.documents_of or name in target.required
     }
     if target.takes_mask and (not run.mask.plain or "mask" in target.required):
         found |= {"mask": run.mask}
@@ -144,7 +148,7 @@ def _score_mod(
 
     def changed(score: Tensor, batch: Tensor, head: Tensor, row: Tensor, key: Tensor) -> Tensor:
         score = cap * torch.tanh(score / cap) if cap else score
-        score = score if slopes is None else score + slopes[head] * (key - row)
+        score = score if slopes is None else score - slopes[head] * (key - row).abs()
         return score if mask is None else torch.where(mask(batch, head, row, key), score, -torch.inf)
 
     return lambda score, batch, head, row, key: changed(score, batch, head, row, key)
@@ -159,8 +163,19 @@ def _padding(run: Run, own: Int[ndarray, " L"], device: str | torch.device) -> d
 def _packing(run: Run, own: Int[ndarray, " L"], device: str | torch.device) -> dict[str, Any]:
     """Return the arguments for packed documents, by parameter name.
 
-    They are the documents' ends in the whole sequence, and the ids and positions of this rank's tokens.
+    They are the documents' ends in the whole sequence, and the ids and positions of this rank's tokens. If the
+    documents differ between sequences, there are no ends, and a row of ids and positions for each sequence.
     """
+    if run.documents_of:
+        masks = [Mask(documents=lengths) for lengths in run.documents_of]
+        ids, positions = (
+            torch.from_numpy(np.stack(rows)).to(device)
+            for rows in (
+                [mask.document_of(own) for mask in masks],
+                [mask.position_ids(own) for mask in masks],
+            )
+        )
+        return {**dict.fromkeys(IDS, ids), "position_ids": positions}
     documents = run.documents or (run.S,)
     ids = torch.from_numpy(run.mask.document_of(own))
     of_keys = run.key_documents or documents

@@ -46,6 +46,7 @@ class _Part(Protocol):
     ) -> Any: ...
     def note(self, kind: str, text: str) -> None: ...
     def elsewhere(self) -> AbstractContextManager[None]: ...
+    def with_other_arguments(self) -> AbstractContextManager[None]: ...
     def meet(self) -> None: ...
     def counted(self) -> AbstractContextManager[PassMeter]: ...
 
@@ -212,6 +213,13 @@ def _under_autocast(part: _Part) -> Tensors:
     return {**_results(out, lse), **_named(part.gradients(leaves, dout, out, lse))}
 
 
+def _after_inference(part: _Part) -> Tensors:
+    """Return the results of a training call after one under inference_mode, whose tensors autograd cannot save."""
+    with torch.inference_mode():
+        part.attend(part.shards(1)[:3])
+    return _whole(part)
+
+
 def _without(mode: Callable[[], AbstractContextManager[Any]], part: _Part) -> Tensors:
     with mode():
         return _results(*part.attend(part.shards()[:3]))
@@ -255,9 +263,13 @@ def _recomputed(part: _Part) -> Tensors:
 
 
 def _same_memory(part: _Part) -> Tensors:
-    """Return the results for other values in the same tensors, as in a training loop with static buffers."""
+    """Return the results for other values in the same tensors, as in a training loop with static buffers.
+
+    Tensors of arguments, such as the ends of packed documents, keep their memory too.
+    """
     held, fresh = part.shards(1), part.shards()
-    _both(part, held)
+    with part.with_other_arguments():
+        _both(part, held)
     with torch.no_grad():
         for x, new in zip(held, fresh, strict=True):
             x.copy_(new)
@@ -383,6 +395,7 @@ CALL_PATTERNS: dict[str, CallPattern] = {
     "autocast": CallPattern("autocast", _under_autocast, {"dtype": "bfloat16"}, backward=False),
     "no_grad": CallPattern("inference", partial(_without, torch.no_grad), backward=False),
     "inference_mode": CallPattern("inference", partial(_without, torch.inference_mode), backward=False),
+    "trained after inference_mode": CallPattern("inference", _after_inference, {"S": 40}, autograd=True),
     "two under no_grad": CallPattern("inference", _two_inferences, backward=False),
     "q trained": CallPattern("frozen inputs", partial(_frozen, "q"), autograd=True),
     "q and v trained": CallPattern("frozen inputs", partial(_frozen, "qv"), autograd=True),

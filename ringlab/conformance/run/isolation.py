@@ -142,7 +142,7 @@ class ChildProcess:
             how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
             trouble = Trouble("crashed", f"the process ended with {how}{self.output.last_words()}")
         elif self.clock.tick() > deadline:
-            told = f"the limit of {limit:g} s for {what} was hit{self.stands()}"
+            told = f"the limit of {limit:g} s for {what} (--limit) was hit{self.stands()}"
             trouble = Trouble(HUNG, f"{told}{self.output.last_words()}")
         if trouble is not None:
             self.kill()

@@ -7,6 +7,7 @@ receive buffers are filled with NaN until their message arrives.
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -22,6 +23,7 @@ from ringlab.comm.memory import MemoryMeter
 from ringlab.comm.protocol import CONTROL, Comm, Work
 from ringlab.comm.virtual.threads import entered_modes
 from ringlab.conformance.run.run import Meter
+from ringlab.torch_modes import outside_modes
 
 T = TypeVar("T")
 
@@ -40,9 +42,20 @@ _QUIET = ("barrier", "monitored_barrier_")
 
 
 class PassMeter:
-    """Measures one pass of one rank; every thread that works for the pass enters `watch()`."""
+    """Measures one pass of one rank; every thread that works for the pass enters `watch()`.
 
-    def __init__(self, rank: int, world_size: int, on_send: Callable[[], None], strict: bool) -> None:
+    queries: sums of the rank's q, as it is and scaled, by which a message with q is known in any order of axes.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        world_size: int,
+        on_send: Callable[[], None],
+        strict: bool,
+        queries: tuple[float, ...] = (),
+    ) -> None:
+        self.queries, self.sends_queries = queries, False
         self.rank, self.world_size = rank, world_size
         self.on_send, self.strict = on_send, strict
         self.memory = MemoryMeter(rank)
@@ -74,8 +87,16 @@ class PassMeter:
             return
         self.sent += sum(tensor.nbytes for tensor in tensors)
         self.exchanges += 1
+        self.sends_queries |= any(map(self._is_q, tensors))
         if to is not None:
             self.peers.add(to)
+
+    def _is_q(self, x: Tensor) -> bool:
+        if not self.queries or not x.is_floating_point():
+            return False
+        with outside_modes():
+            found = float(x.detach().double().sum())
+        return any(math.isclose(found, each, rel_tol=1e-9) for each in self.queries)
 
     def tells_lengths(self, tensors: Sequence[Shaped[Tensor, "..."]]) -> bool:
         """Return whether the tensors are only a few integers per rank.
@@ -89,7 +110,7 @@ class PassMeter:
         """Return the figures so far."""
         return Meter(
             self.sent, self.exchanges, tuple(sorted(self.peers)), self.memory.peak_bytes,
-            self.memory.largest_bytes, self.flops, tuple(sorted(self.collectives)),
+            self.memory.largest_bytes, self.flops, tuple(sorted(self.collectives)), self.sends_queries,
         )  # fmt: skip
 
 

@@ -65,6 +65,8 @@ class RankPart:
         self.begun = self.returned = 0  # calls of the target in forward
         self.sinks: Tensor | None = None  # those of the latest call, if they are trained
         self.dsinks: np.ndarray | None = None
+        self.queries: tuple[float, ...] = ()  # sums of the latest call's q
+        self.held: dict[str, Tensor] | None = None  # tensors of arguments that keep their memory
 
     def _dealt(self, S: int) -> list[np.ndarray]:
         """Return each rank's positions. Raises: WrongResult for an error of the target's own layout.
@@ -175,6 +177,9 @@ class RankPart:
         """Return the target's (out, lse) for these tensors. Raises: WrongResult for any other result."""
         known = {**self._known(), **self.target.packed(qkv)}
         self.begun += 1
+        if self.run.meter:
+            total = float(qkv[0].detach().double().sum())
+            self.queries = total, total * qkv[0].shape[-1] ** -0.5
         with self._pass() if metered else nullcontext():
             answer = call(self.target.function, qkv, known)
             self.returned += 1
@@ -242,6 +247,14 @@ class RankPart:
         finally:
             self.__dict__.update(kept)
 
+    @contextmanager
+    def with_other_arguments(self) -> Iterator[None]:
+        """Give the calls in this context other arguments, in tensors that later calls find changed in place."""
+        other = replace(self.run, seed=self.run.seed + 1, documents=self.run.documents[::-1])
+        self.held = {}
+        with self._as_part_of(other if not self.run.pads else self.run, self.rank, self.ring, self.group):
+            yield
+
     def meet(self) -> None:
         """Wait for the other ranks."""
         if self.ring is None:
@@ -255,7 +268,7 @@ class RankPart:
 
         strict: whether receive buffers are first filled with NaN.
         """
-        meter = PassMeter(self.rank, self.run.P, self.on_send, strict)
+        meter = PassMeter(self.rank, self.run.P, self.on_send, strict, self.queries)
         if self.metered is not None:
             self.metered.meter = meter
         try:
@@ -320,6 +333,8 @@ class RankPart:
         if run.trained_sinks:
             self.sinks = sinks_of(run).to(self.device).requires_grad_()
             more |= dict.fromkeys(SINKS, self.sinks)
+        if self.held is not None:
+            more |= self._in_held_memory(more)
         # A mask says whether it is causal, and ringlab refuses both.
         masks = set() if "mask" in more else {"causal", "is_causal"}
         masks |= {"causal", "is_causal"} & self.target.required
@@ -330,6 +345,21 @@ class RankPart:
             "scale": run.scale, "softmax_scale": run.scale, "return_lse": True,
             **more, **self.target.options,
         }  # fmt: skip
+
+    def _in_held_memory(self, given: dict[str, Any]) -> dict[str, Tensor]:
+        """Return the arguments that are tensors, in the memory of the held ones of the same form; hold the others."""
+        assert self.held is not None
+        for name, x in given.items():
+            before = self.held.get(name)
+            if (
+                before is not None
+                and isinstance(x, Tensor)
+                and (before.shape, before.dtype) == (x.shape, x.dtype)
+            ):
+                before.copy_(x)
+            elif isinstance(x, Tensor):
+                self.held[name] = x.clone()  # an argument may be one tensor under several names
+        return {name: self.held[name] for name, x in given.items() if isinstance(x, Tensor)}
 
     def _unpacked(self, result: Any) -> tuple[Tensor, Tensor | None]:
         """Return (out, lse) from the target's value; lse is (B, H, L), or None if there is none."""

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from ringlab.conformance.target.claims import BOTTOM_RIGHT
@@ -20,9 +20,9 @@ from ringlab.mask import Mask
 ANY_LAYOUT = ""
 GIVEN = {
     "window": "window", "sides": "window sides", "softcap": "softcap", "prefix": "prefix", "documents": "documents",
-    "key_documents": "documents of keys", "pads": "padding", "pads_of": "padding of each sequence", "sinks": "sinks",
+    "key_documents": "documents of keys", "documents_of": "documents of each sequence", "pads": "padding", "pads_of": "padding of each sequence", "sinks": "sinks",
     "trained_sinks": "trained sinks", "alibi": "ALiBi slopes", "bias": "additive bias", "joint": "joint tokens", "keys": "keys",
-    "alignment": "aligned", "dv": "head dim of v", "dropout": "dropout",
+    "alignment": "aligned", "neutral": "switched off:", "dv": "head dim of v", "dropout": "dropout",
 }  # fmt: skip
 """The fields of a run for arguments that only some targets take, and their names in a report."""
 JOINT = 5
@@ -43,7 +43,8 @@ class Run:
 
     values: how the inputs are drawn (see `inputs`). strided: the axis of the inputs that is not dense in
     memory, "heads" or "dims". use: the name of a call pattern (see `ringlab.conformance.run.call_patterns`).
-    dout: "normal", "ones", "zeros", or "large", which is 2¹⁶ times as large as "normal". dlse: whether lse
+    dout: "normal", "ones", "zeros", "large", which is 2¹⁶ times as large as "normal", or "infinite" in the row in
+    the middle. dlse: whether lse
     has a gradient too.
 
     window, softcap, prefix, documents, dropout: arguments of the call; 0 or () if they are not passed. sides:
@@ -51,9 +52,9 @@ class Run:
     dropped pairs. pads: the number of padding tokens after each
     document, or after the whole sequence; a negative number means padding before the sequence. No row sees
     padding keys, and padding rows have no gradient and are not compared. pads_of: the padding of each of B
-    sequences in the same way. sinks: whether each query head has a logit that takes weight and contributes no
-    value. trained_sinks: whether sinks need a gradient. alibi: if it is not 0, a score falls, under a causal
-    mask, by this number times the query head's slope times the distance of the key. bias: whether a number for
+    sequences in the same way. documents_of: the lengths of the documents of each of B sequences. sinks: whether each query head has a logit that takes weight and contributes no
+    value. trained_sinks: whether sinks need a gradient. alibi: if it is not 0, a score falls by
+    this number times the query head's slope times the distance of the key, in both directions. bias: whether a number for
     each head, query and key is added to the score. joint: "front" or "rear", the end at which `JOINT`
     keys that all ranks hold are joined. keys: the number of keys of another sequence, for cross-attention.
     key_documents: the lengths of its documents, each of which the document of queries with its number sees.
@@ -106,9 +107,11 @@ class Run:
     sides: tuple[int, ...] = ()
     pads_of: tuple[int, ...] = ()
     key_documents: tuple[int, ...] = ()
+    documents_of: tuple[tuple[int, ...], ...] = ()
     alignment: str = ""
     bias: bool = False
     trained_sinks: bool = False
+    neutral: str = ""
 
     def __str__(self) -> str:
         mask = "causal" if self.causal else "full"
@@ -190,17 +193,27 @@ class Run:
         if self.sides:
             left, right = (side if side >= 0 else len(columns) + self.S for side in self.sides)
             seen = seen & (i - j <= left) & (j - i <= right)
-        if not self.pads_of:
-            return seen[None, None]
-        padding = self.padded_tokens
-        return (seen & (padding[:, :, None] == padding[:, None]))[:, None]
+        seen = seen[None]
+        if self.documents_of:
+            ids = self.ids
+            seen = seen & (ids[:, :, None] == ids[:, None])
+        if self.pads_of:
+            padding = self.padded_tokens
+            seen = seen & (padding[:, :, None] == padding[:, None])
+        return seen[:, None]
+
+    @property
+    def ids(self) -> Int[np.ndarray, "_ S"]:
+        """Return the number of each token's document, for each sequence or in one row for all."""
+        packings = self.documents_of or (self.documents or (self.S,),)
+        return np.stack([Mask(documents=lengths).document_of(np.arange(self.S)) for lengths in packings])
 
     @property
     def plain(self) -> Run:
         """Return the plain run with the same true result and the same bounds."""
         return replace(
             self, P=1, layout=ANY_LAYOUT, backward=True, strided="", strict=False,
-            twice=False, meter=False, fault="", use="", dropout=0.0, dropout_seed=0,
+            twice=False, meter=False, fault="", use="", dropout=0.0, dropout_seed=0, neutral="",
         )  # fmt: skip
 
 
@@ -226,7 +239,7 @@ class Meter:
     sent: the number of bytes sent. exchanges: the number of sends. peers: the ranks that messages went to.
     peak, largest: the bytes of all tensors at the peak, and of the largest tensor. flops: the FLOPs of matrix
     products and attention operators, 0 if none were seen. collectives: the names of torch.distributed's
-    collectives.
+    collectives. sends_queries: whether the rank sent its own q.
     """
 
     sent: int = 0
@@ -236,6 +249,7 @@ class Meter:
     largest: int = 0
     flops: int = 0
     collectives: tuple[str, ...] = ()
+    sends_queries: bool = False
 
 
 @dataclass
@@ -326,13 +340,16 @@ VALUES = {
     "large": "q = q * 60.0",
     "rising": "q[..., 0], k[..., 0] = 4.0 * D**0.5, 24.0 * np.linspace(-1.0, 1.0, S)",
     "falling": "q[..., 0], k[..., 0] = 4.0 * D**0.5, 24.0 * np.linspace(1.0, -1.0, S)",
+    "gently rising": "q[..., 0], k[..., 0] = 4.0 * D**0.5, 4.5 * np.linspace(-1.0, 1.0, S)",
     "negative": "q[..., 0], k[..., 0] = 128.0 * D**0.5, -128.0",
+    "NaN in a key": "k[..., S // 2, :] = np.nan",
     "stepped": "q[...], k[..., 0] = 0.0, 16.0 + np.round(k[..., 0]).clip(-8, 7) / 8; q[..., 0] = 8.0 * D**0.5",
 }
 """How each kind of values is made from standard normal q and k, as a line of the program that `--script` writes.
 
 "large": scores of some hundreds. "rising" and "falling": scores that grow or shrink with the key's position, so that
-each later block has a larger or smaller maximum. "negative": all scores about −16,000, as if by a bias, which is
+each later block has a larger or smaller maximum. "gently rising": on three ranks, the maxima of blocks differ by about 12,
+so that each block still counts in float32. "negative": all scores about −16,000, as if by a bias, which is
 below the numbers that some code uses for −∞. "stepped": scores that are whole numbers near 128. If D is a power of 4, half
 dtypes compute them exactly, while an lse of such a size loses its fraction in them.
 """
@@ -349,7 +366,10 @@ def inputs(run: Run) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     exec(VALUES[run.values], names)
     q, k = names["q"], names["k"]
     large = LOSS_SCALE.get(run.dtype, 2.0**16)
-    dout = {"normal": dout, "ones": np.ones_like(dout), "zeros": 0.0 * dout, "large": dout * large}[run.dout]
+    infinite = np.where(np.arange(run.S)[:, None] == run.S // 2, np.inf, dout)
+    dout = {
+        "normal": dout, "ones": np.ones_like(dout), "zeros": 0.0 * dout, "large": dout * large, "infinite": infinite,
+    }[run.dout]  # fmt: skip
     dout[_in_padding(run)] = 0.0
     q, k, v, dout = _moved(run, q, k, v, dout)
     if run.one_hot:

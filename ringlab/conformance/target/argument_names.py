@@ -9,7 +9,8 @@ OF_KEYS = ("_k", "_kv")
 """How the names end of lengths that are those of the keys."""
 CU_PADDED = ("cu_seqlens_padded", "cu_seqlens_q_padded", "cu_seqlens_k_padded", "cu_seqlens_kv_padded")
 MAX_SEQLENS = ("max_seqlen", "max_seqlen_q", "max_seqlen_k", "max_seqlen_kv")
-IDS = ("segment_ids", "document_ids")
+IDS = ("segment_ids", "document_ids", "sequence_ids", "doc_ids")
+"""The number of each token's document: (L,), or (B, L) if documents differ between sequences."""
 PACKING = (*CU_SEQLENS, *CU_PADDED, *MAX_SEQLENS, *IDS, "position_ids")
 PLAIN = frozenset(
     {*AROUND, "causal", "is_causal", "layout", "positions", "scale", "softmax_scale", "return_lse", "qkv", "kv", *PACKING}
@@ -48,3 +49,8 @@ JOINT_VALUES = ("joint_tensor_value", "joint_value", "joint_v")
 """Keys and values that every rank holds and that count once; `joint_strategy` is "front" or "rear"."""
 DROPOUTS = ("dropout", "dropout_p")
 SEEDS = ("seed", "dropout_seed")
+NEUTRAL = {
+    **dict.fromkeys(SOFTCAPS, 0.0), **dict.fromkeys(SIDES, (-1, -1)), "window_left": -1, **dict.fromkeys(PREFIXES, 0),
+    **dict.fromkeys(DROPOUTS, 0.0),
+}  # fmt: skip
+"""The numbers with which code switches an argument off, as flash-attn's functions have them by default."""
