@@ -22,7 +22,7 @@ from ringlab.conformance.run.run import JOINT, Run, inputs, joint_of, sinks_of
 from ringlab.conformance.target.claims import Target, as_target
 from ringlab.errors import BackendError
 from ringlab.layout import per_document
-from tests.conformance.reports import failed, quick
+from tests.conformance.reports import evidence, failed, quick
 
 WHOLE_PADDING = """whole = torch.zeros(len(self.padding), sum(map(len, self.positions)), dtype=torch.int64)
             whole[:, mine] = self.padding.long()
@@ -72,7 +72,7 @@ def mended(name: str) -> Any:
 def test_an_argument_that_is_honoured_passes(name: str) -> None:
     report = quick(mended(name), only=(MUTANTS[name].found_by,))
     assert failed(report) == {}
-    assert report.findings[-1].applies and "refused" not in report.findings[-1].evidence
+    assert report.findings[-1].applies and not report.findings[-1].evidence.startswith("refused")
 
 
 def dropping(change: str = "", seeded: bool = True) -> Any:
@@ -448,15 +448,15 @@ def asked(attend: Any, *only: str, **claims: Any) -> Any:
 
 
 def test_arguments_of_opposite_masks_and_keys_of_another_sequence_are_asked_in_pairs() -> None:
-    """ALiBi requires a causal mask and cross-attention forbids it, so each is paired without the other."""
+    """A prefix requires a causal mask and cross-attention forbids it, so each is paired without the other."""
 
-    def attend(q, k, v, *, ring, causal, alibi_slopes=None):
-        def biased(scores: Tensor, rows: Tensor, keys: Tensor) -> Tensor:
-            return scores if alibi_slopes is None else scores + alibi_slopes[:, None, None] * (keys - rows)
+    def attend(q, k, v, *, ring, causal, prefix=0):
+        def seen(rows: Tensor, keys: Tensor) -> Tensor:
+            return (keys < prefix) | (rows >= keys) | (not causal)
 
-        return over_all(ring, q, k, v, everything, causal=causal, changed=biased)
+        return over_all(ring, q, k, v, seen)
 
-    report = asked(attend, "pairs", "cross-attention", "alibi")
+    report = asked(attend, "pairs", "cross-attention", "prefix")
     assert failed(report) == {} and all(each.applies for each in report.findings)
     assert "refused" not in report.findings[-1].evidence
 
@@ -465,11 +465,48 @@ def test_slopes_of_alibi_are_asked_with_two_values() -> None:
     def attend(q, k, v, *, ring, causal, alibi_slopes=None):
         def biased(scores: Tensor, rows: Tensor, keys: Tensor) -> Tensor:
             usual = torch.tensor([2.0 ** -(1 + head % 4) for head in range(q.shape[1])])
-            return scores if alibi_slopes is None else scores + usual[:, None, None] * (keys - rows)
+            return scores if alibi_slopes is None else scores - usual[:, None, None] * (keys - rows).abs()
 
         return over_all(ring, q, k, v, everything, causal=causal, changed=biased)
 
     assert "ALiBi slopes 0.0625" in failed(asked(attend, "alibi"))["alibi"]
+
+
+def by_sequence(wrong: bool) -> Any:
+    """Return a target that takes the documents of each sequence, (B, L)."""
+
+    def attend(q, k, v, *, ring, causal, segment_ids=None):
+        ids = None if segment_ids is None else torch.cat(ring.all_gather(segment_ids), dim=1)
+        ids = ids[:1].expand(len(q), -1) if wrong and ids is not None else ids
+
+        def apart(scores: Tensor, rows: Tensor, keys: Tensor) -> Tensor:
+            if ids is None:
+                return scores
+            return scores.masked_fill((ids[:, rows] != ids[:, None])[:, None], -1e30)
+
+        return over_all(ring, q, k, v, everything, causal=causal, changed=apart)
+
+    return attend
+
+
+@pytest.mark.parametrize("wrong", [False, True])
+def test_documents_of_each_sequence_are_one_of_two_forms(wrong: bool) -> None:
+    report = asked(by_sequence(wrong), "documents", "pairs")
+    assert report.failed == (["documents"] if wrong else [])
+    assert wrong or "documents of each sequence" in evidence(report, "documents")
+
+
+@pytest.mark.parametrize("what", ["right", "refused", "wrong"])
+def test_key_value_heads_that_the_ranks_do_not_divide_are_repeated_or_refused(what: str) -> None:
+    def attend(q, k, v, *, ring, causal):
+        H, K = q.shape[1], k.shape[1]
+        if K > 2 and what == "refused" and K % 2:
+            raise ValueError("2 ranks cannot divide 3 heads")
+        heads = torch.arange(H) * K // H if K % 2 == 0 or K == 1 or what != "wrong" else torch.arange(H) % K
+        return over_all(ring, q, k[:, heads], v[:, heads], everything, causal=causal)
+
+    report = asked(attend, "uneven heads", "grouped heads", split_heads=True)
+    assert report.failed == (["uneven heads"] if what == "wrong" else [])
 
 
 @pytest.mark.parametrize("wrong", [False, True])

@@ -102,14 +102,12 @@ def _of_queries(run: Run) -> dict[str, _Most]:
 
 
 def _most(ran: Ran) -> dict[str, _Most]:
-    """Return the most that each pass may send: for a query ring, or for a ring of K and V.
+    """Return the most that each pass may send: as in a query ring if it sends queries, else as in a ring of K and V.
 
     Blocks may travel both ways, half of each block in a message of its own. A backward may repeat the forward, as
     under activation checkpointing, if both its messages and its products say so.
     """
     run = ran.run
-    if any(meter.sends_queries for meter in ran.forward):
-        return _of_queries(run)
     most = _of_blocks(run)
     if _repeats_forward(ran):
         forward, backward = most["forward"], most["backward"]
@@ -118,9 +116,19 @@ def _most(ran: Ran) -> dict[str, _Most]:
             forward.exchanges + backward.exchanges,
             f"the forward again, and {backward.meaning}",
         )
-    if run.P > 2 and all(len(meter.peers) == 2 for meter in (*ran.forward, *ran.backward)):
+    if _both_ways(ran):
         most = {which: replace(each, exchanges=2 * each.exchanges) for which, each in most.items()}
+    for which, meters in (("forward", ran.forward), ("backward", ran.backward)):
+        if any(meter.sends_queries for meter in meters):
+            most[which] = _of_queries(run)[which]
     return most
+
+
+def _both_ways(ran: Ran) -> bool:
+    """Return whether each rank sends to both neighbours in forward; its gradients may then go home in one message."""
+    P = ran.run.P
+    sides = [{(peer - rank) % P for peer in meter.peers} for rank, meter in enumerate(ran.forward)]
+    return P > 2 and bool(sides) and all(each == {1, P - 1} for each in sides)
 
 
 def _repeats_forward(ran: Ran) -> bool:
@@ -161,7 +169,7 @@ def _rounds(plan: Plan, rans: Sequence[Ran]) -> Verdict:
             allowed = most[which].exchanges
             for rank, meter in enumerate(meters):
                 strangers = [peer for peer in meter.peers if (peer - rank) % run.P not in (1, run.P - 1)]
-                if strangers:
+                if len(strangers) > (which == "backward" and _both_ways(ran)):
                     return Verdict(
                         False,
                         f"{which}: rank {rank} sends to rank {strangers[0]}, no neighbour of its ({run})",

@@ -192,12 +192,13 @@ def _fixed(run: Run) -> bool:
 
 
 def _lean(counter: Run, whole_heads: bool) -> Run:
-    """Return the run with one sequence, and without fields that only other checks need.
+    """Return the run with one sequence, unless sequences differ in more, and without fields of other checks.
 
     It has one key/value head, or all heads with `whole_heads`.
     """
     H, K = (counter.H, counter.K) if whole_heads else (counter.H // counter.K, 1)
-    return replace(counter, B=1, H=H, K=K, meter=False, moved=None, twice=False)
+    B = counter.B if counter.pads_of or counter.documents_of else 1
+    return replace(counter, B=B, H=H, K=K, meter=False, moved=None, twice=False)
 
 
 def located(ran: Ran) -> Located:
