@@ -63,7 +63,7 @@ def test_ringlabs_own_ring_honours_or_refuses_every_argument_that_it_takes() -> 
     report = quick(ring_attention, only=names, layouts=("contiguous", "zigzag"))
     assert failed(report) == {}
     left = {each.name for each in report.findings if not each.applies}
-    assert left == {"padded documents", "padding", "joint tokens", "alibi"}
+    assert left == {"padded documents", "padding", "joint tokens", "alibi", "uneven heads"}
 
 
 def test_every_way_of_calling_is_asked_by_the_check_that_is_named_for_it() -> None:

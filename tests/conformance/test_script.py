@@ -175,7 +175,7 @@ def made(reference: str, run: Run) -> tuple[Report, dict[str, Any]]:
         ("values_with_keys", {"use": "inference_mode"}),
         ("values_with_keys", {"use": "q and v trained"}),
         ("values_with_keys", {"use": "k trained"}),
-        *(("values_with_keys", {"values": values}) for values in VALUES),
+        *(("values_with_keys", {"values": values}) for values in VALUES if not values.startswith("NaN")),
         ("values_with_keys", {"backward": False}),
         ("loss_on_lse", {"use": "loss on lse", "dlse": True}),
         ("documents", {"documents": (3, 1, 4), "layout": "contiguous"}),

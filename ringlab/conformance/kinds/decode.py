@@ -40,6 +40,7 @@ import numpy as np
 from ringlab import oracle
 from ringlab.conformance.checks.measuring import expected
 from ringlab.conformance.kinds.calls import (
+    NOT_ASKED,
     CallCheck,
     Calls,
     Failed,
@@ -54,7 +55,6 @@ from ringlab.conformance.kinds.decode_cases import (
     LENGTHS,
     LOCAL_LENGTHS,
     NAMES,
-    UNCLEARED,
     Case,
     Result,
     arguments_of,
@@ -101,6 +101,18 @@ def _differs(calls: DecodeCalls, case: Case) -> str:
                     f"{name} on rank {rank} is {values}: {place} ({case}){_without(ranks, case, calls.seed)}"
                 )
     return changed_inputs(calls, case, "is not as it must be after a call") if case.appended else ""
+
+
+def _reached_by_nan(calls: DecodeCalls, case: Case) -> str:
+    """Return a sentence if NaN in unused slots reaches the result, which is no fault of cleared caches, or ""."""
+    wrong = _differs(calls, case)
+    if wrong and all(np.isfinite(out).all() for out in _outs(calls.of(case)[0])):
+        return wrong
+    return (
+        f"{NOT_ASKED}clear the cache before its first use: unused slots that hold NaN reach out, as 0 · NaN is NaN ({case})"
+        if wrong
+        else ""
+    )
 
 
 def _without(ranks: Sequence[Result], case: Case, seed: int) -> str:
@@ -178,7 +190,7 @@ def _base_axes(calls: DecodeCalls, ranks: tuple[int, ...]) -> dict[str, tuple[Se
         "scores": ((), *_values("values", "stepped")),
         "new": ((), *_values("new", *new)),
         "dealt": ((), *_values("dealt", *DEALT[1:])),
-        "uncleared": ((), *_values("uncleared", *UNCLEARED) * slots),
+        "uncleared": ((), *_values("uncleared", *["10,000"] * slots)),
     }
 
 
@@ -242,8 +254,9 @@ CHECKS: tuple[DecodeCheck, ...] = (
     CallCheck("new tokens", "some new tokens, causal among themselves", lambda ranks: [Case(P, new=(n,), dealt=dealt, H=H) for P in ranks for n, H in ((2, 2), (7, 4)) for dealt in DEALT], itself, _differs, PLACES),
     CallCheck("new tokens in half", "several new tokens in half dtypes, causal among themselves", lambda ranks: [Case(P, 13, (7,), dtype=dtype) for P in ranks[-1:] for dtype in ("bfloat16", "float16")], itself, _differs, PLACES),
     CallCheck("short prefix", "a prefix of one token, and none", lambda ranks: [Case(P, S, (S - before,)) for P in ranks for S in (8, 13) for before in (1, 0)], itself, _differs, PLACES),
-    CallCheck("uncleared slots", "slots that are not in use, and hold 10,000 or NaN", lambda ranks: [Case(P, S, uncleared=value) for P in ranks for value in UNCLEARED for S in (24, max(1, P - 1))], itself, _differs, (LENGTHS,)),
-    CallCheck("uncleared, new tokens", "several new tokens, and slots that are not in use", lambda ranks: [Case(P, new=(3,), uncleared=value) for P in ranks for value in UNCLEARED], itself, _differs, PLACES),
+    CallCheck("uncleared slots", "slots that are not in use", lambda ranks: [Case(P, S, uncleared="10,000") for P in ranks for S in (24, max(1, P - 1))], itself, _differs, (LENGTHS,)),
+    CallCheck("uncleared, new tokens", "several new tokens, and slots that are not in use", lambda ranks: [Case(P, new=(3,), uncleared="10,000") for P in ranks], itself, _differs, PLACES),
+    CallCheck("NaN in slots", "slots that are not in use, and hold NaN: whether they must be cleared first", lambda ranks: [Case(P, S, uncleared="NaN") for P in ranks for S in (1, 24)], itself, _reached_by_nan, (LENGTHS,)),
     CallCheck("growing cache", "a cache that gets a new token before each of four calls", lambda ranks: [Case(P, S, (1,) * 4, dealt) for P in ranks for S in (24, 4) for dealt in DEALT], itself, _differs, (LENGTHS,)),
     *(each.alone for each in ARGUMENTS),
     CallCheck("pairs", "every two settings together: arguments, dtypes, heads, numbers of new tokens, ranks", lambda ranks: [], itself, _differ_together, more=_pairs),

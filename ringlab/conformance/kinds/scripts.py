@@ -147,6 +147,8 @@ def _of_decode(report: Report, finding: Finding) -> str:
     if check.wrong is changed_inputs:
         raise NotWritten(f"a script compares results, and the check “{finding.name}” compares arguments")
     usual = vars(decode_cases.Case(case.P))
+    if case.uncleared == "NaN":
+        raise NotWritten("a script fills unused slots with numbers")
     if len(case.new) > 1:
         raise NotWritten(f"a script makes one call of a decode ({case})")
     if other := [name for name, value in vars(case).items() if name not in _KNOWN and value != usual[name]]:
@@ -163,7 +165,7 @@ def _of_decode(report: Report, finding: Finding) -> str:
         f"P, S, N, B, H, K, D, SEED = {', '.join(map(str, sizes))}",
         f"DTYPE, SCALE = torch.{case.dtype}, D**-0.5",
         f"TOKENS = {[each.tolist() for each in tokens]}  # of each rank's cache",
-        f"UNUSED, VALUE = {decode_cases.SLOTS if case.uncleared else 0}, {'torch.nan' if case.uncleared == 'NaN' else 10000.0}  # slots of each cache, and what they hold",
+        f"UNUSED, VALUE = {decode_cases.SLOTS if case.uncleared else 0}, {decode_cases.UNCLEARED['10,000']}  # slots of each cache, and what they hold",
         "POSITIONS = [torch.arange(S - N, S)] * P  # of the queries, which are the same on every rank",
         "# Of the largest error, as a share of the largest true value: from the plainest implementation's own error.",
         f"BOUNDS = {limits}".replace("'", '"'),
