@@ -26,7 +26,7 @@ class Style:
     checks that may fail for that reason. schedule: one of ringlab's own schedules, which replaces an edit.
     dtypes, ranks: those that the style claims, if they are not the usual ones.
 
-    >>> STYLES["both_directions"].allow
+    >>> STYLES["two_levels"].allow
     ('rounds',)
     """
 

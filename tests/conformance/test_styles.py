@@ -60,7 +60,8 @@ def test_a_fault_in_a_style_is_found(name: str, right: str, wrong: str, found_by
 
 def test_ranks_that_share_out_heads_are_given_heads_that_they_divide() -> None:
     plan = Plan(STYLES["ulysses"].target().claims(), quick=True, seed=0)
-    runs = [run for each in checks.CHECKS if each.needs(plan) is None for run in each.runs(plan)]
+    asked = [each for each in checks.CHECKS if each.needs(plan) is None and each.name != "uneven heads"]
+    runs = [run for each in asked for run in each.runs(plan)]
     assert {run.P for run in runs} == {1, 2, 3, 4, 8, 16}
     assert any(run.K == 1 < run.P for run in runs) and any(1 < run.K < run.P for run in runs)
     uneven = [run for run in runs if run.H % run.P or run.H % run.K or (run.K % run.P and run.P % run.K)]

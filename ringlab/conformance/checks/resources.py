@@ -412,9 +412,7 @@ def _or_claim_none(judge: Judge) -> Judge:
     @wraps(judge)
     def judged(plan: Plan, rans: Sequence[Ran]) -> Verdict:
         verdict = judge(plan, rans)
-        remedy = (
-            "; a function that is no ring by design claims nothing about messages and memory: --schedule any"
-        )
+        remedy = "; a design that sends or keeps more than a ring claims nothing about that: --schedule any"
         return verdict if verdict.ok else replace(verdict, evidence=verdict.evidence + remedy)
 
     return judged
