@@ -172,9 +172,12 @@ class RankPart:
         return whole.index_select(-1, torch.from_numpy(self.positions[self.rank])).to(self.device)
 
     def attend(
-        self, qkv: tuple[Float[Tensor, "..."], ...], metered: bool = False
+        self, qkv: tuple[Any, ...], metered: bool = False
     ) -> tuple[Float[Tensor, "..."], Float[Tensor, "B H L"] | None]:
-        """Return the target's (out, lse) for these tensors. Raises: WrongResult for any other result."""
+        """Return the target's (out, lse) for these tensors. Raises: WrongResult for any other result.
+
+        In a call that must fail, a tensor may be None.
+        """
         known = {**self._known(), **self.target.packed(qkv)}
         self.begun += 1
         if self.run.meter:

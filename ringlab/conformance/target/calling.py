@@ -33,9 +33,7 @@ class CannotCall(BackendError):
     """Raised if arguments do not fit the function's parameters, so that no line of the function has run."""
 
 
-def call(
-    function: Callable[..., Any], tensors: tuple[Float[Tensor, "..."], ...], known: Mapping[str, Any]
-) -> Any:
+def call(function: Callable[..., Any], tensors: tuple[Any, ...], known: Mapping[str, Any]) -> Any:
     """Call `function` with `tensors` as q, k and v, and with those of `known` for which it has parameters.
 
     Raises: CannotCall if Python refuses the arguments; the function's own errors.

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
 from ringlab.conformance.cases import LAYOUTS
@@ -186,7 +185,7 @@ class Target:
         """Return the names of the parameters that have no default."""
         return frozenset(required(self.function))
 
-    def packed(self, qkv: tuple[Float[Tensor, "..."], ...]) -> dict[str, Tensor]:
+    def packed(self, qkv: tuple[Any, ...]) -> dict[str, Tensor]:
         """Return q, k and v stacked, by the names of the packed parameters that the function has."""
         names = {"qkv", "kv"} & parameters(self.function)
         return {name: torch.stack(qkv[-len(name) :], dim=self.axes.index("H")) for name in names}
