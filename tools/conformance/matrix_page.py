@@ -17,6 +17,8 @@ SEEDS = {"seeds": 50, "styles": 50}
 """The number of seeds in each sweep."""
 KINDS = ("forward", "mask", "backward", "communication", "memory", "precision", "behaviour")
 _LOOSE = ("falls to both", "passes the first", "passes both")
+LOOSE_TESTS = len(_LOOSE) - 1
+"""The number of loose tests that a wrong ring may pass."""
 _MARKS = {"": False, "●": True, "◉": True}
 _HEAD = """# Which check finds which wrong ring
 
@@ -87,7 +89,7 @@ def _summary(rows: Mapping[str, Row]) -> str:
 
 def _kinds(rows: Mapping[str, Row]) -> str:
     counts = Counter(MUTANTS[name].kind for name in rows)
-    loose = Counter(MUTANTS[name].kind for name, row in rows.items() if row.loose == len(_LOOSE) - 1)
+    loose = Counter(MUTANTS[name].kind for name, row in rows.items() if row.loose == LOOSE_TESTS)
     lines = [
         "## By kind\n",
         "| what is wrong | wrong rings | pass both loose tests |",

@@ -10,9 +10,11 @@ from pathlib import Path
 
 import nbformat
 
+from ringlab_course.builder.build import find_root
 from ringlab_course.builder.sources import Target
 from ringlab_course.catalogue import LESSONS, PARTS, Lesson
 from ringlab_course.checking.contract import Exercise
+from tools.conformance import matrix_page
 
 from . import errors, misconceptions, moving_ring, playground
 from .links import escape, table, toctree
@@ -52,7 +54,10 @@ def front(lessons: list[Target], exercises: list[Target], documents: list[str], 
     known = (
         len(stage.misconceptions) for exercise in misconceptions.exercises() for stage in exercise.stages
     )
+    rows = matrix_page.read((find_root() / "docs" / "conformance-matrix.md").read_text(encoding="utf-8"))
     filled = text.format(
+        wrong=len(rows),
+        passing=sum(row.loose == matrix_page.LOOSE_TESTS for row in rows.values()),
         playground=playground.embedded(f"<figure>{moving_ring.picture()}{_STILL}</figure>", brief=True),
         first=here[0].slug,
         first_id=here[0].id,
@@ -98,7 +103,7 @@ def _map(lessons: list[Lesson], of_exercise: dict[str, int]) -> str:
 
 
 def _navigation(lessons: list[Lesson], documents: list[str]) -> list[str]:
-    trees = [toctree([playground.NAME], "Play")]
+    trees = [toctree([playground.FIVE_NAME, playground.NAME], "Play")]
     trees += [
         toctree([f"notebooks/{lesson.slug}" for lesson in lessons if lesson.part == part], part)
         for part in PARTS

@@ -14,6 +14,8 @@ from ringlab.cost.models import model
 
 TEXT = Path(__file__).parent / "text" / "play.md"
 NAME = "play"
+FIVE, FIVE_NAME = TEXT.with_name("five_minutes.md"), "five-minutes"
+"""The text and the name of the page of four figures."""
 RANKS = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 TOKENS = (12, 24)
 """The smallest and the largest number of tokens, as powers of 2."""
@@ -27,7 +29,8 @@ MACHINES = ("h100", "a100", "h200", "b200", "h800", "laptops")
 SPEEDS = (-6, 2)
 """The slowest and the fastest link relative to the machine's own link, as powers of 2."""
 DTYPE = "bfloat16"
-PROGRAMS = ("ring_model", "play_views", "play")
+VIEWS = ("ring_model", "play_views")
+"""The programs that all figures need."""
 MODELS = ("llama3-8b", "llama3-70b", "llama3-405b", "qwen3-32b", "gpt3-175b")
 
 
@@ -83,10 +86,18 @@ def embedded(fallback: str, brief: bool = False) -> str:
     fallback: HTML that is shown until the playground's program runs.
     brief: whether to show only the controls and views of the first page.
     """
+    box = f'<div id="playground" class="playground"{" data-brief" if brief else ""}>\n{fallback}\n</div>\n'
+    return box + _programs("play")
+
+
+def five_minutes() -> str:
+    """Return the page "Ring attention in five minutes"."""
+    return FIVE.read_text(encoding="utf-8").replace("{figures}", _programs("five"))
+
+
+def _programs(page: str) -> str:
+    """Return the HTML with which a page loads its program, the views, and their data."""
     data = json.dumps(choices()).replace("</", "<\\/")
-    programs = "".join(f'<script src="_static/{name}.js"></script>\n' for name in PROGRAMS)
-    return (
-        f'<div id="playground" class="playground"{" data-brief" if brief else ""}>\n{fallback}\n</div>\n'
-        '<link rel="stylesheet" href="_static/play.css">\n'
-        f'<script type="application/json" id="playground-choices">{data}</script>\n{programs}'
-    )
+    programs = "".join(f'<script src="_static/{name}.js"></script>\n' for name in (*VIEWS, page))
+    style = '<link rel="stylesheet" href="_static/play.css">\n'
+    return f'{style}<script type="application/json" id="playground-choices">{data}</script>\n{programs}'

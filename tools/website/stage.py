@@ -50,9 +50,10 @@ def _texts(root: Path, repository: str) -> Iterator[tuple[str, str]]:
     known = {f"docs/{name}.md" for name in documents} | {f"{room}/index.md" for room in front.ROOMS}
     known |= {f"notebooks/{target.path.name}" for target in lessons}
     known |= {f"exercises/{target.path.name}" for target in exercises}
-    known |= {f"{playground.NAME}.md", f"{errors.NAME}.md"}
+    known |= {f"{playground.NAME}.md", f"{playground.FIVE_NAME}.md", f"{errors.NAME}.md"}
     yield "index.md", only_known_links(front.front(lessons, exercises, [*documents], repository), "", known)
     yield f"{playground.NAME}.md", playground.page()
+    yield f"{playground.FIVE_NAME}.md", only_known_links(playground.five_minutes(), "", known)
     yield f"{errors.NAME}.md", errors.page(root)
     practice = {target.slug[:2]: target.slug for target in exercises}
     for target in lessons:

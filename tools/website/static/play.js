@@ -9,31 +9,53 @@
   const offered = JSON.parse(document.getElementById("playground-choices").textContent);
   const brief = root.hasAttribute("data-brief");
   const STILL = matchMedia("(prefers-reduced-motion: reduce)");
-  const SECONDS = 8; // the time in which a whole timeline is played
+  const SECONDS = 6; // the time in which a whole timeline is played
 
-  // The text of a story holds for its state, and for the states that its `moves` lead to.
+  // A story shows one control and asks for a guess. Its text holds for its state, and for the states that its control leads to.
+  // `asked` is what the guess is about, in the state that the reader is told to choose.
   const STORIES = [
     {
       name: "Why zig-zag?", moves: ["layout"],
       state: { layout: "contiguous", mask: "causal", schedule: "ring", P: 8, S: 17, H: 32, K: 8, machine: "h100", speed: 0 },
-      text: "Contiguous shards under a causal mask: the first rank's tokens see almost nothing, the last rank's see everything. All wait for the last rank. Now choose zig-zag: each rank gets one early and one late piece, and all work equally.",
+      text: "Dealt out in order, the first rank's tokens see almost nothing, and the last rank's see everything. All ranks wait for the last one. Zig-zag gives each rank one early and one late piece.",
+      asks: "How many times as fast is zig-zag?", guesses: [1.2, 1.9, 4, 8], unit: "times", then: "Now choose zig-zag.",
+      asked: () => seconds({}) / seconds({ layout: "zigzag" }), reached: () => state.layout === "zigzag",
     },
     {
       name: "When the link is too slow", moves: ["S"],
       state: { layout: "zigzag", mask: "causal", schedule: "ring", P: 8, S: 14, H: 32, K: 8, machine: "h100", speed: -4 },
-      text: "With few tokens and a slow link, a block arrives later than the computation on the one before has ended: the hatched time is exposed communication. Move the tokens up: computation grows as the square of the tokens, messages only with their number, and the waiting disappears.",
+      text: "With few tokens and a slow link, a block arrives later than the computation on the one before has ended: red lines are messages that a rank waits for. Twice the tokens are four times the computing, but only twice the bytes.",
+      asks: "From how many tokens on does nobody wait?", guesses: [15, 17, 19, 21], unit: "tokens", then: "Now move the tokens up.",
+      asked: () => hiddenFrom(), reached: () => state.S >= hiddenFrom(),
     },
     {
-      name: "Two nodes", moves: ["S", "K"],
+      name: "Two nodes", moves: ["S"],
       state: { layout: "zigzag", mask: "causal", schedule: "ring", P: 16, S: 16, H: 32, K: 8, machine: "h100", speed: 0 },
-      text: "Two of the sixteen hops cross from one node to the other, over a slower link, and most ranks end up waiting for it. Make the sequence longer, or use fewer K/V heads: then the slow hops hide, too.",
+      text: "Two of the sixteen hops cross from one node to the other, over a slower link, and every rank ends up waiting for them.",
+      asks: "From how many tokens on do the slow hops hide?", guesses: [17, 18, 20, 22], unit: "tokens", then: "Now make the sequence longer.",
+      asked: () => hiddenFrom(), reached: () => state.S >= hiddenFrom(),
     },
     {
       name: "All at once", moves: ["schedule"],
       state: { layout: "zigzag", mask: "causal", schedule: "allgather", P: 8, S: 15, H: 32, K: 8, machine: "h100", speed: 0 },
-      text: "All-gather fetches all keys and values before it computes: nothing hides, and every rank holds the whole sequence's keys. Choose ring: as many bytes, but they travel while the ranks compute, and a rank holds two blocks beside its own.",
+      text: "All-gather fetches all keys and values before it computes: nothing hides, and every rank holds the whole sequence's keys. A ring sends as many bytes, while the ranks compute.",
+      asks: "How many times as fast is the ring?", guesses: [1, 1.2, 1.7, 3], unit: "times", then: "Now choose ring.",
+      asked: () => seconds({}) / seconds({ schedule: "ring" }), reached: () => state.schedule === "ring",
     },
   ];
+
+  // The seconds of the story's state with these changes, and the fewest tokens, as a power of 2, with which ranks wait less
+  // than 1 % of the time for messages.
+  const ranWith = (changes) => ringModel.simulate(setting(settled({ ...story.state, ...changes })));
+  const seconds = (changes) => ranWith(changes).makespan;
+  function hiddenFrom() {
+    for (let S = story.state.S; S < offered.tokens[1]; S += 1) {
+      const found = ranWith({ S });
+      if (found.exposed < 0.01 * found.makespan) return S;
+    }
+    return offered.tokens[1];
+  }
+
   const CONTROLS = [
     { key: "layout", label: "Layout", kind: "radio", values: [["contiguous", "contiguous"], ["striped", "striped"], ["zigzag", "zig-zag"]], named: labelled },
     { key: "mask", label: "Mask", kind: "radio", values: [["causal", "causal"], ["full", "full"]] },
@@ -46,7 +68,7 @@
     { key: "speed", label: "Link speed", kind: "range", values: span(offered.speeds), shown: (n) => `${speed(n)}, ${bytes(machine().inside.bandwidth * 2 ** n)}/s in a node`, named: (n) => (n === 0 ? "the machine's own links" : `links of ${speed(n)} speed`) },
   ];
 
-  const IN_BRIEF = ["layout", "P", "S"];
+  const IN_BRIEF = ["layout"];
   const WORK = ["S", "H", "mask"]; // times can be compared only between states that are equal in these
 
   function span([least, most]) {
@@ -62,6 +84,7 @@
   let state = { ...STORIES[0].state };
   let story = STORIES[0];
   let moved = null; // the setting moved last, and what to compare it with
+  let guess = null; // the reader's answer to the story's question
 
   const names = (text) => CONTROLS.some(({ key }) => new URLSearchParams(text).has(key));
   const addressed = () => location.hash.slice(1);
@@ -83,16 +106,20 @@
     return settled(next);
   }
 
-  function write(address) {
-    const said = String(new URLSearchParams(Object.entries(state)));
+  // A choice makes a history entry, so that Back undoes it; the steps of one drag of a slider make one entry together.
+  function write(address, isNew) {
+    const said = String(new URLSearchParams(Object.entries(state))), hash = `#${address ?? said}`;
     if (brief) everything.href = `play.html#${said}`;
-    else history.replaceState(said, "", `#${address ?? said}`);
+    else if (isNew && location.hash !== hash) history.pushState(said, "", hash);
+    else history.replaceState(said, "", hash);
   }
 
   function begin(next) {
     state = next;
-    story = STORIES.find((each) => Object.entries(each.state).every(([key, value]) => state[key] === value)) ?? story;
-    moved = null;
+    const found = STORIES.find((each) => Object.entries(each.state).every(([key, value]) => state[key] === value));
+    story = found ?? story;
+    moved = guess = null;
+    arrange(found !== undefined);
     compareWith(story.moves[0]);
   }
 
@@ -129,40 +156,51 @@
         input.addEventListener("change", () => change(each.key, value));
         box.append(make("label", { for: input.id }, input, ` ${label}`));
       }
-      inputs[each.key] = () => (box.querySelector(`[value="${state[each.key]}"]`).checked = true);
+      const chosen = () => box.querySelector(`[value="${state[each.key]}"]`);
+      inputs[each.key] = () => (chosen().checked = true);
+      inputs[each.key].focus = () => chosen().focus();
       return box;
     }
     if (each.kind === "select") {
       const input = make("select", { id }, ...each.values.map(([value, label]) => make("option", { value }, label)));
       input.addEventListener("change", () => change(each.key, input.value));
       inputs[each.key] = () => (input.value = state[each.key]);
+      inputs[each.key].focus = () => input.focus();
       return make("div", { class: "play-control" }, make("label", { for: id }, each.label), input);
     }
     const input = make("input", { type: "range", id, min: 0, max: each.values.length - 1, step: 1 });
     const said = make("output", { for: id });
-    input.addEventListener("input", () => change(each.key, each.values[input.value]));
+    let dragged = false;
+    input.addEventListener("input", () => {
+      change(each.key, each.values[input.value], !dragged);
+      dragged = true;
+    });
+    input.addEventListener("change", () => (dragged = false));
     inputs[each.key] = () => {
       input.value = each.values.indexOf(state[each.key]);
       said.textContent = each.shown(state[each.key]);
       input.setAttribute("aria-valuetext", said.textContent);
     };
+    inputs[each.key].focus = () => input.focus();
     return make("div", { class: "play-control" }, make("label", { for: id }, each.label, " ", said), input);
   }
 
-  function change(key, value) {
+  function change(key, value, isNew = true) {
     if (!WORK.includes(key)) compareWith(key);
     state = settled({ ...state, [key]: value });
     stop();
+    rest();
     scrub.value = 0;
-    update();
+    update(undefined, isNew);
   }
 
   // The page.
 
   const stories = make("div", { class: "play-stories", role: "group", "aria-label": "Examples" });
   const note = make("p", { class: "play-note", "aria-live": "polite" });
+  const question = make("div", { class: "play-question", role: "group" });
   const headline = make("p", { class: "play-headline", "aria-live": "polite" });
-  const slots = Object.fromEntries(["tokens", "ring", "timeline", "work", "memory", "figures", "commands", "table"].map((name) => [name, make("div", { class: `play-${name}` })]));
+  const slots = Object.fromEntries(["tokens", "ring", "timeline", "pairs", "memory", "figures", "commands", "table"].map((name) => [name, make("div", { class: `play-${name}` })]));
   const playing = make("button", { type: "button", class: "play-button" }, "Play");
   const scrub = make("input", { type: "range", min: 0, max: 1000, step: 1, value: 0, id: "play-time" });
   let follow = [], ran = null, started = null;
@@ -205,37 +243,52 @@
     slots[name].replaceChildren(...children);
   }
 
-  function compared() {
+  // Returns the run that this one is compared with, and its name: that of the setting moved last, before its first move.
+  function previous() {
     const { key, from } = moved;
-    if (WORK.includes(key) || state[key] === from) return "";
-    const other = ringModel.simulate(setting(settled({ ...state, [key]: from }))).makespan, times = other / ran.makespan;
-    if (Math.abs(times - 1) < 0.005) return "";
-    const said = (n) => (n < 100 ? n.toPrecision(3) : Math.round(n).toLocaleString("en"));
-    const named = CONTROLS.find((each) => each.key === key).named(from);
-    return `, ${times > 1 ? `${said(times)} times as fast` : `${said(1 / times)} times as long`} as with ${named} (${time(other)})`;
+    if (WORK.includes(key) || state[key] === from) return null;
+    const run = ringModel.simulate(setting(settled({ ...state, [key]: from })));
+    return { run, name: CONTROLS.find((each) => each.key === key).named(from) };
   }
 
-  function update(address) {
+  function compared(before) {
+    if (before === null) return "";
+    const other = before.run.makespan, times = other / ran.makespan;
+    if (Math.abs(times - 1) < 0.005) return "";
+    const said = (n) => (n < 100 ? n.toPrecision(3) : Math.round(n).toLocaleString("en"));
+    return `, ${times > 1 ? `${said(times)} times as fast` : `${said(1 / times)} times as long`} as with ${before.name} (${time(other)})`;
+  }
+
+  function update(address, isNew = false) {
     STORIES.forEach((each) => each.button.setAttribute("aria-pressed", String(Object.entries(each.state).every(([key, value]) => state[key] === value))));
     Object.values(inputs).forEach((show) => show());
-    write(address);
-    tell();
+    write(address, isNew);
     const s = setting();
     ran = ringModel.simulate(s);
+    tell();
     draw(s);
-    headline.textContent = `${tokens(s.S)} tokens on ${s.P} × ${s.machine.title}: ${time(ran.makespan)}${compared()}. ${playViews.idle(ran)}${playViews.fitting(s, ran)}`;
+    headline.textContent = brief ? inOneSentence(s) : inWords(s);
+  }
+
+  const inWords = (s) => `${tokens(s.S)} tokens on ${s.P} × ${s.machine.title}: ${time(ran.makespan)}${compared(previous())}. ${playViews.idle(ran)}${playViews.fitting(s, ran)}`;
+
+  // On the first page: what a layout changes beside contiguous, or what contiguous costs.
+  function inOneSentence(s) {
+    const before = previous();
+    if (before === null) return `${tokens(s.S)} tokens on ${s.P} GPUs, simulated: ${time(ran.makespan)}. ${playViews.idle(ran)}`;
+    return `Same GPUs, same bytes, ${(before.run.makespan / ran.makespan).toFixed(2)} × as fast (simulated).`;
   }
 
   function draw(s) {
     const [ring, followRing] = playViews.ringView(s, ran);
-    const [lines, followLines] = playViews.timeline(s, ran, seek);
+    const [lines, followLines] = playViews.timeline(s, ran, seek, previous());
     follow = [followRing, followLines];
     caption.textContent = `${WHAT_MOVES} ${HOW_IT_MOVES[s.schedule]}`;
     fill("tokens", playViews.tokensView(s));
-    fill("ring", ring);
+    fill("pairs", playViews.pairsView(s, ran, slots.pairs.querySelector("svg")));
     fill("timeline", lines);
     if (!brief) {
-      fill("work", playViews.workView(s, ran));
+      fill("ring", ring);
       fill("memory", playViews.memoryView(s, ran));
       fill("figures", playViews.figures(s, ran));
       fill("commands", playViews.commands(s, offered.models));
@@ -249,7 +302,7 @@
     button.addEventListener("click", () => {
       begin({ ...each.state });
       scrub.value = 0;
-      update();
+      update(undefined, true);
     });
     each.button = button;
     stories.append(button);
@@ -259,6 +312,29 @@
     const told = Object.entries(story.state).every(([key, value]) => story.moves.includes(key) || state[key] === value);
     const text = told ? story.text : "";
     if (note.textContent !== text) note.textContent = text;
+    question.hidden = !told || brief;
+    if (!question.hidden) ask();
+  }
+
+  // Shows the story's question, then what to do, and at last the answer beside the guess.
+  function ask() {
+    const shown = (n) => (story.unit === "tokens" ? tokens(2 ** n) : String(n)), right = story.asked();
+    if (story.reached()) {
+      const exact = story.unit === "tokens" ? shown(right) : right.toPrecision(3);
+      const said = guess === null ? "" : ` You guessed ${shown(guess)}.`;
+      return question.replaceChildren(make("p", { "aria-live": "polite" }, `${story.asks} ${exact}${story.unit === "times" ? " times" : " tokens"}, in this model.${said}`));
+    }
+    if (guess !== null) return question.replaceChildren(make("p", { "aria-live": "polite" }, `You guessed ${shown(guess)}. ${story.then}`));
+    const buttons = story.guesses.map((value) => {
+      const button = make("button", { type: "button" }, shown(value));
+      button.addEventListener("click", () => {
+        guess = value;
+        ask();
+        inputs[story.moves[0]].focus();
+      });
+      return button;
+    });
+    return question.replaceChildren(make("p", {}, `Guess first: ${story.asks}`), ...buttons);
   }
 
   function light(rank) {
@@ -269,25 +345,66 @@
 
   const titled = (level, text, ...children) => make("section", {}, make("p", { class: "play-title", role: "heading", "aria-level": level }, text), ...children);
   const time_ = make("div", { class: "play-player" }, playing, make("label", { for: "play-time" }, "Time"), scrub);
-  const everything = make("a", {}, "Heads, machines, links, memory: all of the playground");
+  const everything = make("a", {}, "Change the tokens, the GPUs, the links: the whole playground");
   const WHAT_MOVES = "Frames are ranks: they and their queries stay. Squares are blocks of keys and values, in the colour of their owner. A square in full colour is being computed on; a pale one is only held.";
   const HOW_IT_MOVES = {
     ring: "A copy travels to the next rank, and waits there until it is needed.",
     allgather: "First, copies of all blocks travel to all ranks.",
   };
   const caption = make("p", { class: "play-caption" });
-  const controls = CONTROLS.filter((each) => !brief || IN_BRIEF.includes(each.key)).map(control);
+  const LANES = [["play-hidden", "message behind computing"], ["play-exposed", "message that a rank waits for"]];
+  const legend = make("p", { class: "play-caption play-lanes" }, ...LANES.flatMap(([name, text]) => [make("span", { class: name }), ` ${text} `]));
+  const controls = Object.fromEntries(CONTROLS.filter((each) => !brief || IN_BRIEF.includes(each.key)).map((each) => [each.key, control(each)]));
+  const first = make("div", { class: "play-controls play-first" });
+  const others = make("div", { class: "play-controls" });
+  const all = make("details", { class: "play-all" }, make("summary", {}, "All settings"), others);
+
+  // Puts the story's control in front, and all others behind "All settings", which is open where no story is told.
+  function arrange(inStory) {
+    for (const [key, each] of Object.entries(controls)) (brief || story.moves.includes(key) ? first : others).append(each);
+    if (!inStory) all.open = true;
+  }
+
+  const copy = make("button", { type: "button" }, "Copy link");
+  copy.addEventListener("click", async () => {
+    const done = await navigator.clipboard?.writeText(location.href).then(() => true, () => false);
+    copy.textContent = done ? "Copied" : "Copy the address above";
+    setTimeout(() => (copy.textContent = "Copy link"), 2000);
+  });
+  const save = make("button", { type: "button" }, "Save picture");
+  save.addEventListener("click", () => playViews.saved(slots.timeline.querySelector("svg"), `${headline.textContent} (simulated)`, "ring.png"));
+
   const moving = [
-    make("div", { class: "play-controls" }, ...controls),
-    titled(2, "Who holds which tokens, from the first to the last", slots.tokens),
+    make("div", { class: "play-now-set" }, first),
     headline,
-    make("div", { class: "play-views" }, make("div", {}, slots.ring, caption, time_), slots.timeline),
+    titled(2, "Who holds which tokens, from the first to the last", slots.tokens),
+    make("div", { class: "play-views" }, make("div", {}, slots.timeline, legend, time_), make("div", {}, slots.pairs)),
   ];
+
+  // The first page's figure moves once by itself: contiguous, a pause, zig-zag. Whoever touches it stops it.
+  let show = [];
+  function rest() {
+    show.forEach(clearTimeout);
+    show = [];
+  }
+  function once() {
+    if (STILL.matches) return;
+    const turn = () => {
+      compareWith("layout");
+      state = { ...story.state, layout: "zigzag" };
+      scrub.value = 0;
+      update();
+      playing.click();
+    };
+    show = [setTimeout(() => playing.click(), 800), setTimeout(turn, 800 + SECONDS * 1000 + 1200)];
+    root.addEventListener("pointerdown", rest, { once: true });
+  }
+
   if (brief) root.replaceChildren(...moving, make("p", {}, everything));
   else root.replaceChildren(
-    stories, note, ...moving,
-    slots.figures,
-    make("div", { class: "play-pair" }, titled(2, "Work of each rank", slots.work), titled(2, "Memory of a rank, for this layer", slots.memory)),
+    stories, note, question, ...moving, all,
+    make("p", { class: "play-share-it" }, copy, save),
+    make("div", { class: "play-pair" }, make("div", {}, titled(2, "The blocks on their way", slots.ring, caption)), titled(2, "Memory of a rank, for this layer", slots.memory, slots.figures)),
     titled(2, "On a command line", slots.commands),
     make("details", {}, make("summary", {}, "Every rank in numbers"), slots.table),
   );
@@ -304,4 +421,5 @@
     draw(setting());
   });
   update(brief || !addressed() || names(addressed()) ? undefined : addressed());
+  if (brief) once();
 })();

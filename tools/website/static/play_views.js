@@ -3,7 +3,14 @@
 
 const playViews = (() => {
   const COLOURS = ["#E69F00", "#56B4E9", "#009E73", "#F0E442", "#0072B2", "#D55E00", "#CC79A7", "#BBBBBB"];
-  const colour = (rank) => COLOURS[rank % COLOURS.length];
+  const RAMP = [[255, 214, 102], [60, 170, 160], [38, 84, 168]]; // light to dark, for more ranks than there are colours
+
+  // Returns the colour of a rank of P. Beyond eight ranks, colours run from the first rank to the last, and none comes twice.
+  function colour(rank, P) {
+    if (P <= COLOURS.length) return COLOURS[rank];
+    const at = (rank / (P - 1)) * (RAMP.length - 1), low = Math.min(RAMP.length - 2, Math.floor(at));
+    return `rgb(${RAMP[low].map((from, n) => Math.round(from + (at - low) * (RAMP[low + 1][n] - from))).join(" ")})`;
+  }
 
   function speed(n) {
     if (n === 0) return "the machine's own";
@@ -41,8 +48,10 @@ const playViews = (() => {
   // Views. Each returns an element. An element that depends on the time has a function that moves it to a given time.
 
   const HATCH = "play-hatch";
-  // Returns the width of a picture in its own units, with which its text is as large on a phone as on a screen.
-  const room = () => Math.max(340, Math.min(640, document.getElementById("playground").clientWidth));
+  // Returns the width of a picture in its own units, with which its text is as large on a phone as on a screen. share: the part
+  // of the page's width that it has on a screen.
+  const WIDE = matchMedia("(min-width: 46.01em)");
+  const room = (share = 1) => Math.max(320, Math.min(640, document.querySelector(".playground").clientWidth * (WIDE.matches ? share : 1)));
   const BLOCK = 0.62; // the side of a block, as a share of its rank's frame
 
   function svg(width, height, words, ...children) {
@@ -72,7 +81,7 @@ const playViews = (() => {
     const centre = make("text", { x: middle, y: middle, class: "play-centre" });
     const here = [], moving = [];
     for (let rank = 0; rank < s.P; rank += 1) {
-      const frame = square(side, { "data-rank": rank, class: "play-rank", stroke: colour(rank) });
+      const frame = square(side, { "data-rank": rank, class: "play-rank", stroke: colour(rank, s.P) });
       const box = square(BLOCK * side, { "data-rank": rank, class: "play-here" });
       const others = [0, 1].map(() => square(BLOCK * side, { "data-rank": rank, class: "play-moving", visibility: "hidden" }));
       put(frame, at(rank));
@@ -112,14 +121,14 @@ const playViews = (() => {
         const began = begins[step] <= now;
         const busy = began && now < begins[step] + found.compute[rank][step];
         computing += busy;
-        box.setAttribute("fill", colour((rank - step + s.P) % s.P));
+        box.setAttribute("fill", colour((rank - step + s.P) % s.P, s.P));
         box.classList.toggle("play-idle", !busy);
         moving[rank].forEach((box, port) => {
           const way = under(rank, port, now);
           box.setAttribute("visibility", way ? "visible" : "hidden");
           if (!way) return;
           put(box, way[0]);
-          box.setAttribute("fill", colour(way[1]));
+          box.setAttribute("fill", colour(way[1], s.P));
         });
       });
       centre.textContent = `${computing} of ${s.P} compute`;
@@ -127,55 +136,120 @@ const playViews = (() => {
     return [picture, follow];
   }
 
-  function timeline(s, found, seek) {
-    const width = room(), left = 52, row = Math.max(4, Math.min(30, 270 / s.P)), gap = row > 8 ? 3 : 1;
-    const height = 5 + s.P * (row + gap) + 26, scale = (width - left - 8) / found.makespan;
+  // Returns the stretches of time in which messages to a rank are on their way: [from, to, whether the rank computes meanwhile].
+  function lane(s, found, rank) {
+    const busy = found.begins[rank].map((begin, step) => [begin, begin + found.compute[rank][step]]).filter(([from, to]) => to > from);
+    const sources = s.schedule === "ring" ? [(rank - 1 + s.P) % s.P] : found.hops.keys();
+    const coming = [...sources].flatMap((source) => found.hops[source].filter((hop) => hop[2] === rank)).sort(([a], [b]) => a - b);
+    const parts = [];
+    let until = 0;
+    for (const [start, end] of coming) {
+      let from = Math.max(start, until);
+      until = Math.max(until, end);
+      for (const [begin, stop] of busy) {
+        if (stop <= from || begin >= end) continue;
+        if (begin > from) parts.push([from, begin, false]);
+        parts.push([Math.max(begin, from), Math.min(stop, end), true]);
+        from = Math.min(stop, end);
+      }
+      if (end > from) parts.push([from, end, false]);
+    }
+    return parts;
+  }
+
+  // Each rank's row: its computing in the colours of the blocks' owners, and below it the messages to this rank. `before` is
+  // another run, drawn as an outline on the same axis: { run, name }.
+  function timeline(s, found, seek, before = null) {
+    const width = room(0.62), left = 52, top = 22, row = Math.max(4, Math.min(26, 250 / s.P)), thin = row >= 8 ? 4 : 0, gap = row > 8 ? 4 : 1;
+    const span = Math.max(found.makespan, before?.run.makespan ?? 0), high = s.P * (row + thin + gap);
+    const height = top + high + 26, scale = (width - left - 8) / span;
     const words = `Timeline of ${s.P} ranks: it ends after ${time(found.makespan)}, and ranks compute ${Math.round(100 * found.busyFraction)} percent of the time.`;
-    const picture = svg(width, height, words);
+    const compared = before ? ` With ${before.name} it ends after ${time(before.run.makespan)}.` : "";
+    const picture = svg(width, height, words + compared);
     for (let rank = 0; rank < s.P; rank += 1) {
-      const y = 5 + rank * (row + gap), group = make("g", { "data-rank": rank });
+      const y = top + rank * (row + thin + gap), group = make("g", { "data-rank": rank });
       group.append(make("rect", { x: left, y, width: found.makespan * scale, height: row, fill: `url(#${HATCH})`, class: "play-row" }));
       found.begins[rank].forEach((begin, step) => {
         const seconds = found.compute[rank][step];
         if (seconds * scale < 0.05) return;
-        group.append(make("rect", { x: left + begin * scale, y, width: Math.max(0.4, seconds * scale), height: row, fill: colour((rank - step + s.P) % s.P), class: "play-work" }));
+        group.append(make("rect", { x: left + begin * scale, y, width: Math.max(0.4, seconds * scale), height: row, fill: colour((rank - step + s.P) % s.P, s.P), class: "play-work" }));
       });
+      if (thin) for (const [from, to, hidden] of lane(s, found, rank)) {
+        group.append(make("rect", { x: left + from * scale, y: y + row + 1, width: Math.max(0.4, (to - from) * scale), height: thin - 1, class: hidden ? "play-hidden" : "play-exposed" }));
+      }
+      if (before && thin) {
+        const last = before.run.begins[rank].length - 1, end = before.run.begins[rank][last] + before.run.compute[rank][last];
+        group.append(make("rect", { x: left, y, width: end * scale, height: row, class: "play-before" }));
+      }
       if (s.P <= 24 || rank % 8 === 0) group.append(make("text", { x: left - 6, y: y + row / 2 + 4, class: "play-row-name" }, s.P <= 16 ? `rank ${rank}` : String(rank)));
       picture.append(group);
     }
-    picture.append(make("text", { x: left, y: height - 6, class: "play-axis" }, "0"), make("text", { x: width - 8, y: height - 6, class: "play-axis play-end" }, time(found.makespan)));
-    const line = make("line", { y1: 0, y2: height - 20, class: "play-now" });
+    const end = left + found.makespan * scale;
+    picture.append(make("text", { x: left, y: height - 6, class: "play-axis" }, "0"), make("text", { x: Math.max(end, left + 60), y: height - 6, class: "play-axis play-end" }, time(found.makespan)));
+    if (before) picture.append(...outlined(found, before, left, end, scale, top, high, width));
+    const line = make("line", { y1: top - 5, y2: height - 20, class: "play-now" });
     picture.append(line);
     picture.addEventListener("pointerdown", (event) => {
       const box = picture.getBoundingClientRect(), x = ((event.clientX - box.left) / box.width) * width;
-      seek(within((x - left) / (width - left - 8)));
+      seek(within((x - left) / (found.makespan * scale)));
     });
     return [picture, (now) => ["x1", "x2"].forEach((x) => line.setAttribute(x, left + now * scale))];
   }
 
+  // Returns the end of the run before, and the time that is saved or lost.
+  function outlined(found, before, left, end, scale, top, high, width) {
+    const other = left + before.run.makespan * scale, [from, to] = [Math.min(end, other), Math.max(end, other)];
+    const share = Math.round((100 * (found.makespan - before.run.makespan)) / before.run.makespan);
+    const said = `${before.name}: ${time(before.run.makespan)}`, marked = `${share > 0 ? "+" : "\u2212"}${Math.abs(share)} %`;
+    const middle = (from + to) / 2, parts = [make("line", { x1: other, x2: other, y1: top - 4, y2: top + high, class: "play-before-end" })];
+    parts.push(make("text", { x: Math.min(other, width - 8), y: top - 8, class: "play-end" }, said));
+    if (share !== 0 && to - from > 60) parts.push(make("text", { x: middle, y: top + high / 2, class: "play-saved" }, marked));
+    return parts;
+  }
+
+  // Returns the owner of part n of N equal parts of the sequence; 2 P divides N.
+  function owner(layout, n, N, P) {
+    if (layout === "striped") return n % P;
+    if (layout === "contiguous") return Math.floor((n * P) / N);
+    const chunk = Math.floor((n * 2 * P) / N);
+    return Math.min(chunk, 2 * P - 1 - chunk);
+  }
+
   function tokensView(s) {
-    const width = room(), parts = { contiguous: s.P, zigzag: 2 * s.P, striped: s.P * Math.max(2, Math.round(96 / s.P)) }[s.layout];
-    const owner = (n) => (s.layout === "zigzag" && n >= s.P ? 2 * s.P - 1 - n : n % s.P);
+    const width = room(), N = 2 * s.P * Math.max(1, Math.round(48 / s.P));
     const picture = svg(width, 18, `The sequence from its first token to its last, in the colours of the ranks that hold it: ${s.layout}.`);
-    for (let n = 0; n < parts; n += 1) {
-      picture.append(make("rect", { x: (n * width) / parts, y: 1, width: width / parts, height: 16, fill: colour(owner(n)), class: "play-piece", "data-rank": owner(n) }));
+    for (let n = 0; n < N; n += 1) {
+      const rank = owner(s.layout, n, N, s.P);
+      picture.append(make("rect", { x: (n * width) / N, y: 1, width: width / N + 0.3, height: 16, fill: colour(rank, s.P), "data-rank": rank }));
     }
     return picture;
   }
 
-  function workView(s, found) {
-    const most = Math.max(...found.busy), width = 300, bar = Math.max(3, Math.min(18, 200 / s.P)), gap = bar > 8 ? 3 : 1;
-    const least = Math.min(...found.busy);
-    const words = `Seconds that each rank computes: from ${time(least)} to ${time(most)}.`;
-    const picture = svg(width, s.P * (bar + gap) + 10, words);
-    found.busy.forEach((seconds, rank) => {
-      const y = 5 + rank * (bar + gap);
-      const slowest = seconds > most * (1 - 1e-9);
-      const group = make("g", { "data-rank": rank });
-      group.append(make("rect", { x: 52, y, width: (seconds / most) * (width - 56), height: bar, fill: colour(rank), class: slowest && least < most * 0.995 ? "play-slowest" : "" }));
-      if (s.P <= 24 || rank % 8 === 0) group.append(make("text", { x: 46, y: y + bar / 2 + 4, class: "play-row-name" }, s.P <= 16 ? `rank ${rank}` : String(rank)));
-      picture.append(group);
+  // All pairs of a query and a key, in the colour of the rank that computes them, and beside them each rank's sum. `old` is
+  // the picture of another layout of the same ranks and mask, which changes into this one.
+  function pairsView(s, found, old = null) {
+    const N = 2 * s.P * Math.max(1, Math.round(24 / s.P)), size = 150, left = 14, top = 16, beside = left + size + 46, width = 300;
+    const of = `${s.P} ${s.causal}`, most = Math.max(...found.busy), bar = size / s.P;
+    const words = `Queries from the first to the last, downwards, and the keys that each sees, in the colour of the rank that computes them. Ranks compute from ${time(Math.min(...found.busy))} to ${time(most)}.`;
+    let picture = old;
+    if (old?.dataset.of !== of) {
+      picture = svg(width, size + top + 6, words, make("text", { x: left, y: 11 }, "keys \u2192"), make("text", { x: 11, y: top + 2, class: "play-down" }, "queries \u2192"), make("text", { x: width - 4, y: 11, class: "play-end" }, "work of each rank"));
+      picture.dataset.of = of;
+      for (let n = 0; n < N; n += 1) picture.append(make("rect", { x: left, y: top + (n * size) / N, width: (size * (s.causal ? n + 1 : N)) / N, height: size / N + 0.2, class: "play-pairs" }));
+      for (let rank = 0; rank < s.P; rank += 1) {
+        picture.append(make("rect", { x: beside, y: top + rank * bar, height: Math.max(1, bar - (bar > 5 ? 2 : 0)), width: 0, fill: colour(rank, s.P), class: "play-sum", "data-rank": rank }));
+        if (s.P <= 16) picture.append(make("text", { x: beside - 5, y: top + (rank + 0.5) * bar + 3, class: "play-row-name" }, s.P <= 8 ? `rank ${rank}` : String(rank)));
+      }
+    }
+    picture.setAttribute("aria-label", words);
+    picture.querySelectorAll(".play-pairs").forEach((row, n) => {
+      const rank = owner(s.layout, n, N, s.P);
+      row.setAttribute("data-rank", rank);
+      row.style.fill = colour(rank, s.P);
     });
+    const resize = () => picture.querySelectorAll(".play-sum").forEach((each, rank) => (each.style.width = `${(found.busy[rank] / most) * (width - beside - 4)}px`));
+    if (picture === old) requestAnimationFrame(resize); // so that the bars move to their new length
+    else resize();
     return picture;
   }
 
@@ -277,5 +351,29 @@ const playViews = (() => {
     return make("div", { class: "play-table", tabindex: 0, role: "region", "aria-label": "Every rank" }, make("table", {}, make("thead", {}, head), make("tbody", {}, ...rows)));
   }
 
-  return { bytes, commands, figures, fitting, idle, make, memoryView, ringView, speed, table, time, timeline, tokens, tokensView, workView };
+  // Saves a picture with a title as a PNG, in the colours that it has on the page.
+  function saved(picture, title, name) {
+    const copy = picture.cloneNode(true), [, , width, height] = picture.getAttribute("viewBox").split(" ").map(Number), from = [...picture.querySelectorAll("*")];
+    [...copy.querySelectorAll("*")].forEach((each, n) => {
+      const style = getComputedStyle(from[n]);
+      for (const key of ["fill", "stroke", "stroke-width", "stroke-dasharray", "opacity", "fill-opacity", "font", "text-anchor"]) each.style.setProperty(key, style.getPropertyValue(key));
+    });
+    const above = 34, tall = height + above;
+    copy.setAttribute("viewBox", `0 ${-above} ${width} ${tall}`);
+    copy.setAttribute("width", 2 * width);
+    copy.setAttribute("height", 2 * tall);
+    const heading = make("text", { x: 8, y: -14, style: `font: 600 11px sans-serif; fill: ${getComputedStyle(picture).color}` }, title);
+    copy.append(heading);
+    const image = new Image();
+    image.addEventListener("load", () => {
+      const canvas = make("canvas", { width: 2 * width, height: 2 * tall }), pen = canvas.getContext("2d");
+      pen.fillStyle = getComputedStyle(document.body).backgroundColor;
+      pen.fillRect(0, 0, canvas.width, canvas.height);
+      pen.drawImage(image, 0, 0);
+      make("a", { download: name, href: canvas.toDataURL("image/png") }).click();
+    });
+    image.src = `data:image/svg+xml;charset=utf-8,${encodeURIComponent(new XMLSerializer().serializeToString(copy))}`;
+  }
+
+  return { bytes, colour, commands, figures, fitting, idle, make, memoryView, ringView, saved, speed, svg, table, time, timeline, tokens, tokensView, pairsView };
 })();
