@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from . import architecture, benchmarks, commands, names
+from . import architecture, benchmarks, commands, drawings, names
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 COMMAND = "python -m tools.docs"
@@ -19,6 +19,7 @@ def pages(root: Path = CHECKOUT) -> Iterator[tuple[str, str]]:
     yield "docs/api.md", names.page(root)
     yield "docs/architecture.md", architecture.page(root)
     yield "docs/benchmarks.md", benchmarks.page(root)
+    yield from drawings.drawings()
 
 
 def main(arguments: list[str]) -> int:

@@ -30,6 +30,14 @@ _DOWNLOAD = (
     "To change the code, run `make lab` in a checkout and open `{path}`. "
     "Or {{download}}`download the notebook </{downloads}/{path}>`; it needs ringlab [installed](../docs/guide/install.md)."
 )
+_PLAYED = {
+    "05": "layout=contiguous&mask=full&schedule=ring&P=4&S=15",
+    "06": "layout=zigzag&mask=causal&schedule=ring&P=8&S=14&speed=-4",
+    "07": "layout=contiguous&mask=causal&schedule=ring&P=8&S=17",
+    "08": "layout=zigzag&mask=causal&schedule=ring&P=8&S=17",
+    "15": "layout=zigzag&mask=causal&schedule=ring&P=16&S=16",
+}
+"""The state of the playground that shows the subject of a lesson, by the lesson's number."""
 DOWNLOADS = "downloads"
 """The folder with the notebooks as they are in a checkout; these are files without a page."""
 
@@ -42,11 +50,26 @@ def lesson_page(target: Target, exercise: str | None) -> NotebookNode:
         _play(cell)
         _ask(cell)
         _mark_answer(cell)
+        _fold_imports(cell)
     _keep_one_title(notebook)
     then = f" Its exercise: [{exercise[:2]}](../exercises/{exercise}.ipynb)." if exercise else ""
-    text = _RUN_IT.format(exercise=then, download=_download(target))
+    state = _PLAYED.get(target.slug[:2])
+    play = f' <a href="../play.html#{state}">Play with what it shows.</a>' if state else ""
+    text = _RUN_IT.format(exercise=then + play, download=_download(target))
     notebook.cells.insert(1, _cell(text, "download"))
     return notebook
+
+
+def _fold_imports(cell: NotebookNode) -> None:
+    """Fold a cell that only imports, since nobody reads a lesson for its imports."""
+    if cell.cell_type != "code":
+        return
+    try:
+        body = ast.parse(cell.source).body
+    except SyntaxError:
+        return
+    if body and all(isinstance(each, ast.Import | ast.ImportFrom) for each in body):
+        cell.metadata["tags"] = [*cell.metadata.get("tags", []), "hide-input"]
 
 
 def _cell(text: str, name: str) -> NotebookNode:

@@ -1,0 +1,149 @@
+"""The drawings of the guide: layouts as strips of tokens, masks as squares, schedules as the messages of a run."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator
+from html import escape
+
+import numpy as np
+import torch
+
+from ringlab import (
+    Mask,
+    VirtualCluster,
+    contiguous,
+    dealt,
+    per_document,
+    ring_attention,
+    striped,
+    zigzag,
+)
+from ringlab.viz.style import rank_colour
+
+INK = "#6b7785"
+"""The colour of text and lines, which is readable on a light and on a dark page."""
+S, P = 16, 4
+CELL = 22
+LAYOUTS = (contiguous(S, P), striped(S, P), zigzag(S, P), dealt(S, P, chunk=2), per_document((8, 8), P))
+MASKS = {
+    "causal": Mask(),
+    "full": Mask(causal=False),
+    "window=4": Mask(window=4),
+    "prefix=5": Mask(prefix=5),
+    "documents=(6, 7, 3)": Mask(documents=(6, 7, 3)),
+    "documents, window=3": Mask(documents=(6, 7, 3), window=3),
+}
+SCHEDULES = {
+    "ring": "K, V",
+    "bidirectional": "K, V, half each way",
+    "multi-ring": "K, V, heads by stride",
+    "double-ring(node=4)": "K, V",
+    "allgather": "K, V, all at once",
+    "ulysses": "q, k, v and out",
+    "hybrid(ulysses=2)": "q, k, v, out; then K, V",
+    "query-ring": "queries and partials",
+}
+"""The schedules that are drawn, each with what travels forward. Burst's forward is that of a ring."""
+RANKS = 8
+
+
+def drawings() -> Iterator[tuple[str, str]]:
+    """Yield (file, SVG) for each drawing."""
+    yield "docs/guide/layouts.svg", layouts()
+    yield "docs/guide/masks.svg", masks()
+    yield "docs/guide/schedules.svg", schedules()
+
+
+def layouts() -> str:
+    """Return each layout as a strip of tokens in the colours of their ranks, with each rank's causal pairs beside it."""
+    left, most = 120, S * (S + 1) // 2
+    parts = [_text(left, 14, "tokens, from the first to the last"), _text(left + S * CELL + 16, 14, "causal pairs of each rank")]  # fmt: skip
+    for row, layout in enumerate(LAYOUTS):
+        y = 24 + row * 40
+        parts.append(_text(left - 8, y + 19, layout.name, "end"))
+        for rank in range(P):
+            pairs = int((layout.positions(rank) + 1).sum())
+            parts += [_rect(left + token * CELL, y, CELL - 1, 28, rank) for token in layout.positions(rank)]
+            parts.append(_rect(left + S * CELL + 16, y + 7 * rank, 300 * pairs / most, 6, rank))
+    words = "; ".join(f"{each.name}: rank 0 owns {each.positions(0).tolist()}" for each in LAYOUTS)
+    return _svg(left + S * CELL + 175, 24 + 40 * len(LAYOUTS), words, parts)
+
+
+def masks() -> str:
+    """Return each mask as a square of queries, downwards, and keys."""
+    cell, width = 7, 7 * S + 28
+    parts = []
+    for column, (name, mask) in enumerate(MASKS.items()):
+        x = 8 + column % 3 * (width + 40)
+        y = 24 + column // 3 * (width + 14)
+        visible = mask.visible(np.arange(S), np.arange(S))
+        parts.append(_text(x, y - 6, name))
+        parts.append(f'<rect x="{x}" y="{y}" width="{cell * S}" height="{cell * S}" fill="none" stroke="{INK}" stroke-width=".6"/>')  # fmt: skip
+        cells = "".join(f"M{x + cell * j} {y + cell * i}h{cell - 1}v{cell - 1}h{1 - cell}z" for i, j in np.argwhere(visible))  # fmt: skip
+        parts.append(f'<path d="{cells}" fill="#0072B2"/>')
+    return _svg(3 * (width + 40), 2 * (width + 14) + 16, "Keys, to the right, that each query, downwards, sees: " + ", ".join(MASKS), parts)  # fmt: skip
+
+
+def schedules() -> str:
+    """Return the forward messages of each schedule on eight ranks, from the trace of a run."""
+    size, parts = 168, [_marker()]
+    for number, (name, what) in enumerate(SCHEDULES.items()):
+        x, y = number % 4 * size, number // 4 * (size + 38)
+        parts.append(_text(x + size / 2, y + size + 10, name, "middle"))
+        parts.append(_text(x + size / 2, y + size + 25, what, "middle", 10))
+        parts += _ring(x + size / 2, y + size / 2, _sent(name))
+    return _svg(4 * size, 2 * (size + 38), "Forward messages of eight ranks under " + ", ".join(SCHEDULES), parts)  # fmt: skip
+
+
+def _sent(schedule: str) -> Counter[tuple[int, int]]:
+    """Return the bytes from each rank to each other one, forward."""
+    layout = contiguous(8 * RANKS, RANKS)
+    q, k, v = (torch.zeros(1, RANKS, layout.S, 4) for _ in range(3))
+
+    def program(ring):  # type: ignore[no-untyped-def]
+        shards = (layout.shard(x, ring.rank) for x in (q, k, v))
+        return ring_attention(*shards, ring=ring, layout=layout, causal=False, schedule=schedule)
+
+    found: Counter[tuple[int, int]] = Counter()
+    for event in VirtualCluster(RANKS).run(program).trace.exchanges():
+        if event.to is not None and not event.tag.startswith("control"):
+            found[event.rank, event.to] += event.bytes_sent
+    return found
+
+
+def _ring(x: float, y: float, sent: Counter[tuple[int, int]]) -> Iterator[str]:
+    at: Callable[[float], tuple[float, float]] = lambda rank: (  # noqa: E731
+        x + 62 * math.sin(2 * math.pi * rank / RANKS),
+        y - 62 * math.cos(2 * math.pi * rank / RANKS),
+    )
+    most = max(sent.values())
+    for (source, to), count in sent.items():
+        (x1, y1), (x2, y2) = at(source), at(to)
+        long = math.hypot(x2 - x1, y2 - y1)
+        dx, dy = (x2 - x1) / long, (y2 - y1) / long
+        side = 2.5  # so that a message back does not hide one there
+        points = x1 + 11 * dx - side * dy, y1 + 11 * dy + side * dx, x2 - 14 * dx - side * dy, y2 - 14 * dy + side * dx  # fmt: skip
+        a, b, c, d = (f"{each:.1f}" for each in points)
+        yield f'<line x1="{a}" y1="{b}" x2="{c}" y2="{d}" stroke="{INK}" stroke-width="{0.5 + 1.3 * count / most:.1f}" marker-end="url(#tip)"/>'
+    for rank in range(RANKS):
+        cx, cy = at(rank)
+        yield f'<circle cx="{cx:.1f}" cy="{cy:.1f}" r="9" fill="{rank_colour(rank)}"/>'
+
+
+def _marker() -> str:
+    return f'<defs><marker id="tip" viewBox="0 0 6 6" refX="5" refY="3" markerWidth="6" markerHeight="6" markerUnits="userSpaceOnUse" orient="auto"><path d="M0 0L6 3L0 6z" fill="{INK}"/></marker></defs>'
+
+
+def _rect(x: float, y: float, width: float, height: float, rank: int) -> str:
+    return f'<rect x="{x:g}" y="{y:g}" width="{width:.1f}" height="{height:g}" rx="2" fill="{rank_colour(rank)}"/>'
+
+
+def _text(x: float, y: float, text: str, anchor: str = "start", size: int = 12) -> str:
+    return f'<text x="{x:g}" y="{y:g}" text-anchor="{anchor}" font-size="{size}" fill="{INK}">{escape(text)}</text>'
+
+
+def _svg(width: float, height: float, words: str, parts: list[str]) -> str:
+    inside = "\n".join(parts)
+    return f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {height:g}" width="{width:g}" font-family="sans-serif" role="img" aria-label="{escape(words)}">\n{inside}\n</svg>\n'
