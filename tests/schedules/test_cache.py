@@ -32,6 +32,7 @@ from ringlab.mask import Mask
 from ringlab.schedules.cache import GROWTH, ShardedCache
 from ringlab.schedules.decode import decode
 from tests.laws.draw import LAYOUTS
+from tests.refusals import assert_refused, errors_on
 from tests.schedules.problems import Broken, Plain
 
 Filled = tuple[list[int], np.ndarray, Tensor, Tensor]
@@ -104,13 +105,6 @@ def test_every_rank_knows_where_each_token_is() -> None:
         assert everywhere == results[0][0] and everywhere[rank] == mine
         assert set(following) - set(mine) <= {9, 10}  # all ranks get these tokens, and one rank stores each
     assert (np.sort(np.concatenate(results[0][0])) == np.arange(16)).all()
-
-
-def test_the_law_notices(monkeypatch: pytest.MonkeyPatch) -> None:
-    law_every_token_once_and_in_balance(contiguous(6, 4), [1] * 5)
-    monkeypatch.setattr(ShardedCache, "_next_owner", lambda self: self.length % self.ring.world_size)
-    with pytest.raises(AssertionError):
-        law_every_token_once_and_in_balance(contiguous(6, 4), [1] * 5)
 
 
 def test_it_grows_without_copying_everything_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -188,66 +182,46 @@ WRONG: dict[str, tuple[Callable[[ShardedCache], Any], type[Exception], str]] = {
 }  # fmt: skip
 
 
-def asked(call: Callable[[], Any]) -> Exception | None:
-    try:
-        call()
-    except (RinglabError, KeyError) as error:
-        return error
-    return None
-
-
-def wrong_call(ring: Ring, name: str, wrong: tuple[int, ...]) -> Exception | None:
-    cache = a_cache(ring)
-    return asked(lambda: (WRONG[name][0] if ring.rank in wrong else lambda c: decode(query(), c))(cache))
-
-
 @pytest.mark.parametrize("name", WRONG)
 def test_a_wrong_call_is_refused_on_every_rank(name: str) -> None:
-    _, kind, words = WRONG[name]
+    wrong_call, kind, words = WRONG[name]
+
+    def call(ring: Ring, at_fault: bool) -> None:
+        (wrong_call if at_fault else lambda c: decode(query(), c))(a_cache(ring))
+
     for wrong in ((0, 1), (1,)):
-        outcome = VirtualCluster(2, memory=False).run(wrong_call, name, wrong)
-        assert outcome.trace.bytes_sent() == 0
-        for rank, error in enumerate(outcome.results):
-            assert type(error) is (kind if rank in wrong else AgreementError), error
-            assert words in str(error) or rank not in wrong
+        assert_refused(2, call, kind, words, wrong)
 
 
-def empty(ring: Ring) -> Exception | None:
-    return asked(lambda: decode(query(), ShardedCache(ring, batch=1, kv_heads=2, head_dim=3)))
+def empty(ring: Ring) -> None:
+    decode(query(), ShardedCache(ring, batch=1, kv_heads=2, head_dim=3))
 
 
-def other_lengths(ring: Ring) -> Exception | None:
-    """Return the error of a decode in which rank 1's cache lacks a token."""
-    return asked(lambda: decode(query(), a_cache(ring, 6 if ring.rank != 1 else 5)))
+def other_lengths(ring: Ring) -> None:
+    """Decode where rank 1's cache lacks a token."""
+    decode(query(), a_cache(ring, 6 if ring.rank != 1 else 5))
 
 
-def other_places(ring: Ring) -> Exception | None:
-    """Return the error of a decode for which counts are equal on all ranks, but positions differ."""
+def other_places(ring: Ring) -> None:
+    """Decode where counts are equal on all ranks, but positions differ."""
     layout = (contiguous, zigzag)[ring.rank % 2](5, ring.world_size)
     k, v = (layout.shard(x, ring.rank) for x in numbered(5))
-    return asked(lambda: decode(query(), ShardedCache.of_shards(ring, layout, k, v)))
-
-
-EMPTY = (ShapeError, "an empty cache")
-DIFFERENT = (AgreementError, "rank 1: cache of 5 tokens")
-PLACES = (AgreementError, "cache of 5 tokens [")
+    decode(query(), ShardedCache.of_shards(ring, layout, k, v))
 
 
 @pytest.mark.parametrize(
-    ("program", "expected"), [(empty, EMPTY), (other_lengths, DIFFERENT), (other_places, PLACES)]
+    ("program", "kind", "words"),
+    [
+        (empty, ShapeError, "an empty cache"),
+        (other_lengths, AgreementError, "rank 1: cache of 5 tokens"),
+        (other_places, AgreementError, "cache of 5 tokens ["),
+    ],
 )
 def test_empty_and_different_caches_are_refused_on_every_rank(
-    program: Callable[[Ring], Any], expected: tuple[type[RinglabError], str]
+    program: Callable[[Ring], Any], kind: type[RinglabError], words: str
 ) -> None:
-    outcome = VirtualCluster(3, memory=False).run(program)
-    assert outcome.trace.bytes_sent() == 0
-    for error in outcome.results:
-        assert type(error) is expected[0] and expected[1] in str(error), error
-
-
-def all_of_them(ring: Ring) -> list[Exception | None]:
-    caches = [empty(ring), other_lengths(ring), other_places(ring)]
-    return caches + [wrong_call(ring, name, (1,)) for name in WRONG]
+    for error in errors_on(3, program):
+        assert type(error) is kind and words in str(error), error
 
 
 @pytest.mark.parametrize(
@@ -270,10 +244,7 @@ def all_of_them(ring: Ring) -> list[Exception | None]:
 def test_what_does_not_fit_a_cache(
     spoil: Callable[[ShardedCache], Any], kind: type[RinglabError], words: str
 ) -> None:
-    def program(ring: Ring) -> Exception | None:
-        return asked(lambda: spoil(a_cache(ring)))
-
-    [error] = VirtualCluster(1).run(program).results
+    [error] = errors_on(1, lambda ring: spoil(a_cache(ring)))
     assert type(error) is kind and words in str(error), error
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -16,15 +16,12 @@ from ringlab import VirtualCluster, ring_attention
 from ringlab.comm.ring import Ring
 from ringlab.comm.trace import Outcome
 from ringlab.conformance.tolerance import bounds, relative_error, truth
-from ringlab.cost.sizes import Attention
-from ringlab.layout import Layout, contiguous, striped, zigzag
+from ringlab.layout import Layout, striped, zigzag
 from ringlab.mask import Mask
-from ringlab.merge import Partial
 from ringlab.schedules import decode as module
 from ringlab.schedules.cache import ShardedCache
-from ringlab.schedules.decode import MERGES, CacheTile, cache_tiles, decode
+from ringlab.schedules.decode import MERGES, cache_tiles, decode
 from tests.laws.draw import MAKERS, Shape, tensors
-from tests.schedules.test_traffic import decode_traffic
 
 MASKS = st.one_of(
     st.builds(Mask, causal=st.booleans()),
@@ -124,63 +121,20 @@ def test_equals_one_process(
 SINKS = (0.5, -1.0, 2.0, 3.0)
 
 
-@pytest.mark.parametrize("block", ["naive", "blockwise", "native"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
-def test_every_block_and_dtype(block: str, dtype: torch.dtype) -> None:
-    run = Generation(zigzag(61, 4), 2, 1, mask=Mask(window=40), dtype=dtype, block=block, Dv=5, sinks=SINKS)
-    assert_equals_one_process(on_virtual_ranks(run).results, run)
-
-
-@pytest.mark.parametrize("block", ["naive", "blockwise", "native", "auto"])
-def test_softcap(block: str) -> None:
-    run = Generation(striped(30, 3), 2, 2, mask=Mask(window=9), block=block, softcap=1.5)
-    results = on_virtual_ranks(run).results
-    assert_equals_one_process(results, run)
-    with pytest.raises(AssertionError, match="is wrong"):
-        assert_equals_one_process(results, replace(run, softcap=None))
-
-
-def averages(a: Partial, b: Partial) -> Partial:
-    return Partial((a.out + b.out) / 2, torch.logaddexp(a.lse, b.lse))
-
-
-def counts_local_positions(mask: Mask, positions: np.ndarray, S: int, n: int) -> list[CacheTile]:
-    return cache_tiles(mask, np.arange(len(positions)), S, n)
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("merge", MERGES)
 @pytest.mark.parametrize(
-    ("function", "mutant"),
+    ("block", "dtype"),
     [
-        ("merge", averages),
-        ("cache_tiles", counts_local_positions),
-        ("with_sinks", lambda whole, sinks: whole),
+        ("naive", torch.float64),
+        ("blockwise", torch.bfloat16),
+        ("native", torch.float32),
+        ("auto", torch.float32),
     ],
 )
-def test_the_oracle_notices(function: str, mutant: Any, merge: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = Generation(contiguous(13, 3), 1, 3, mask=Mask(window=5), merge=merge, sinks=SINKS)
+def test_every_block_with_a_soft_cap(block: str, dtype: torch.dtype) -> None:
+    run = Generation(
+        zigzag(61, 4), 2, 2, mask=Mask(window=40), dtype=dtype, block=block, Dv=5, sinks=SINKS, softcap=1.5
+    )
     assert_equals_one_process(on_virtual_ranks(run).results, run)
-    monkeypatch.setattr(module, function, mutant)
-    with pytest.raises(AssertionError, match="is wrong"):
-        assert_equals_one_process(on_virtual_ranks(run).results, run)
-
-
-def test_ranks_that_merge_in_their_own_order_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ranks that merge their own partial first are noticed, because their bits differ by roundings."""
-    run = Generation(contiguous(40, 4), 1, 1, merge="tree", dtype=torch.float32)
-
-    def own_first(comm: Any, part: Partial) -> Partial:
-        first, *others = comm.all_gather(module._pack(part))
-        parts = [first, *others]
-        total = part
-        for other in parts[: comm.rank] + parts[comm.rank + 1 :]:
-            total = module.merge(total, module._unpack(other))
-        return total
-
-    monkeypatch.setattr(module, "_merge_along_a_tree", own_first)
-    with pytest.raises(AssertionError, match="different bits"):
-        assert_equals_one_process(on_virtual_ranks(run).results, run)
 
 
 @given(MASKS, st.integers(1, 4), st.integers(0, 20), st.integers(0, 2**16))
@@ -194,18 +148,14 @@ def test_cache_tiles_are_the_mask(mask: Mask, n: int, before: int, seed: int) ->
     assert (met == mask.visible(np.arange(S - n, S), positions)).all()
 
 
-@pytest.mark.parametrize("merge", MERGES)
-@pytest.mark.parametrize("P", [1, 2, 3, 4, 6, 8])
-def test_bytes_per_token_do_not_depend_on_the_length(P: int, merge: str) -> None:
-    """Decoding a token sends the formula's bytes, as many with 2,000 cached tokens as with 20."""
-    for new in (1, 3):
-        expected = decode_traffic(Attention(2, 4, 2, 8, "float32", Dv=5), P, new=new, merge=merge)
-        for S in (20, 2000):
-            run = Generation(striped(S, P), 1, new, merge=merge, dtype=torch.float32, Dv=5, sinks=SINKS)
-            trace = on_virtual_ranks(run).trace
-            sent = [[e.bytes_sent for e in trace.exchanges(rank) if e.bytes_sent] for rank in range(P)]
-            most = max(sent, key=sum)
-            assert (sum(most), len(most)) == (expected.total_bytes, expected.messages)
+@pytest.mark.parametrize(("merge", "P", "messages"), [("all-reduce", 4, 3), ("tree", 4, 2), ("tree", 6, 3)])
+def test_bytes_per_token_do_not_depend_on_the_length(merge: str, P: int, messages: int) -> None:
+    """Decoding a token sends out and lse once to each other rank, or once in each round of a tree, at any length."""
+    for S in (20, 2000):
+        run = Generation(striped(S, P), 1, 3, merge=merge, dtype=torch.float32, Dv=5, sinks=SINKS)
+        trace = on_virtual_ranks(run).trace
+        sent = [[e.bytes_sent for e in trace.exchanges(rank) if e.bytes_sent] for rank in range(P)]
+        assert max(sent, key=sum) == [2 * 4 * 3 * (5 + 1) * 4] * messages  # B · H · n · (Dv + 1) numbers
 
 
 def prefill_and_generate(ring: Ring) -> tuple[Tensor, Tensor]:
@@ -230,7 +180,7 @@ def test_prefill_by_ring() -> None:
 
 
 RUNS = [
-    Generation(zigzag(17, 3), 2, 1, mask=Mask(window=6), merge=merge, dtype=torch.float32, Dv=3, sinks=SINKS)
+    Generation(zigzag(17, 4), 2, 1, mask=Mask(window=6), merge=merge, dtype=torch.float32, Dv=3, sinks=SINKS)
     for merge in MERGES
 ]
 
@@ -239,7 +189,3 @@ def test_decode_marks_nothing_for_blocks_that_are_not_thread_safe() -> None:
     """A thread-safe block leaves no mark on the attention function, because the next block may not be safe."""
     on_virtual_ranks(RUNS[0])
     assert not hasattr(module.attend_to_cache, "thread_safe")
-
-
-def generate_all(ring: Ring) -> list[tuple[Tensor, Tensor, list[int]]]:
-    return [generate(ring, run) for run in RUNS]
