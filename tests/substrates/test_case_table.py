@@ -1,19 +1,17 @@
-"""One case table × transports × block backends × schedules × soft caps and dropout, against the oracle.
+"""One case table × block backends × schedules × kinds of score rules and losses × transports, against the oracle.
 
 Under every layout, mask, schedule and number of ranks, dropout drops the pairs that the independent code in
-tests/philox.py drops.
+tests/philox.py drops. New memory is NaN, so numbers that nobody wrote are noticed.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -38,7 +36,6 @@ from ringlab.conformance.cases import (
 from ringlab.conformance.tolerance import NAMES, Results, bounds, errors, truth
 from ringlab.errors import RinglabError
 from ringlab.schedules import available as schedules
-from ringlab.scores import ScoreRules, TileRules
 from tests.philox import factors
 from tests.substrates.writes import Writes
 
@@ -75,9 +72,10 @@ def gradient_of_lse(case: Case) -> Tensor:
 
 @lru_cache(maxsize=32)
 def on_virtual_ranks(case: Case, block: Any, schedule: str, kind: str = "plain") -> Results:
-    writes = Writes()
+    writes, job = Writes(), (case, block, schedule, kind)
+    watched = getattr(block, "name", block) != "triton"  # its interpreter copies results back into tensors
     outcome = VirtualCluster(case.P, memory=False).run(
-        lambda ring: writes.watch(program, ring, case, block, schedule, kind)
+        lambda ring: writes.watch(program, ring, *job) if watched else program(ring, *job)
     )
     assert not writes.foreign, f"{case}: writes into memory of others: {sorted(set(writes.foreign))}"
     return join(case, outcome.results)
@@ -122,26 +120,40 @@ def refused(ring: Ring, *job: Any) -> RinglabError | None:
     return None
 
 
+@pytest.fixture(autouse=True)
+def new_memory_is_nan() -> Iterator[None]:
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(True)
+    assert torch.utils.deterministic.fill_uninitialized_memory and torch.empty(3).isnan().all()
+    yield
+    torch.use_deterministic_algorithms(before)
+
+
 SOME = [case for case in covering() if case.D <= 64]
-# A block does not see the schedule: every block computes all cases in the ring, and a third of them under each other schedule.
-TABLE: list[Job] = [
+# A block does not see the schedule: every block computes all cases in the ring, and some of them under each other schedule.
+TABLE: list[Any] = [
     (case, block, schedule, "plain")
     for (place, block), schedule in itertools.product(enumerate(blocks()), schedules())
-    for case in (covering() if schedule == "ring" else covering()[place :: len(blocks())])
+    for case in (covering() if schedule == "ring" else cases_of(schedule, block)[place :: len(blocks())])
 ]
 TABLE += [
     (case, block, schedule, kind)
     for (index, case), (place, schedule) in itertools.product(enumerate(SOME), enumerate(schedules()))
     for number in [index + place]
     if refusal(case, schedule) is None and number % (10 if schedule in EVERY_THIRD else 2) == 1
-    for block, kind in [(("naive", "blockwise")[number % 4 // 2], RULED[number % 3])]
+    for block, kind in [(("naive", "blockwise", "native")[number % 3], (*RULED, "lse")[number // 2 % 4])]
 ]
 # There are more tokens than fit in a tile, so positions are split among ranks and then among tiles.
 TABLE.append((Case("zigzag", 1, 300, 2, 16, "float32", "window"), "blockwise", "ring", "both"))
+TABLE = sorted(TABLE, key=str) + [
+    pytest.param(case, "triton", "ring", "plain", marks=[pytest.mark.thorough, pytest.mark.needs_triton])
+    for case in covering()
+    if case.dtype != "float64"
+]
 
 
-@pytest.mark.sweep(5)
-@pytest.mark.parametrize(("case", "block", "schedule", "kind"), sorted(TABLE, key=str), ids=str)
+@pytest.mark.sweep(8)
+@pytest.mark.parametrize(("case", "block", "schedule", "kind"), TABLE, ids=str)
 def test_virtual_ranks(case: Case, block: str, schedule: str, kind: str) -> None:
     if error_of := refusal(case, schedule):
         for error in VirtualCluster(case.P, memory=False).run(refused, case, block, schedule, kind).results:
@@ -164,37 +176,19 @@ def test_a_mask_that_is_dropped_or_another_is_noticed(mask: str) -> None:
         assert all(measured[name] > 10 * expected.bounds[name] for name in NAMES), other
 
 
-def test_sinks_that_are_dropped_are_noticed() -> None:
-    case = Case("zigzag", 2, 64, 2, 16, "float32", "causal", sinks=True)
-    measured = errors(problem(replace(case, sinks=False)).true, problem(case).true)
-    assert all(measured[name] > 10 * problem(case).bounds[name] for name in NAMES)
-
-
-def test_a_gradient_of_lse_that_is_dropped_is_noticed() -> None:
-    case = Case("zigzag", 2, 64, 2, 16, "float32", "causal")
-    true, allowed = expected(case, "lse")
-    measured = errors(problem(case).true, true)
-    assert {name for name in NAMES if measured[name] > 10 * allowed[name]} == {"dq", "dk"}
-
-
-@pytest.mark.parametrize("schedule", schedules())
-@pytest.mark.parametrize("kind", RULED)
-def test_native_gives_the_bits_of_blockwise(schedule: str, kind: str) -> None:
+@pytest.mark.parametrize("schedule", ["ring", "ulysses", "query-ring"])
+def test_native_gives_the_bits_of_blockwise(schedule: str) -> None:
     """With soft caps or dropout, blockwise computes all tiles of native, including mirrored ones."""
     case = Case("zigzag", 2, 64, 2, 16, "bfloat16", "window-both")
-    found, right = (on_virtual_ranks(case, block, schedule, kind) for block in ("native", "blockwise"))
-    assert beyond(case, found, kind) == {}
+    found, right = (on_virtual_ranks(case, block, schedule, "both") for block in ("native", "blockwise"))
+    assert beyond(case, found, "both") == {}
     for name, one, other in zip(NAMES, found, right, strict=True):
         assert torch.equal(one, other), name
 
 
-@pytest.mark.parametrize(
-    "block",
-    [pytest.param(block, marks=() if block == "native" else pytest.mark.thorough) for block in blocks()],
-)
-def test_both_schedules_give_the_same_bits_forward(block: str) -> None:
-    for case in covering()[::4]:
-        ring, gathered = (on_virtual_ranks(case, block, schedule) for schedule in ("ring", "allgather"))
+def test_both_schedules_give_the_same_bits_forward() -> None:
+    for case in covering()[::12]:
+        ring, gathered = (on_virtual_ranks(case, "native", schedule) for schedule in ("ring", "allgather"))
         assert torch.equal(ring.out, gathered.out) and torch.equal(ring.lse, gathered.lse), str(case)
 
 
@@ -245,8 +239,8 @@ def jobs_on_gpus(world_size: int, block: str) -> list[Job]:
 @pytest.mark.thorough
 @pytest.mark.parametrize(
     ("world_size", "jobs"),
-    [(2, jobs_for(2)), (3, jobs_for(3)), (4, jobs_on_gpus(4, "blockwise"))],
-    ids=["2", "3", "4, as on GPUs"],
+    [(2, jobs_for(2)), (4, jobs_on_gpus(4, "blockwise"))],
+    ids=["2", "4, as on GPUs"],
 )
 def test_processes(world_size: int, jobs: list[Job]) -> None:
     """On gloo the results are right, and with one thread each they have the virtual cluster's bits."""
@@ -260,50 +254,3 @@ def test_processes(world_size: int, jobs: list[Job]) -> None:
         assert_as_on_virtual_ranks(jobs, outcome.results)
     finally:
         torch.set_num_threads(threads)
-
-
-# Mutants with mistakes in different places.
-
-
-class Local(ScoreRules):
-    """A mutant that uses positions in the rank's own shard."""
-
-    def of_tile(self, rows: np.ndarray, keys: np.ndarray) -> TileRules:
-        return super().of_tile(np.arange(len(rows)), np.arange(len(keys)))
-
-
-class Flat(TileRules):
-    def cap_slope(self, capped: Tensor) -> None:
-        return None
-
-
-class NoSlope(ScoreRules):
-    def of_tile(self, rows: np.ndarray, keys: np.ndarray) -> TileRules:
-        return Flat(self, torch.from_numpy(rows), torch.from_numpy(keys))
-
-
-class AnewInBackward(ScoreRules):
-    """A mutant that draws anew each time a tile is computed."""
-
-    def of_tile(self, rows: np.ndarray, keys: np.ndarray) -> TileRules:
-        tile = super().of_tile(rows, keys)
-        anew = ScoreRules(self.softcap, self.dropout, int(torch.randint(1 << 30, ())))
-        return dataclasses.replace(tile, rules=anew)
-
-
-@pytest.mark.parametrize(
-    ("wrong", "schedule", "kind", "hit"),
-    [
-        (Local, "ring", "dropout", {"out", "dq", "dk", "dv"}),
-        (AnewInBackward, "ring", "dropout", {"out", "dq", "dk", "dv"}),
-        (NoSlope, "ring", "softcap", {"dq", "dk"}),
-    ],
-)
-def test_what_is_wrong_is_noticed(
-    wrong: type[ScoreRules], schedule: str, kind: str, hit: set[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    case = Case("zigzag", 2, 64, 2, 16, "float32", "window")
-    right = on_virtual_ranks.__wrapped__(case, "naive", schedule, kind)
-    assert beyond(case, right, kind) == {}
-    monkeypatch.setattr("ringlab.arguments.ScoreRules", wrong)
-    assert set(beyond(case, on_virtual_ranks.__wrapped__(case, "naive", schedule, kind), kind)) == hit

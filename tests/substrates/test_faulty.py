@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from ringlab import VirtualCluster, launch
-from ringlab.comm.processes.distributed import DistributedComm
 from ringlab.comm.ring import Ring
-from ringlab.comm.wrappers.faulty import KINDS, Fault, Faulty, RankKilled, random_faults
+from ringlab.comm.wrappers.faulty import KINDS, Fault, RankKilled, random_faults
 from ringlab.errors import (
     CommError,
     DeadlockError,
     MismatchError,
     PeerDiedError,
+    RankFailedError,
     RinglabError,
     TransportTimeout,
     UnreceivedError,
@@ -43,21 +42,11 @@ def same(results: list[Tensor], P: int) -> bool:
 
 
 @pytest.mark.parametrize(("kind", "exchange"), ENDINGS)
-@pytest.mark.parametrize("P", [2, 3])
-def test_virtual_faults_end_in_errors(kind: str, exchange: int, P: int) -> None:
+def test_virtual_faults_end_in_errors(kind: str, exchange: int) -> None:
     with pytest.raises(ENDINGS[kind, exchange]):
-        VirtualCluster(P, faults=[Fault(kind, P - 1, exchange)]).run(four_shifts)
-
-
-@pytest.mark.parametrize(("kind", "exchange"), ENDINGS)
-def test_virtual_faults_of_a_rank_that_talks_to_itself(kind: str, exchange: int) -> None:
+        VirtualCluster(3, faults=[Fault(kind, 2, exchange)]).run(four_shifts)
     with pytest.raises((*ENDINGS[kind, exchange], DeadlockError)):
         VirtualCluster(1, faults=[Fault(kind, 0, exchange)]).run(four_shifts)
-
-
-@pytest.mark.parametrize("exchange", range(4))
-def test_virtual_delay_changes_nothing(exchange: int) -> None:
-    assert same(VirtualCluster(3, faults=[Fault("delay", 1, exchange)]).run(four_shifts).results, 3)
 
 
 def test_virtual_delay_of_an_exchange_with_others_behind_it() -> None:
@@ -72,7 +61,7 @@ def test_virtual_delay_of_an_exchange_with_others_behind_it() -> None:
         VirtualCluster(2, faults=[Fault("reorder", 0, 0)]).run(posts_two)
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", range(2))
 def test_virtual_corruption_changes_one_element_and_not_the_senders(seed: int) -> None:
     def once(ring: Ring) -> tuple[Tensor, Tensor]:
         mine = torch.full((2, 3), float(ring.rank + 1))
@@ -87,7 +76,7 @@ def test_virtual_corruption_changes_one_element_and_not_the_senders(seed: int) -
     assert torch.equal(again.view(torch.int32), damaged.view(torch.int32))
 
 
-@pytest.mark.parametrize("dtype", [torch.bool, torch.bfloat16, torch.float64, torch.int8])
+@pytest.mark.parametrize("dtype", [torch.bool, torch.bfloat16])
 def test_virtual_corruption_of_any_dtype(dtype: torch.dtype) -> None:
     def once(ring: Ring) -> Tensor:
         return ring.shift(torch.zeros(0), torch.ones(4, 2).to(dtype).t())[1]
@@ -137,54 +126,12 @@ def test_collectives_under_faults() -> None:
         VirtualCluster(3, faults=[Fault("drop", 1, 1)]).run(gather)
 
 
-Seen = dict[tuple[str, int], tuple[str, object]]
-
-
-def in_groups_of_their_own(ring: Ring, cases: list[tuple[str, int]]) -> Seen:
-    """Run four_shifts under one fault after the other, each in its own process group, which may break."""
-    seen: Seen = {}
-    for case in cases:
-        # Faults that lose no message get a long timeout, so that a standstill of the machine does no harm.
-        comm = DistributedComm(dist.new_group(), timeout=4.0 if case in ENDINGS else 60.0)
-        faulty = Faulty(comm, [Fault(case[0], 0, case[1], seed=5)])
-        try:
-            result = four_shifts(Ring(faulty))
-            comm.finish()
-            seen[case] = "fine", result
-        except RinglabError as error:
-            seen[case] = type(error).__name__, str(error)
-        ring.barrier()
-    return seen
-
-
-def silently_wrong(case: tuple[str, int], ranks: list[Seen]) -> bool:
-    return not all(
-        torch.equal(seen[case][1], good) for seen, good in zip(ranks, expected(2), strict=True)
-        if seen[case][0] == "fine"
-    )  # fmt: skip
-
-
-def named(case: tuple[str, int], ranks: list[Seen]) -> bool:
-    """Return whether a rank has the error of this fault."""
-    return bool({seen[case][0] for seen in ranks} & {ending.__name__ for ending in ENDINGS[case]})
-
-
 @pytest.mark.thorough
-def test_distributed_faults_end_in_errors() -> None:
-    """Faults end in the expected errors. A case that fails is tried once more, because the machine may stand still."""
-    cases = [*ENDINGS, ("delay", 0), ("delay", LAST), ("corrupt", 2)]
-    ranks = launch(in_groups_of_their_own, 2, cases, timeout=150, memory=False).results
-    for case in ENDINGS:
-        evidence = case, [seen[case] for seen in ranks]
-        assert not silently_wrong(case, ranks), evidence
-        if not named(case, ranks):
-            again = launch(in_groups_of_their_own, 2, [case], timeout=150, memory=False).results
-            assert named(case, again) and not silently_wrong(case, again), evidence
-    for case in (("delay", 0), ("delay", LAST)):
-        assert [seen[case][0] for seen in ranks] == ["fine", "fine"]
-        assert same([seen[case][1] for seen in ranks], 2)
-    assert [seen["corrupt", 2][0] for seen in ranks] == ["fine", "fine"]
-    assert not same([seen["corrupt", 2][1] for seen in ranks], 2)
+@pytest.mark.parametrize(("kind", "exchange"), [("duplicate", 0), ("reorder", 1)])
+def test_faults_on_processes_end_in_errors(kind: str, exchange: int) -> None:
+    with pytest.raises(RankFailedError) as caught:
+        launch(four_shifts, 2, faults=[Fault(kind, 0, exchange)], timeout=20, memory=False)
+    assert isinstance(caught.value.__cause__, ENDINGS[kind, exchange])
 
 
 def test_random_faults_are_seeded_and_at_different_places() -> None:
@@ -198,7 +145,7 @@ def test_random_faults_are_seeded_and_at_different_places() -> None:
         random_faults(1, KINDS, 2, 3, 7)
 
 
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", range(8))
 def test_no_random_faults_end_in_a_wrong_result(seed: int) -> None:
     """Several random faults, of all kinds but corrupt, end in an error or in the right result."""
     kinds = [kind for kind in KINDS if kind != "corrupt"]
@@ -220,15 +167,3 @@ def test_bad_faults() -> None:
         VirtualCluster(2, faults=[Fault("drop", 2, 0)]).run(four_shifts)
     with pytest.raises(CommError, match="one fault per rank and exchange"):
         VirtualCluster(2, faults=[Fault("drop", 0, 0), Fault("kill", 0, 0)]).run(four_shifts)
-
-
-def test_fired_lists_what_happened() -> None:
-    fired = []
-
-    def program(ring: Ring) -> None:
-        comm = Faulty(ring.comm, [Fault("delay", 0, 1), Fault("delay", 0, 9)])
-        four_shifts(Ring(comm))
-        fired.append([fault.exchange for fault in comm.fired])
-
-    VirtualCluster(2).run(program)
-    assert sorted(fired) == [[], [1]]

@@ -36,13 +36,9 @@ def drawn(ring):
 
 
 def surroundings(ring):
-    return os.getcwd(), os.environ.get("RINGLAB_TEST_VARIABLE"), os.environ["OMP_NUM_THREADS"]
-
-
-def mask_of_files(ring):
     mask = os.umask(0)
     os.umask(mask)
-    return mask
+    return os.getcwd(), os.environ.get("RINGLAB_TEST_VARIABLE"), os.environ["OMP_NUM_THREADS"], mask
 
 
 def leaves_late(ring, folder):
@@ -74,15 +70,18 @@ def test_ranks_draw_different_numbers() -> None:
     assert (first[2], second[2]) == ("0", "1")
 
 
-def test_a_rank_has_the_directory_and_the_environment_of_its_launch(
+def test_a_rank_has_the_directory_the_environment_and_the_mask_of_files_of_its_launch(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    [(_, before, _)] = launch(surroundings, 1, memory=False).results
+    launch(surroundings, 1, memory=False)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("RINGLAB_TEST_VARIABLE", "new")
-    [after] = launch(surroundings, 1, threads=2, memory=False).results
-    assert before is None
-    assert after == (str(tmp_path), "new", "2")
+    before = os.umask(0o077)
+    try:
+        found = launch(surroundings, 1, threads=2, memory=False).results
+    finally:
+        os.umask(before)
+    assert found == [(str(tmp_path), "new", "2", 0o077)]
 
 
 def test_a_rank_ends_like_any_python_process(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -106,15 +105,6 @@ def test_a_server_ends_when_nothing_refers_to_it() -> None:
     assert not server.serves({**os.environ, "RINGLAB_TEST_VARIABLE": "new"})
     del server
     assert process.poll() is not None
-
-
-def test_a_rank_has_the_mask_of_files_that_the_launching_process_has_now() -> None:
-    before = os.umask(0o077)
-    try:
-        assert launch(mask_of_files, 1, memory=False).results == [0o077]
-    finally:
-        os.umask(before)
-    assert launch(mask_of_files, 1, memory=False).results == [before]
 
 
 FAILING = """

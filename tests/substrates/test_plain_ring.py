@@ -27,8 +27,8 @@ SIZES = (  # P, S, query heads per key/value head, D, dtype
     (8, 5, 2, 16, "float32"),
 )
 CASES = [
-    Case(layout, *size, mask)
-    for size, mask, layout in itertools.product(SIZES, ("causal", "full"), ALL_LAYOUTS)
+    Case(layout, *size, ("causal", "full")[(row + column) % 2])
+    for (row, size), (column, layout) in itertools.product(enumerate(SIZES), enumerate(ALL_LAYOUTS))
 ]
 
 
@@ -56,7 +56,7 @@ def assert_same_bits(results: Results, expected: Results, case: Case) -> None:
         assert torch.equal(one, other), f"{name} differs: {case}"
 
 
-@pytest.mark.sweep(4)
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_virtual_ranks(case: Case) -> None:
     results = on_virtual_ranks(case)
@@ -75,41 +75,34 @@ def in_two_rings(ring: Ring, case: Case) -> tuple[torch.Tensor, ...]:
     return attend(Ring(SubGroup(ring.comm, mine)), case)
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if case.P == 4], ids=str)
-def test_nothing_is_read_or_written_on_its_way(case: Case) -> None:
+ZIGZAG = Case("zigzag", 4, 61, 2, 16, "float64", "causal")
+
+
+def test_nothing_is_read_or_written_on_its_way() -> None:
+    case = ZIGZAG
     results = join(case, VirtualCluster(case.P, memory=False).run(strictly, case).results)
     assert_same_bits(results, on_virtual_ranks(case), case)
 
 
 def test_rings_among_some_of_the_ranks() -> None:
-    case = next(case for case in CASES if (case.layout, case.P, case.mask) == ("zigzag", 4, "causal"))
+    case = ZIGZAG
     shards = VirtualCluster(8, memory=False).run(in_two_rings, case).results
     for parity in (0, 1):
         assert_same_bits(join(case, shards[parity::2][::-1]), on_virtual_ranks(case), case)
 
 
-@pytest.mark.parametrize(
-    ("transport", "world_size"),
-    [
-        ("gloo", 2),
-        pytest.param("gloo", 3, marks=pytest.mark.thorough),
-        pytest.param("symmetric", 3, marks=pytest.mark.thorough),
-        pytest.param("shared-gpu", 3, marks=pytest.mark.thorough),
-    ],
-)
-def test_processes(transport: str, world_size: int) -> None:
-    cases = [case for case in CASES if world_size == case.P]
-    outcome = launch(attend_all, world_size, cases, transport=transport, threads=1, memory=False)
+def test_processes() -> None:
+    cases = [case for case in CASES if case.P == 2]
+    outcome = launch(attend_all, 2, cases, threads=1, memory=False)
     for case, shards in zip(cases, zip(*outcome.results, strict=True), strict=True):
         results = join(case, list(shards))
         assert beyond(case, results) == {}
         assert_same_bits(results, on_virtual_ranks(case), case)
 
 
-@pytest.mark.parametrize("layout", ALL_LAYOUTS)
-def test_keys_and_values_make_one_hop_less_than_their_gradients(layout: str) -> None:
+def test_keys_and_values_make_one_hop_less_than_their_gradients() -> None:
+    case = ZIGZAG
     """K and V make one hop less than dK and dV, on the virtual cluster, and on the clocked one without data."""
-    case = Case(layout, 4, 61, 2, 16, "float64", "causal")
     trace = VirtualCluster(case.P, memory=False).run(attend, case).trace
     recorded = ClockedCluster(case.P, memory=False).run(attend, case)
     owned = [case.make_layout().length(rank) for rank in range(case.P)]

@@ -104,7 +104,7 @@ def on(transport: str, world_size: int) -> Outcome:
     return launch(program, world_size, transport=transport, timeout=120)
 
 
-@pytest.mark.parametrize("transport", OTHERS)
+@pytest.mark.parametrize("transport", ["gloo", *OTHERS])
 def test_attention_has_the_bits_of_the_virtual_cluster(transport: str) -> None:
     assert_as_on_virtual_ranks(JOBS, [result["attention"] for result in on(transport, 3).results])
 
