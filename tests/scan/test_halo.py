@@ -26,9 +26,9 @@ from ringlab.errors import (
     WorldSizeError,
 )
 from ringlab.layout import Layout, contiguous, zigzag
-from ringlab.scan import halo as module
-from ringlab.scan.halo import Halo, halo, short_convolution
+from ringlab.scan.halo import halo, short_convolution
 from tests.laws.draw import MAKERS
+from tests.refusals import assert_refused, errors_on
 from tests.scan.problems import cut
 
 
@@ -116,34 +116,9 @@ def test_other_dtypes(dtype: torch.dtype) -> None:
     law_equals_the_whole(Convolution(zigzag(17, 3), documents=(8, 9), dtype=dtype))
 
 
-HALF = Convolution(contiguous(9, 3), dtype=torch.bfloat16, autocast=True)
-
-
 def test_autocast_casts_the_weight() -> None:
     """Autocast casts a float32 weight for bfloat16 tokens, as in a layer under autocast."""
-    law_equals_the_whole(HALF)
-
-
-PACKED = Convolution(contiguous(12, 3), documents=(4, 3, 5))
-
-
-halos = module.halos
-
-
-def forgets_documents(layout: Layout, documents: tuple[int, ...], tokens: int) -> tuple[Halo, ...]:
-    return halos(layout, (), tokens)
-
-
-def test_the_law_notices(monkeypatch: pytest.MonkeyPatch) -> None:
-    law_equals_the_whole(PACKED)
-    monkeypatch.setattr(module, "halos", forgets_documents)
-    with pytest.raises(AssertionError):
-        law_equals_the_whole(PACKED)
-
-
-def test_a_halo_of_several_ranks() -> None:
-    """A halo of three tokens comes from two ranks if shards have two tokens."""
-    law_equals_the_whole(Convolution(contiguous(7, 5)))
+    law_equals_the_whole(Convolution(contiguous(9, 3), dtype=torch.bfloat16, autocast=True))
 
 
 def test_the_halo_is_what_was_before() -> None:
@@ -178,40 +153,18 @@ WRONG: dict[str, tuple[dict[str, Any], type[RinglabError], str]] = {
 }
 
 
-def refused(ring: Ring, name: str, wrong: tuple[int, ...]) -> RinglabError | None:
-    try:
-        call(ring, WRONG[name][0] if ring.rank in wrong else {})
-    except RinglabError as error:
-        return error
-    return None
-
-
 @pytest.mark.parametrize("name", WRONG)
 def test_a_wrong_call_is_refused_on_every_rank(name: str) -> None:
     change, kind, words = WRONG[name]
     for wrong in ((0, 1), (1,)) if "validate" not in change else ((0, 1),):
-        outcome = VirtualCluster(2, memory=False).run(refused, name, wrong)
-        assert outcome.trace.bytes_sent() == 0
-        for rank, error in enumerate(outcome.results):
-            assert type(error) is (kind if rank in wrong else AgreementError), error
-            assert words in str(error) or rank not in wrong
+        assert_refused(2, lambda ring, at_fault: call(ring, change if at_fault else {}), kind, words, wrong)
 
 
-@pytest.mark.parametrize("documents", [(), (2, 2)], ids=str)
-def test_kernels_of_other_widths_are_refused(documents: tuple[int, ...]) -> None:
+def test_kernels_of_other_widths_are_refused() -> None:
     """Kernels of unequal width are refused even if no message is needed, as at a document's beginning."""
-
-    def program(ring: Ring) -> RinglabError | None:
-        try:
-            call(ring, {"weight": torch.ones(3, 3 + ring.rank), "documents": documents})
-        except RinglabError as error:
-            return error
-        return None
-
-    outcome = VirtualCluster(2, memory=False).run(program)
-    assert all(isinstance(error, AgreementError) for error in outcome.results)
-    assert "width 3" in str(outcome.results[0]) and "width 4" in str(outcome.results[0])
-    assert outcome.trace.bytes_sent() == 0
+    other = {"documents": (2, 2)}
+    for error in errors_on(2, lambda ring: call(ring, other | {"weight": torch.ones(3, 3 + ring.rank)})):
+        assert isinstance(error, AgreementError) and "width 3" in str(error) and "width 4" in str(error)
 
 
 def test_a_halo_of_less_than_nothing() -> None:

@@ -1,20 +1,28 @@
-"""Linear attention refuses impossible calls by name, on every rank, before any data moves."""
+"""Linear attention and the other functions of hybrid layers refuse impossible calls, by name and on every rank.
+
+Torch's transforms are refused too, on all ranks before any data moves.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
+from torch.autograd import forward_ad
 
-from ringlab import VirtualCluster
+from ringlab import VirtualCluster, latent_attention
 from ringlab.comm.ring import Ring
 from ringlab.errors import (
     AgreementError,
     BackendError,
     DeviceError,
     DtypeError,
+    GradientError,
     LayoutError,
     MaskError,
     RinglabError,
@@ -24,7 +32,8 @@ from ringlab.errors import (
 from ringlab.layout import contiguous, striped, zigzag
 from ringlab.mask import Mask
 from ringlab.scan.attention import linear_attention
-from tests.scan.calls import attend
+from ringlab.scan.halo import halo, short_convolution
+from tests.refusals import assert_refused, errors_on
 
 
 def ones(*shape: int, **other: Any) -> torch.Tensor:
@@ -65,23 +74,11 @@ WRONG: dict[str, tuple[dict[str, Any], type[RinglabError], str]] = {
 }
 
 
-def refused(ring: Ring, name: str, wrong: tuple[int, ...]) -> RinglabError | None:
-    try:
-        call(ring, WRONG[name][0] if ring.rank in wrong else {})
-    except RinglabError as error:
-        return error
-    return None
-
-
 @pytest.mark.parametrize("name", WRONG)
 def test_a_wrong_call_is_refused_on_every_rank(name: str) -> None:
     change, kind, words = WRONG[name]
     for wrong in ((0, 1), (1,)) if "validate" not in change else ((0, 1),):
-        outcome = VirtualCluster(2, memory=False).run(refused, name, wrong)
-        assert outcome.trace.bytes_sent() == 0
-        for rank, error in enumerate(outcome.results):
-            assert type(error) is (kind if rank in wrong else AgreementError), error
-            assert words in str(error) or rank not in wrong
+        assert_refused(2, lambda ring, at_fault: call(ring, change if at_fault else {}), kind, words, wrong)
 
 
 OTHERWISE: dict[str, dict[str, Any]] = {
@@ -97,16 +94,8 @@ OTHERWISE: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("name", OTHERWISE)
 def test_ranks_that_call_differently_are_refused(name: str) -> None:
-    def program(ring: Ring) -> RinglabError | None:
-        try:
-            call(ring, OTHERWISE[name] if ring.rank else {})
-        except RinglabError as error:
-            return error
-        return None
-
-    outcome = VirtualCluster(2, memory=False).run(program)
-    assert [type(error) for error in outcome.results] == [AgreementError] * 2
-    assert outcome.trace.bytes_sent() == 0
+    errors = errors_on(2, lambda ring: call(ring, OTHERWISE[name] if ring.rank else {}))
+    assert [type(error) for error in errors] == [AgreementError] * 2
 
 
 def test_backward_through_another_call_is_refused() -> None:
@@ -142,6 +131,54 @@ def test_nothing_at_all() -> None:
     assert VirtualCluster(2).run(program).results == [((1, 4, 0, 5), 2.0, 1.0)] * 2
 
 
+P = 2
+LAYOUT = contiguous(8, P)
+
+
+def drawn(*shape: int) -> Tensor:
+    """Return numbers made without a random generator, which vmap would refuse."""
+    return (torch.arange(math.prod(shape)) + len(shape)).sin().reshape(shape)
+
+
+def shapes_of_latent(Dn: int = 6, Dr: int = 2, R: int = 5, Dv: int = 4) -> list[tuple[int, ...]]:
+    """Return the shapes of q, latent, k_rope, w_k and w_v."""
+    return [(1, 2, 4, Dn + Dr), (1, 4, R), (1, 4, Dr), (2, Dn, R), (2, Dv, R)]
+
+
+CALLS: dict[str, tuple[Callable[..., Any], list[tuple[int, ...]], dict[str, tuple[int, ...]]]] = {
+    "linear attention": (
+        linear_attention,
+        [(1, 2, 4, 3), (1, 2, 4, 3), (1, 4, 4, 5)],
+        {"decay": (1, 4, 4), "beta": (1, 4, 4), "initial_state": (1, 4, 3, 5)},
+    ),
+    "short convolution": (short_convolution, [(1, 4, 3), (3, 4)], {}),
+    "halo": (lambda x, **how: halo(x, 3, **how), [(1, 4, 3)], {}),
+    "latent attention": (latent_attention, shapes_of_latent(), {}),
+}
+"""Each call with the shapes of its tensors, by position and by name."""
+
+
+def tensors(name: str) -> tuple[list[Tensor], dict[str, Tensor]]:
+    """Return the tensors of one rank's call, by position and by name."""
+    _, shapes, named = CALLS[name]
+    return [drawn(*shape) for shape in shapes], {key: -drawn(*shape).abs() for key, shape in named.items()}
+
+
+def attend(ring: Ring, name: str, replaced: int | str = 0, by: Tensor | None = None, **options: Any) -> Any:
+    """Return the result of the call with one tensor replaced."""
+    given, named = tensors(name)
+    if by is not None and isinstance(replaced, int):
+        given[replaced] = by
+    elif by is not None:
+        named[str(replaced)] = by
+    return CALLS[name][0](*given, **named, ring=ring, layout=LAYOUT, **options)
+
+
+def places(name: str) -> list[int | str]:
+    """Return the positions and names of all tensors of a call."""
+    return [*range(len(CALLS[name][1])), *CALLS[name][2]]
+
+
 class Incomparable(float):
     """A number whose comparison raises an error that no check expects."""
 
@@ -166,15 +203,36 @@ UNFORESEEN: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("name", UNFORESEEN)
 def test_no_rank_waits_for_one_whose_checks_fail_in_any_way(name: str) -> None:
-    def program(ring: Ring) -> Exception | None:
-        try:
-            attend(ring, name, **(UNFORESEEN[name] if ring.rank else {}))
-        except (RinglabError, ArithmeticError) as error:
-            return error
-        return None
-
-    outcome = VirtualCluster(2, memory=False).run(program)
-    told, failed = outcome.results
+    told, failed = errors_on(2, lambda ring: attend(ring, name, **(UNFORESEEN[name] if ring.rank else {})))
     assert isinstance(told, AgreementError) and "ArithmeticError: no such" in str(told)
     assert isinstance(failed, ArithmeticError)
-    assert outcome.trace.bytes_sent() == 0
+
+
+def transformed(way: str, ring: Ring, name: str, place: int | str) -> Any:
+    given, named = tensors(name)
+    x = given[place] if isinstance(place, int) else named[place]
+
+    def call(x: Tensor) -> Tensor:
+        return attend(ring, name, place, x)
+
+    if way == "forward_ad":
+        return call(forward_ad.make_dual(x, x))
+    if way == "vmap":
+        return torch.func.vmap(call)(x[None])
+    if way == "grad":
+        return torch.func.grad(lambda x: call(x).sum())(x)
+    return torch.func.jvp(call, (x,), (x,))
+
+
+@pytest.mark.parametrize("way", ["grad", "vmap", "jvp", "forward_ad"])
+@pytest.mark.parametrize("name", CALLS)
+def test_transforms_are_refused_by_name(name: str, way: str) -> None:
+    """The rank inside a transform refuses it by name, and the other rank is informed."""
+    for place in places(name):
+        with forward_ad.dual_level() if way == "forward_ad" else nullcontext():
+            told, refused = errors_on(
+                P,
+                lambda ring: transformed(way, ring, name, place) if ring.rank else attend(ring, name),  # noqa: B023
+            )
+        assert isinstance(told, AgreementError) and isinstance(refused, GradientError)
+        assert way in str(told) and way in str(refused)

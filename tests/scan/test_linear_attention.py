@@ -1,9 +1,10 @@
-"""Linear attention over ranks equals the recurrence for any layout, scan, kind and documents."""
+"""Linear attention over ranks is the oracle's, for the cases of one table and for any layout, scan, kind and documents."""
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
-from typing import Any
+from functools import lru_cache
 
 import pytest
 import torch
@@ -12,61 +13,72 @@ from torch import Tensor
 
 from ringlab import VirtualCluster, launch
 from ringlab.comm.ring import Ring
-from ringlab.conformance.kinds.scan_cases import attend_to, join
+from ringlab.conformance.kinds.scan_cases import AXES, Case, attend, attend_to, covering, join, problem
+from ringlab.conformance.kinds.scan_tolerance import errors
 from ringlab.errors import BackendError
-from ringlab.layout import contiguous, zigzag
-from ringlab.scan import executor
+from ringlab.layout import contiguous
+from ringlab.merge import state_dtype
 from ringlab.scan.attention import linear_attention
-from ringlab.scan.executor import Passage
-from ringlab.scan.graph import Element, elements_of
+from ringlab.scan.graph import SCANS
 from tests.scan.problems import Problem, problems, solve, wrong
+
+
+@lru_cache(maxsize=128)
+def on_virtual_ranks(case: Case, scan: str) -> list[tuple[Tensor | None, ...]]:
+    return VirtualCluster(case.P, memory=False).run(attend, case, scan).results
+
+
+def test_the_table_covers_every_pair() -> None:
+    cases = covering()
+    for a, b in itertools.combinations(AXES, 2):
+        met = {(getattr(case, a), getattr(case, b)) for case in cases}
+        assert met == set(itertools.product(AXES[a], AXES[b]))
+    assert len(cases) == len(set(cases))
+    assert any(case.S < case.P for case in cases)
+
+
+@pytest.mark.parametrize("scan", SCANS)
+@pytest.mark.parametrize("case", covering(), ids=str)
+def test_virtual_ranks(case: Case, scan: str) -> None:
+    shards, dtype = on_virtual_ranks(case, scan), getattr(torch, case.dtype)
+    results = join(case.make_layout(), shards)
+    assert results.out.dtype == results.dq.dtype == results.dv.dtype == dtype
+    assert results.state.dtype == state_dtype(dtype)
+    assert all(torch.equal(shards[0][1], state) for _, state, *_ in shards), (
+        "ranks have different last states"
+    )
+    expected = problem(case)
+    measured = errors(results, expected.true)
+    beyond = {
+        name: (error, expected.bounds[name])
+        for name, error in measured.items()
+        if not error <= expected.bounds[name]
+    }
+    assert not beyond, f"(error, allowed) {beyond}"
+
+
+Job = tuple[Case, str]
+
+
+def attend_all(ring: Ring, jobs: list[Job]) -> list[tuple[Tensor | None, ...]]:
+    return [attend(ring, *job) for job in jobs]
+
+
+def test_processes_give_the_bits_of_virtual_ranks() -> None:
+    jobs = [(case, scan) for case in covering() if case.P == 3 for scan in SCANS]
+    assert len(jobs) >= 9
+    outcome = launch(attend_all, 3, jobs, threads=1)
+    for job, shards in zip(jobs, zip(*outcome.results, strict=True), strict=True):
+        for one, other in zip(shards, on_virtual_ranks(*job), strict=True):
+            for x, y in zip(one, other, strict=True):
+                assert (x is None and y is None) or torch.equal(x, y), job
 
 
 @settings(max_examples=30)
 @given(problems())
 def test_any_scan_equals_the_oracle(drawn: tuple[Problem, str, int]) -> None:
-    problem, scan, chunk = drawn
-    assert not wrong(solve(problem, scan, chunk), problem)
-
-
-BASE = Problem(contiguous(14, 4), K=2)
-PACKED = Problem(contiguous(14, 4), documents=(3, 5, 6), K=2)
-DECAY = Problem(zigzag(14, 3), "decay", K=2)
-
-
-def adds_states(later: Passage, earlier: Passage) -> Passage:
-    """A mutant that adds states without the later transition, as if there were no decay and no delta rule."""
-    return Passage(earlier.transition, later.contribution + earlier.contribution)
-
-
-def keeps_gradients_at_home(*arguments: Any, **other: Any) -> dict[int, Passage]:
-    """A mutant whose backward gets no gradient of a state from later ranks."""
-    found = executor.pass_states(*arguments, **other)
-    if arguments[-1] == "state":
-        return found
-    return {turn: Passage(None, torch.zeros_like(each.contribution)) for turn, each in found.items()}
-
-
-def forgets_documents(*arguments: Any) -> tuple[Element, ...]:
-    """A mutant that keeps earlier documents in the state that leaves a rank, so later ranks read them."""
-    return tuple(
-        Element(each.rank, (slice(each.stretches[0].start, each.stretches[-1].stop),), each.fresh)
-        for each in elements_of(*arguments)
-    )
-
-
-@pytest.mark.parametrize(
-    ("place", "mutant", "problem"),
-    [
-        ("ringlab.scan.executor.after", adds_states, DECAY),
-        ("ringlab.scan.program.pass_states", keeps_gradients_at_home, DECAY),
-        ("ringlab.scan.arguments.elements_of", forgets_documents, PACKED),
-    ],
-)
-def test_the_law_notices(place: str, mutant: Any, problem: Problem, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert not wrong(solve(problem, "all-gather"), problem)
-    monkeypatch.setattr(place, mutant)
-    assert wrong(solve(problem, "all-gather"), problem)
+    any_problem, scan, chunk = drawn
+    assert not wrong(solve(any_problem, scan, chunk), any_problem)
 
 
 def in_two_calls(ring: Ring, problem: Problem, first: int) -> tuple[Tensor, ...]:
@@ -89,10 +101,9 @@ def in_two_calls(ring: Ring, problem: Problem, first: int) -> tuple[Tensor, ...]
     return *(x.detach() for x in (*outs, state)), *found
 
 
-@pytest.mark.parametrize("first", [1, 6])
-def test_two_calls_are_one(first: int) -> None:
+def test_two_calls_are_one() -> None:
     """Two calls equal one, including the backward pass through the state between them."""
-    problem = Problem(contiguous(11, 3))
+    problem, first = Problem(contiguous(11, 3)), 6
     shards = list(
         zip(*VirtualCluster(3, memory=False).run(in_two_calls, problem, first).results, strict=True)
     )
@@ -116,19 +127,6 @@ def test_a_document_does_not_see_a_nan_of_another() -> None:
     for x in found[:5]:
         assert x.isfinite().all() if x is found.state else x[:, :, 5:].isfinite().all()
     assert found.out[:, :, 2:5].isnan().all()
-
-
-def test_the_last_column_counts() -> None:
-    """A column of ones in v gives Σ q·k, the normaliser of the first linear attentions."""
-    layout = contiguous(9, 3)
-    q, k = torch.rand(2, 1, 1, 9, 4).unbind()
-    v = torch.cat([torch.randn(1, 1, 9, 2), torch.ones(1, 1, 9, 1)], dim=-1)
-
-    def of_rank(ring: Ring) -> Tensor:
-        return linear_attention(*layout.shard((q, k, v), ring.rank), ring=ring, layout=layout, scale=1.0)
-
-    out = layout.unshard(VirtualCluster(3).run(of_rank).results)
-    torch.testing.assert_close(out[..., -1], (q @ k.mT).tril().sum(-1))
 
 
 def test_a_decay_for_each_channel_is_one_for_each_head_of_one_channel() -> None:
@@ -168,28 +166,13 @@ def inside_autocast(ring: Ring, autocast: bool) -> tuple[Tensor | None, ...]:
 
 
 def test_autocast_casts_as_by_hand_and_rounds_nothing_else() -> None:
-    """Autocast gives the bits of a cast by hand, on virtual ranks and on processes."""
+    """Autocast gives the bits of a cast by hand, on processes as on virtual ranks."""
     plain = VirtualCluster(2, memory=False).run(inside_autocast, False).results
-    for found in (VirtualCluster(2).run(inside_autocast, True), launch(inside_autocast, 2, True, threads=1)):
-        for one, other in zip(found.results, plain, strict=True):
-            assert all(torch.equal(x, y.to(x.dtype)) for x, y in zip(one, other, strict=True))
-            assert [x.dtype for x in one[:3]] == [
-                torch.bfloat16,
-                torch.float32,
-                torch.float32,
-            ]  # out, state, dq
-        assert not wrong(join(HALVES.layout, found.results), HALVES)
-
-
-def test_float64_is_left_alone_by_autocast() -> None:
-    def of_rank(ring: Ring, autocast: bool) -> tuple[Tensor | None, ...]:
-        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
-            return attend_to(ring, BASE.inputs(), BASE.layout, "relay", 4)
-
-    one, other = (
-        VirtualCluster(4, memory=False).run(of_rank, autocast).results for autocast in (True, False)
-    )
-    assert all(torch.equal(x, y) for a, b in zip(one, other, strict=True) for x, y in zip(a, b, strict=True))
+    found = launch(inside_autocast, 2, True, threads=1).results
+    for one, other in zip(found, plain, strict=True):
+        assert all(torch.equal(x, y.to(x.dtype)) for x, y in zip(one, other, strict=True))
+        assert [x.dtype for x in one[:3]] == [torch.bfloat16, torch.float32, torch.float32]  # out, state, dq
+    assert not wrong(join(HALVES.layout, found), HALVES)
 
 
 def test_a_second_derivative_is_refused() -> None:
