@@ -244,15 +244,12 @@ def prompt(P: int, **change: Any) -> Prompt:
 
 
 CASES: dict[str, Batch | Prompt] = {
-    "float32 batch, own queries, all-to-all": on(3, dtype=torch.float32),
     "float32 batch, own queries, reduce-scatter": on(3, merge="reduce-scatter", dtype=torch.float32),
-    "bfloat16 batch, all queries, all-to-all": on(3, queries="all", dtype=torch.bfloat16, block="native"),
     "bfloat16 batch, all queries, reduce-scatter": on(
         3, queries="all", merge="reduce-scatter", dtype=torch.bfloat16, block="blockwise"
     ),
     "float64 batch, window and prefix": on(3, interleave=2, mask=Mask(window=4, prefix=2)),
     "float32 batch, soft cap": on(3, softcap=1.5, dtype=torch.float32, block="auto"),
-    "float32 batch, sinks of own queries": on(3, sunk=True, dtype=torch.float32),
     "bfloat16 batch, sinks of all queries, reduce-scatter": on(
         3, sunk=True, queries="all", merge="reduce-scatter", dtype=torch.bfloat16, block="native"
     ),
@@ -260,16 +257,8 @@ CASES: dict[str, Batch | Prompt] = {
         3, (14,), (2,), 6, layout=zigzag(14, 3), queries="all", mask=Mask(window=4), sunk=True
     ),
     "float32 batch, v of another head dim": on(3, Dv=5, dtype=torch.float32, block="blockwise"),
-    "float32 sharded cache": Batch(
-        3, (14,), (2,), 6, layout=zigzag(14, 3), dtype=torch.float32, block="native"
-    ),
     "float64 sharded cache, reduce-scatter": Batch(
         3, (14,), (2,), 6, layout=contiguous(14, 3), merge="reduce-scatter"
-    ),
-    "float64 chunks, K/V travel": prompt(3, travels="kv"),
-    "float64 chunks, queries travel": prompt(3, travels="q"),
-    "float32 chunks, window, K/V travel": prompt(
-        3, travels="kv", mask=Mask(window=5), dtype=torch.float32, block="native"
     ),
     "float32 chunks, prefix, queries travel": prompt(
         3, travels="q", interleave=2, mask=Mask(window=3, prefix=6), dtype=torch.float32
@@ -284,12 +273,7 @@ CASES: dict[str, Batch | Prompt] = {
     "float32 zig-zag chunks, v of another head dim, queries travel": prompt(
         3, layout=zigzag, travels="q", Dv=5, dtype=torch.float32, block="native"
     ),
-    "float32 chunks, sinks, K/V travel": prompt(
-        3, travels="kv", sunk=True, dtype=torch.float32, block="native"
-    ),
     "bfloat16 chunks, sinks, queries travel": prompt(3, travels="q", sunk=True, dtype=torch.bfloat16),
-    "float64 chunks, sinks, soft cap": prompt(3, layout=zigzag, sunk=True, softcap=2.0, block="blockwise"),
-    "float32 contiguous chunks, K/V travel": prompt(3, layout=contiguous, travels="kv", dtype=torch.float32),
     "float64 striped chunks, window": prompt(3, layout=striped, mask=Mask(window=4), travels="q"),
 }
 """One table for virtual ranks and for processes, three ranks each."""

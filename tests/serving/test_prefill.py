@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -17,12 +15,10 @@ from ringlab.comm.ring import Ring
 from ringlab.comm.trace import Outcome
 from ringlab.mask import Mask
 from ringlab.serving import chunks as module
-from ringlab.serving import prefill_schedules
 from ringlab.serving.decode import decode_heads
 from ringlab.serving.paged_cache import PagedCache
-from ringlab.serving.prefill_schedules import Chunk
 from tests.laws.draw import MAKERS
-from tests.serving.problems import Prompt, assert_prompt, assert_rows, feed, prompt, whole
+from tests.serving.problems import Prompt, assert_prompt, assert_rows, feed, whole
 
 
 def on_virtual_ranks(case: Prompt) -> Outcome:
@@ -49,8 +45,7 @@ def test_chunks_of_any_lengths_are_one_prefill(case: Prompt) -> None:
     assert_prompt(on_virtual_ranks(case).results, case)
 
 
-@pytest.mark.parametrize("travels", ["q", "kv"])
-def test_a_prefix_is_computed_once(travels: str) -> None:
+def test_a_prefix_is_computed_once() -> None:
     """A second prompt with an equal beginning starts from the first one's pages, and its rows are right."""
 
     def program(ring: Ring) -> tuple[Tensor, Tensor, int]:
@@ -70,7 +65,7 @@ def test_a_prefix_is_computed_once(travels: str) -> None:
     def shards(ring: Ring, cache: PagedCache, name: int, sequence: Any, start: int, stop: int) -> Any:
         layout = cache.next_layout(name, stop - start)
         parts = layout.shard(tuple(x[:, :, start:stop] for x in sequence), ring.rank)
-        return module.prefill(*parts, cache, name, layout=layout, return_lse=True, travels=travels)
+        return module.prefill(*parts, cache, name, layout=layout, return_lse=True)
 
     one, tail = whole(1, 4, 2, 20, 8, 0, torch.float64), whole(1, 4, 2, 9, 8, 1, torch.float64)
     other = tuple(torch.cat([x[:, :, :13], y], dim=2) for x, y in zip(one, tail, strict=True))
@@ -82,35 +77,6 @@ def test_a_prefix_is_computed_once(travels: str) -> None:
         out[:, :, here], lse[:, :, here] = rows, of_rows
         assert new_pages == 2  # 22 tokens on 3 ranks take 4 pages of 2 tokens on each; 2 of these are shared
     assert_rows(out, lse, other, slice(13, 22), mask=Mask())
-
-
-def counts_the_prefix_twice(call: Any, chunk: Chunk, steps: Any, rank: int, origin: int, keys: Any) -> None:
-    ATTEND(call, chunk, steps, rank, origin, keys)
-    steps.attend(chunk.prefix_tiles(rank, origin), keys.prefix_k, keys.prefix_v)
-
-
-ATTEND = prefill_schedules.attend
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize(
-    ("owner", "function", "mutant"),
-    [
-        (prefill_schedules, "attend", counts_the_prefix_twice),
-        (Chunk, "start", property(lambda self: 0)),
-        (module, "with_sinks", lambda whole, sinks: whole),
-    ],
-    ids=["the prefix counts twice", "rows are counted from the chunk's beginning", "sinks are forgotten"],
-)
-@pytest.mark.parametrize("way", ["kv", "q"])
-def test_the_oracle_notices(
-    way: str, owner: Any, function: str, mutant: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    case = prompt(3, travels=way, mask=Mask(window=6), sunk=True)
-    assert_prompt(on_virtual_ranks(case).results, case)
-    monkeypatch.setattr(owner, function, mutant)
-    with pytest.raises(AssertionError, match="is wrong"):
-        assert_prompt(on_virtual_ranks(case).results, case)
 
 
 CASE = Prompt(3, (24, 3), H=8, K=1)
@@ -134,17 +100,17 @@ def rotated(x: Tensor, positions: Any) -> Tensor:
     return torch.cat([a * angles.cos() - b * angles.sin(), a * angles.sin() + b * angles.cos()], dim=-1)
 
 
-def rotary(ring: Ring, positions_of: Callable[..., Any]) -> tuple[Tensor, Tensor]:
+def rotary(ring: Ring) -> tuple[Tensor, Tensor]:
     """Feed a prompt of 12 tokens in two chunks, then a token, with q and k rotated by cache positions."""
     cache = PagedCache(ring, kv_heads=2, head_dim=8, pages=8, page=2, dtype=torch.float64)
     name = cache.add()
     for start, stop in ((0, 7), (7, 12)):
         layout = cache.next_layout(name, stop - start)
         q, k, v = layout.shard(tuple(x[:, :, start:stop] for x in ROTARY), ring.rank)
-        where = positions_of(cache, name, layout)
+        where = cache.next_positions(name, layout)
         module.prefill(rotated(q, where), rotated(k, where), v, cache, name, layout=layout)
     q, k, v = (x[:, :, 12:] for x in ROTARY)
-    where = positions_of(cache, name, 1)
+    where = cache.next_positions(name, 1)
     cache.append(rotated(k, where), v, [name])
     return decode_heads(rotated(q, where), cache, [name], queries="all", return_lse=True)
 
@@ -152,22 +118,9 @@ def rotary(ring: Ring, positions_of: Callable[..., Any]) -> tuple[Tensor, Tensor
 ROTARY = whole(1, 6, 2, 13, 8, 5, torch.float64)
 
 
-def assert_rotary(positions_of: Callable[..., Any]) -> None:
-    results = VirtualCluster(3, memory=False).run(rotary, positions_of).results
+def test_positions_for_rotary_embeddings_are_the_sequence_s_own() -> None:
+    results = VirtualCluster(3, memory=False).run(rotary).results
     out, lse = (torch.cat(parts, dim=1) for parts in zip(*results, strict=True))
     q, k, v = ROTARY
     where = torch.arange(13)
     assert_rows(out, lse, (rotated(q, where), rotated(k, where), v), slice(12, 13), mask=Mask())
-
-
-def local_positions(cache: PagedCache, name: int, tokens: Any) -> Any:
-    """Return positions counted on this rank, as in a program that knows only its own shard."""
-    held = len(cache.positions(name))
-    n = tokens if isinstance(tokens, int) else tokens.length(cache.ring.rank)
-    return torch.arange(held, held + n)
-
-
-def test_positions_for_rotary_embeddings_are_the_sequence_s_own() -> None:
-    assert_rotary(PagedCache.next_positions)
-    with pytest.raises(AssertionError, match="is wrong"):
-        assert_rotary(local_positions)
