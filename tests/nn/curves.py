@@ -8,6 +8,7 @@ from functools import cache
 import torch
 
 from ringlab import VirtualCluster
+from ringlab.comm.ring import Ring
 from ringlab.conformance.tolerance import FACTOR
 from ringlab.nn import ModelConfig, Recipe, Step, train
 from ringlab.nn.precision import master_dtype
@@ -18,15 +19,12 @@ SCHEDULED = Recipe(
 )  # fmt: skip
 
 
-def steps_of(recipe: Recipe, P: int | None = None, *, mutant: bool = False) -> list[Step]:
-    """Return the steps of a training on P virtual ranks, or on one process; a mutant's are not cached."""
-    return _run(recipe, P) if mutant else _kept(recipe, P)
-
-
-def _run(recipe: Recipe, P: int | None) -> list[Step]:
+@cache
+def steps_of(recipe: Recipe, P: int | None = None) -> list[Step]:
+    """Return the steps of a training on P virtual ranks, or on one process."""
     steps: list[Step] = []
 
-    def program(ring):  # type: ignore[no-untyped-def]
+    def program(ring: Ring | None) -> list[float]:
         return train(ring, recipe, report=steps.append)
 
     if P is None:
@@ -35,9 +33,6 @@ def _run(recipe: Recipe, P: int | None) -> list[Step]:
         curves = VirtualCluster(P, memory=False).run(program).results
         assert all(curve == curves[0] for curve in curves), "ranks have different losses"
     return steps
-
-
-_kept = cache(_run)
 
 
 def error(found: list[Step], true: list[Step], name: str = "loss") -> float:

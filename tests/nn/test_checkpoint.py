@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 
 from ringlab import VirtualCluster
 from ringlab.comm.wrappers.faulty import Fault
@@ -86,32 +85,6 @@ def test_after_a_rank_has_died_training_goes_on(tmp_path: Path, uninterrupted: l
         dying.run(train, RECIPE, tmp_path)
     assert checkpoint.latest(tmp_path) == tmp_path / "step-00000003"
     assert equal(virtual(4, RECIPE, tmp_path), uninterrupted)
-
-
-def test_a_resume_without_the_optimizer_leaves_the_curve(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, uninterrupted: list[float]
-) -> None:
-    """Mutants that lose the optimizer's state, or start the data again, change the curve."""
-    train(None, replace(RECIPE, steps=3), tmp_path)
-    real = checkpoint.load
-
-    def forgetful(folder: Path, model: torch.nn.Module, optimizer: torch.optim.Optimizer):  # type: ignore[no-untyped-def]
-        progress = real(folder, model, optimizer)
-        optimizer.state.clear()
-        return progress
-
-    def from_the_start(folder: Path, model: torch.nn.Module, optimizer: torch.optim.Optimizer):  # type: ignore[no-untyped-def]
-        progress = real(folder, model, optimizer)
-        assert progress is not None
-        progress.next_batch = 0
-        return progress
-
-    for name, mutant in (("a", forgetful), ("b", from_the_start)):
-        folder = tmp_path / name
-        train(None, replace(RECIPE, steps=3), folder)
-        with monkeypatch.context() as patch:
-            patch.setattr(checkpoint, "load", mutant)
-            assert not equal(train(None, RECIPE, folder), uninterrupted)
 
 
 def test_another_recipe_or_text_is_refused(tmp_path: Path) -> None:

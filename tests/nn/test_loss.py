@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from ringlab import VirtualCluster, contiguous, per_document, zigzag
+from ringlab import VirtualCluster, zigzag
 from ringlab.comm.ring import Ring
 from ringlab.errors import TrainingError
 from ringlab.layout import Layout
@@ -28,14 +28,12 @@ from ringlab.nn import (
     total_weight,
     valid_tokens,
 )
-from ringlab.nn.loss import summed
 from tests.laws.draw import MAKERS, SEEDS
 from tests.nn.ways import (
     CONFIG,
     Gradients,
     alone,
     gradients_of,
-    mean_gradients,
     model_of,
     on_virtual_ranks,
     tokens_of,
@@ -48,17 +46,9 @@ LAYOUTS = st.builds(
 )
 
 
-def nothing_ignored(tokens: Tensor) -> Tensor:
-    return torch.zeros_like(tokens, dtype=torch.bool)
-
-
-def only_the_first(count: int, tokens: Tensor) -> Tensor:
-    return (torch.arange(tokens.shape[1]) >= count).expand_as(tokens)
-
-
-def law_equals_one_process(layout: Layout, tokens: Tensor, ignored: Tensor, **wrong: Any) -> None:
+def law_equals_one_process(layout: Layout, tokens: Tensor, ignored: Tensor) -> None:
     loss, gradients = alone(tokens, ignored)
-    for of_rank, (shared_loss, shared) in enumerate(on_virtual_ranks(layout, tokens, ignored, **wrong)):
+    for of_rank, (shared_loss, shared) in enumerate(on_virtual_ranks(layout, tokens, ignored)):
         assert abs(shared_loss - loss) <= ROUNDINGS * (1 + abs(loss)), f"{shared_loss} for {loss}"
         assert shared.keys() == gradients.keys()
         for name, gradient in gradients.items():
@@ -78,60 +68,13 @@ def test_loss_and_gradients_are_those_of_one_process(layout: Layout, seed: int, 
 TOKENS = tokens_of(12, 1)
 
 
-@pytest.mark.thorough
-def test_the_law_notices() -> None:
-    with pytest.raises(AssertionError):
-        law_equals_one_process(zigzag(12, 3), TOKENS, nothing_ignored(TOKENS), reduce=mean_gradients)
-
-
-def test_ranks_without_a_label_that_counts() -> None:
-    """Ranks without a counted label do not matter, although a mean of local means would be NaN."""
-    law_equals_one_process(contiguous(12, 3), TOKENS, only_the_first(4, TOKENS))
-
-
-def test_ranks_without_any_token() -> None:
-    tokens = tokens_of(2)
-    layout = contiguous(2, 4)
-    assert layout.lengths == (1, 1, 0, 0)
-    law_equals_one_process(layout, tokens, nothing_ignored(tokens))
-
-
 def test_an_output_layer_of_its_own_and_heads_without_norms() -> None:
     config = replace(CONFIG, tied=False, qk_norm=False, kv_heads=2, head_dim=6)
-    ignored, layout = nothing_ignored(TOKENS), zigzag(12, 3)
+    ignored, layout = torch.zeros_like(TOKENS, dtype=torch.bool), zigzag(12, 3)
     loss, gradients = alone(TOKENS, ignored, config)
     for shared_loss, shared in on_virtual_ranks(layout, TOKENS, ignored, config):
         assert abs(shared_loss - loss) <= ROUNDINGS * (1 + loss) and "head.weight" in shared
         assert all(close(shared[name], gradient) for name, gradient in gradients.items())
-
-
-@pytest.mark.parametrize("restarted", [False, True])
-def test_packed_documents_are_documents_alone(restarted: bool) -> None:
-    """The loss of packed documents is the mean over all tokens with a successor in the same document."""
-    lengths = (7, 1, 12, 4)
-    tokens, mask, layout = tokens_of(sum(lengths)), Mask(documents=lengths), per_document(lengths, 3)
-    parts = [part for part in tokens.split(lengths, dim=1) if part.shape[1] > 1]
-    counts = [part[:, 1:].numel() for part in parts]
-    apart = [alone(part, nothing_ignored(part)) for part in parts]
-    expected = sum(n * loss for n, (loss, _) in zip(counts, apart, strict=True)) / sum(counts)
-
-    def program(ring: Ring) -> tuple[float, Gradients]:
-        positions = layout.positions(ring.rank)
-        ids = torch.from_numpy(mask.position_ids(positions)) if restarted else None
-        context = Context(ring, layout, mask, block="naive", position_ids=ids)
-        model, labels = model_of(), context.shard(next_tokens(tokens, mask))
-        share = loss_share(model(context.shard(tokens), context), labels, valid_tokens(labels, ring))
-        share.backward()
-        sum_gradients(model, ring)
-        return float(summed(share.detach(), ring)), gradients_of(model)
-
-    for loss, gradients in VirtualCluster(3, memory=False).run(program).results:
-        assert abs(loss - expected) <= ROUNDINGS * (1 + expected)
-        for name, gradient in gradients.items():
-            weighed = sum(n * alone_[name] for n, (_, alone_) in zip(counts, apart, strict=True)) / sum(
-                counts
-            )
-            assert close(gradient, weighed), name
 
 
 def close(one: Tensor, other: Tensor) -> bool:

@@ -6,7 +6,6 @@ A batch depends only on its number, so a checkpoint needs no other position in t
 from __future__ import annotations
 
 import heapq
-import itertools
 import platform
 import re
 from dataclasses import replace
@@ -19,7 +18,6 @@ import torch
 from ringlab import VirtualCluster, launch
 from ringlab.errors import BackendError, DeviceError, LayoutError, MaskError, TrainingError
 from ringlab.nn import Degrees, Recipe, text, train
-from ringlab.nn import training as module
 from tools.loss_curves import ALONE, RECIPE, curves, differences
 
 ALIKE = 1e-5  # the relative difference that is allowed in float32
@@ -29,13 +27,6 @@ SHORT = replace(RECIPE, steps=12)
 def test_curves_are_alike_here() -> None:
     found = curves(SHORT)
     assert all(difference <= ALIKE for difference in differences(found).values()), differences(found)
-
-
-@pytest.mark.thorough
-def test_a_wrong_reduction_leaves_the_curve(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A mutant that does not sum gradients over ranks leaves the curve."""
-    monkeypatch.setattr(module, "sum_gradients", lambda *args: None)
-    assert all(difference > 100 * ALIKE for difference in differences(curves(SHORT)).values())
 
 
 def test_a_window_goes_over_the_ring_as_over_one_rank() -> None:
@@ -105,13 +96,6 @@ def test_batches_are_stretches_of_the_text_and_depend_on_number_and_seed_alone()
     assert torch.equal(batch, text.batch(library, 64, 3, 5))
     for other in (text.batch(library, 64, 3, 6), text.batch(library, 64, 3, 5, seed=1)):
         assert not torch.equal(batch, other)
-
-
-def test_an_iterator_starts_anywhere() -> None:
-    library = text.library()
-    numbers, tensors = zip(*itertools.islice(text.batches(library, 16, 2, start=7), 3), strict=True)
-    assert numbers == (7, 8, 9)
-    assert torch.equal(tensors[1], text.batch(library, 16, 2, 8))
 
 
 def test_a_text_too_short_is_refused() -> None:

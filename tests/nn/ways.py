@@ -72,27 +72,19 @@ def shifted_then_sharded(tokens: Tensor, ignored: Tensor, context: Context) -> T
     return context.shard(labels)
 
 
-def mean_gradients(model: nn.Module, ring: Ring) -> None:
-    """A mistake: take the mean over ranks in place of the sum."""
-    sum_gradients(model, ring)
-    for parameter in model.parameters():
-        parameter.grad /= ring.world_size
-
-
 def step(
     ring: Ring,
     layout: Layout,
     tokens: Tensor,
     ignored: Tensor,
     config: ModelConfig = CONFIG,
-    reduce: Callable[..., None] = sum_gradients,
 ) -> tuple[float, Gradients]:
     """Return the result of a rank: the loss of all ranks and the gradients."""
     context = Context(ring, layout, block="naive")
     model, labels = model_of(config), shifted_then_sharded(tokens, ignored, context)
     share = loss_share(model(context.shard(tokens), context), labels, valid_tokens(labels, ring))
     share.backward()
-    reduce(model, ring)
+    sum_gradients(model, ring)
     return float(summed(share.detach(), ring)), gradients_of(model)
 
 

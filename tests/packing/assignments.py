@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import lru_cache
 
-import numpy as np
 import torch
 from hypothesis import strategies as st
 from torch import Tensor
@@ -15,7 +14,6 @@ from ringlab.cost.hardware import Link
 from ringlab.cost.sequence_time import Pass, SequenceCosts, shares
 from ringlab.nn import IGNORE, loss_share, sum_gradients
 from ringlab.nn.loss import summed
-from ringlab.packing.assigning import nested_degrees
 from ringlab.packing.assignment import Assignment
 from ringlab.packing.groups import GroupedContext
 from tests.nn.ways import CONFIG, Gradients, gradients_of, model_of
@@ -34,44 +32,6 @@ def problems(draw: st.DrawFn, most: int = 12) -> tuple[list[int], int, int]:
     lengths = draw(st.lists(st.one_of(st.integers(0, 40), st.integers(0, 900)), min_size=1, max_size=most))
     least = max(int(shares(max(lengths), P).max()), 1)
     return lengths, P, draw(st.integers(least, 3 * least + 100))
-
-
-def best_seconds(lengths: list[int], P: int, capacity: int, costs: SequenceCosts) -> float:
-    """Return the optimum, found by a search over all groups and micro-batches except hopeless branches."""
-    groups = [(first, d) for d in nested_degrees(P) for first in range(0, P, d)]
-    order = sorted(range(len(lengths)), key=lambda i: -lengths[i])
-    time = {(i, d): costs.rank_s(lengths[i], d) for i in order for d in nested_degrees(P)}
-    room = {(i, d): shares(lengths[i], d) for i in order for d in nested_degrees(P)}
-    best = np.inf
-
-    def place(number: int, busy: list[np.ndarray], held: list[np.ndarray]) -> None:
-        nonlocal best
-        if sum(float(each.max()) for each in busy) >= best:
-            return
-        if number == len(order):
-            best = sum(float(each.max()) for each in busy)
-            return
-        # One of these is a new micro-batch; more are not needed, because empty micro-batches are alike.
-        for batch in range(len(busy) + 1):
-            new = batch == len(busy)
-            for first, d in groups:
-                if new and first:  # in an empty micro-batch, all groups of a degree are equivalent
-                    continue
-                ranks, i = slice(first, first + d), order[number]
-                tokens = (np.zeros(P, int) if new else held[batch]).copy()
-                tokens[ranks] += room[i, d]
-                if tokens.max() > capacity:
-                    continue
-                seconds = (np.zeros(P) if new else busy[batch]).copy()
-                seconds[ranks] += time[i, d]
-                place(
-                    number + 1,
-                    [*busy[:batch], seconds, *busy[batch + 1 :]],
-                    [*held[:batch], tokens, *held[batch + 1 :]],
-                )
-
-    place(0, [], [])
-    return float(best)
 
 
 # A training step on an assignment.
