@@ -76,8 +76,6 @@ SMALL: dict[str, Any] = (
 )
 IDS = torch.randint(3, VOCABULARY, (1, S), generator=torch.Generator().manual_seed(0))
 OF_A_TYPE: dict[str, dict[str, Any]] = {
-    "gpt_neo": {"attention_types": [[["global", "local"], 1]]},
-    "esm": {"mask_token_id": 5, "pad_token_id": 0},
     "mamba2": {"head_dim": 16, "expand": 2, "n_groups": 1},
 }
 WITHOUT = (
@@ -232,7 +230,6 @@ def close(true: Tensor, parts: list[Tensor | None]) -> bool:
 
 FEW: dict[str, dict[str, str]] = {
     "llama": {"LlamaForCausalLM, labels": "equal", "LlamaForSequenceClassification": "BackendError"},
-    "olmo2": {"Olmo2ForCausalLM, labels": "equal"},
     "opt": {"OPTForCausalLM, labels": "equal"},
     "bert": {
         "BertModel": "BackendError",
@@ -240,21 +237,13 @@ FEW: dict[str, dict[str, str]] = {
         "BertForMaskedLM, labels": "TrainingError",
     },
     "albert": {"AlbertModel": "BackendError", "AlbertForMaskedLM": "equal"},
-    "roberta": {"RobertaModel": "BackendError", "RobertaForCausalLM": "BackendError"},
-    "xlm-roberta": {"XLMRobertaForMaskedLM": "BackendError"},
     "modernbert": {"ModernBertForMaskedLM": "MaskError"},
     "esm": {"EsmForMaskedLM": "BackendError"},
     "bart": {"BartModel": "BackendError", "BartForCausalLM": "BackendError"},
     "falcon": {"FalconForCausalLM": "BackendError"},
-    "git": {"GitForCausalLM": "BackendError"},
-    "gptj": {"GPTJForCausalLM": "BackendError"},
     "gpt_neo": {"GPTNeoForCausalLM": "BackendError"},
-    "bloom": {"BloomForCausalLM": "BackendError"},
     "mpt": {"MptForCausalLM": "BackendError"},
-    "xglm": {"XGLMForCausalLM": "BackendError"},
     "doge": {"DogeForCausalLM": "MaskError"},
-    "persimmon": {"PersimmonForCausalLM": "MaskError"},
-    "gpt_bigcode": {"GPTBigCodeForCausalLM": "MaskError"},
     "mamba2": {"Mamba2ForCausalLM": "BackendError"},
     "qwen3_next": {"Qwen3NextForCausalLM": "BackendError"},
     "fnet": {"FNetForMaskedLM": "BackendError"},

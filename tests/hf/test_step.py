@@ -11,32 +11,25 @@ import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
-from torch import Tensor
 
-from ringlab import VirtualCluster, contiguous, per_document, ring_attention, zigzag
+from ringlab import VirtualCluster, contiguous, per_document, zigzag
 from ringlab.comm.ring import Ring
-from ringlab.hf import attention
 from ringlab.layout import Layout
-from ringlab.mask import Mask
 from tests.hf.models import (
     FAMILIES,
     IGNORE,
     Batch,
-    alone,
     batch_of,
     bounds,
     errors,
     exact_step_over,
-    gpt_oss,
     llama,
     over,
     qwen2,
@@ -47,7 +40,6 @@ from tests.laws.draw import MAKERS, SEEDS
 
 DOCUMENTS = (7, 5, 1, 8)
 S = sum(DOCUMENTS)
-LAYOUTS = (contiguous(S, 2), zigzag(S, 3), per_document(DOCUMENTS, 3))
 ROUNDINGS = 5000 * torch.finfo(torch.float64).eps
 """The roundings of two layers in float64 with large gradients. One key more or less changes 10⁹ times as much."""
 
@@ -55,7 +47,7 @@ ROUNDINGS = 5000 * torch.finfo(torch.float64).eps
 def beyond(config, layout: Layout, batch: Batch, **options) -> list[str]:
     """Return the values, on all ranks, whose errors are beyond the bounds."""
     true = truth(config, batch)
-    allowed = bounds(config, batch, true)
+    allowed = bounds(true)
     found = [errors(step, true) for step in over(config, layout, batch, **options)]
     return [
         f"rank {rank}: {name} {error:.2e}, allowed {allowed[name]:.2e}"
@@ -66,14 +58,13 @@ def beyond(config, layout: Layout, batch: Batch, **options) -> list[str]:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_float32_is_as_exact_as_one_process(family: str) -> None:
-    """Float32 is as exact as on one process, for grouped heads, windows, norms of heads, caps and sinks."""
+def test_float32_is_one_process_up_to_roundings(family: str) -> None:
+    """Float32 equals one process up to roundings, for grouped heads, windows, norms of heads, caps and sinks."""
     assert beyond(FAMILIES[family](), zigzag(S, 3), batch_of(S, rows=2)) == []
 
 
-@pytest.mark.parametrize("layout", LAYOUTS, ids=repr)
-def test_packed_batches(layout: Layout) -> None:
-    assert beyond(qwen2(), layout, batch_of(S, documents=DOCUMENTS)) == []
+def test_packed_batches() -> None:
+    assert beyond(qwen2(), per_document(DOCUMENTS, 3), batch_of(S, documents=DOCUMENTS)) == []
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -123,18 +114,13 @@ def law_equals_one_process(config, layout: Layout, batch: Batch, given: Batch | 
             assert error <= ROUNDINGS * (1 + float(true.values()[name].abs().max())), name
 
 
-@pytest.mark.parametrize("layout", LAYOUTS, ids=repr)
-def test_the_sinks_of_gpt_oss_in_float64(layout: Layout) -> None:
-    law_equals_one_process(gpt_oss(), layout, batch_of(S))
-
-
 def test_models_that_are_not_causal() -> None:
     config = llama()
     config.is_causal = False
     law_equals_one_process(config, zigzag(S, 3), batch_of(S))
 
 
-@pytest.mark.parametrize("schedule", ["allgather", "ulysses", "hybrid(ring=1, ulysses=2)"])
+@pytest.mark.parametrize("schedule", ["allgather", "ulysses"])
 def test_other_schedules(schedule: str) -> None:
     assert beyond(qwen2(), zigzag(S, 2), batch_of(S), schedule=schedule) == []
 
@@ -163,34 +149,13 @@ def test_dropout_draws_alike_however_the_sequence_lies() -> None:
         over(config, layout, batch, seed=11)[0]
         for layout in (contiguous(S, 1), contiguous(S, 2), zigzag(S, 3))
     )
-    true, allowed = truth(llama(), batch), bounds(llama(), batch, truth(llama(), batch))
+    true, allowed = truth(llama(), batch), bounds(truth(llama(), batch))
     # Dropout multiplies kept weights by up to 1 / (1 − 0.4).
     scale = {name: 4 * bound for name, bound in allowed.items()}
     for other in (two, three):
         assert all(error <= scale[name] for name, error in errors(other, one).items())
     [another] = (over(config, contiguous(S, 2), batch, seed=12)[0],)
     assert errors(another, one)["loss"] > 1000 * allowed["loss"] < errors(one, true)["loss"]
-
-
-def without_windows(*tensors: Tensor, mask: Mask, **options: Any) -> Any:
-    return ring_attention(*tensors, mask=replace(mask, window=None), **options)
-
-
-@pytest.mark.thorough
-def test_a_wrong_adapter_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attention, "ring_attention", without_windows)
-    assert beyond(qwen2(), zigzag(S, 3), batch_of(S, documents=DOCUMENTS)) != []
-
-
-def test_the_bounds_are_those_of_float32() -> None:
-    """The bounds are a few units of last place, far below the effect of any mistake."""
-    batch = batch_of(S)
-    true = truth(qwen2(), batch)
-    allowed = bounds(qwen2(), batch, true)
-    assert all(
-        0 < bound <= 1e-4 * (1 + float(true.values()[name].abs().max())) for name, bound in allowed.items()
-    )
-    assert errors(alone(qwen2(), batch, "sdpa"), true)["loss"] <= allowed["loss"]
 
 
 CHECKOUT = Path(__file__).resolve().parents[2]
@@ -285,8 +250,8 @@ def same(found: list[tuple[float, ...]], true: list[tuple[float, ...]], steps: i
 @pytest.mark.thorough
 @pytest.mark.parametrize(
     ("changes", "rings"),
-    [({}, 2), (PADDED, 1), (PADDED | ENCODER, 2)],
-    ids=["as on the page", "padded", "padded encoder"],
+    [({}, 1), (PADDED | ENCODER, 2)],
+    ids=["as on the page", "padded encoder"],
 )
 def test_the_trainer_of_the_page(tmp_path: Path, changes: dict[str, str], rings: int) -> None:
     """Trainer has the same losses and norms on one process, over a ring of two and over two such rings."""
