@@ -69,8 +69,8 @@ def test_the_remedy_for_a_dtype_that_no_block_computes_is_no_block(name: str) ->
     )
 
 
-@pytest.mark.parametrize(("D", "dtype"), [(8, torch.float32), (300, torch.bfloat16), (8, torch.float64)])
-@pytest.mark.parametrize("device", ["cpu", "cuda", "meta"])
+@pytest.mark.parametrize(("D", "dtype"), [(300, torch.bfloat16), (8, torch.float64)])
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_a_remedy_that_names_a_block_names_one_that_computes_it(
     D: int, dtype: torch.dtype, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -130,7 +130,7 @@ def test_a_row_that_saw_nothing_gives_no_gradient(block: Block) -> None:
     assert all(x.isfinite().all() for x in (dq, dk, dv))
 
 
-@pytest.mark.parametrize("tile", [1, 2, 5, 7, 64])
+@pytest.mark.parametrize("tile", [1, 5])
 @pytest.mark.parametrize("causal", [True, False])
 def test_the_tile_size_of_blockwise_changes_nothing(tile: int, causal: bool) -> None:
     q, k, v, dout = tensors(Shape(2, 4, 2, 13, 11, 8), 0)
@@ -145,7 +145,7 @@ def test_the_tile_size_of_blockwise_changes_nothing(tile: int, causal: bool) -> 
         torch.testing.assert_close(tiled, whole, rtol=1e-13, atol=1e-13)
 
 
-@pytest.mark.parametrize("keys", [1, 3, 7, 8, 20])
+@pytest.mark.parametrize("keys", [1, 7, 8])
 @pytest.mark.parametrize("score", [math.nan, -math.inf])
 def test_native_knows_a_row_without_a_finite_score(keys: int, score: float) -> None:
     """For a row without a finite score native gives lse −inf, where torch's CPU operator gives lse 0."""
@@ -160,70 +160,31 @@ def test_native_knows_a_row_without_a_finite_score(keys: int, score: float) -> N
 
 
 @each_block
-@pytest.mark.parametrize("causal", [True, False])
-def test_inputs_whose_head_dim_is_not_dense(block: Block, causal: bool) -> None:
+def test_inputs_whose_head_dim_is_not_dense(block: Block) -> None:
     """Transposed tensors such as x.mT give right results, though torch would misread the last axis."""
     q, k, v, dout = tensors(Shape(1, 4, 2, 9, 9, 8), 0, torch.float32)
     results = []
     for change in (lambda x: x, lambda x: x.mT.contiguous().mT):
         a, b, c, d = map(change, (q, k, v, dout))
-        partial = block.forward(a, b, c, causal=causal, scale=0.3)
+        partial = block.forward(a, b, c, causal=True, scale=0.3)
         out = change(partial.out)
         delta = (d * out).sum(-1)
         rows = BackwardRows(d, a, out, partial.lse, delta)
-        gradients = block.backward(rows, b, c, causal=causal, scale=0.3)
+        gradients = block.backward(rows, b, c, causal=True, scale=0.3)
         results.append((partial.out, partial.lse, *gradients))
     for one, other in zip(*results, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
 
 
-@each_block
-def test_strided_inputs(block: Block) -> None:
-    """Shards cut out of (B, L, H, D) storage, which are not contiguous, give right results."""
-    q, k, v, _ = tensors(Shape(1, 4, 2, 9, 9, 8), 0, torch.float32)
-    strided = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in (q, k, v)]
-    one, other = (block.forward(*x, causal=True, scale=0.3) for x in ((q, k, v), strided))
-    torch.testing.assert_close(one.out, other.out)
-    torch.testing.assert_close(one.lse, other.lse)
-
-
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
-@pytest.mark.parametrize(("arch", "kernel"), list(product(ARCHITECTURES, KERNELS)))
-def test_every_head_dim_and_dtype_has_a_row(arch: str, kernel: str) -> None:
-    for head_dim, dtype, precision in product(range(1, 257), DTYPES, ("ieee", "tf32x3")):
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_every_head_dim_and_dtype_has_a_row(arch: str) -> None:
+    for kernel, head_dim, dtype, precision in product(KERNELS, range(1, 257, 5), DTYPES, ("ieee", "tf32x3")):
         row = choose_row(kernel, arch, head_dim, dtype, precision)
         assert row.head_dim >= head_dim and row.kernel == kernel
         assert row.config.precision == (precision if dtype == torch.float32 else "ieee")
-
-
-@pytest.mark.parametrize("arch", ARCHITECTURES)
-def test_every_row_can_be_launched_and_says_why(arch: str) -> None:
-    for row in table(arch):
-        config = row.config
-        for size in (config.block_m, config.block_n, config.num_warps):
-            assert size & (size - 1) == 0 and size > 0
-        assert min(config.block_m, config.block_n) >= 16, "tl.dot takes no less"
-        assert config.num_warps in (4, 8) and 1 <= config.num_stages <= 4
-        assert len(row.reason) > 20
-
-
-def test_a_score_rule_takes_a_row_of_its_own_where_there_is_one() -> None:
-    scored = [(arch, row) for arch in COMPILED for row in table(arch) if row.scores]
-    assert len(scored) == 11
-    for arch, row in scored:
-        dtype = "bfloat16" if row.dtype == "16-bit" else row.dtype
-        plain = choose_row(row.kernel, arch, row.head_dim, dtype, row.config.precision)
-        assert not plain.scores and plain.serves == row.serves and plain.config != row.config
-        of_both = [each for where, each in scored if (where, each.serves) == (arch, row.serves)]
-        most = max(len(each.scores.split()) for each in of_both)
-        best = [each.config for each in of_both if len(each.scores.split()) == most]
-        for head_dim in (row.head_dim // 2 + 1, row.head_dim):
-            asked = row.kernel, arch, head_dim, dtype, row.config.precision
-            assert choose(*asked, row.scores.split()) == row.config
-            assert choose(*asked, set(configs.SCORES)) in best
-            assert choose(*asked) == choose(*asked, ()) == plain.config
 
 
 def test_kernels_are_launched_with_the_row_of_their_score_rules(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -241,13 +202,6 @@ def test_kernels_are_launched_with_the_row_of_their_score_rules(monkeypatch: pyt
     rows = BackwardRows(dout, q, found.out, found.lse, (dout * found.out).sum(-1))
     block.backward(rows, k, v, causal=True, scale=0.3, rules=rules)
     assert set(asked) == {(kernel, frozenset({"softcap"})) for kernel in KERNELS}
-
-
-def test_the_smallest_row_that_is_large_enough_is_taken() -> None:
-    dims = {
-        d: choose_row("forward_step", "sm_90", d, torch.bfloat16).head_dim for d in (1, 40, 64, 65, 96, 192)
-    }
-    assert dims == {1: 64, 40: 64, 64: 64, 65: 128, 96: 128, 192: 256}
 
 
 def test_what_is_not_in_the_table_is_refused() -> None:
@@ -278,29 +232,18 @@ def test_a_gpu_without_bfloat16_is_refused() -> None:
         architecture((7, 5))
 
 
-@pytest.mark.parametrize("arch", ARCHITECTURES)
+@pytest.mark.parametrize("arch", COMPILED)
 def test_a_written_table_reads_back_the_same(arch: str, tmp_path: Path) -> None:
-    path = tmp_path / "table.toml"
-    path.write_text(configs.render(arch, "3.7.1", table(arch)), encoding="utf-8")
-    assert configs.read(path) == table(arch)
-    assert configs.compiler_of(path) == "3.7.1"
-
-
-def test_a_shipped_table_is_as_it_would_be_written() -> None:
-    for arch in COMPILED:
-        path = configs.TABLES / f"{arch}.toml"
-        assert path.read_text(encoding="utf-8") == configs.render(
-            arch, configs.compiler_of(path), configs.read(path)
-        )
-
-
-def test_any_reason_survives_writing(tmp_path: Path) -> None:
-    row = Row(
-        "backward_dq", 64, "16-bit", Config(64, 64, 4, 2), 'a "quote", a \\ and 128×64 → 3 µs', (255, 8, 99)
+    path, row = (
+        tmp_path / "table.toml",
+        Row("backward_dq", 64, "16-bit", Config(64, 64, 4, 2), 'a "quote", a \\ and 3 µs', (255, 8, 99)),
     )
-    others = [Row(kernel, 64, "16-bit", Config(16, 16, 4, 1), "-") for kernel in KERNELS]
-    (tmp_path / "t.toml").write_text(configs.render("sm_90", "3", [row, *others]), encoding="utf-8")
-    assert row in configs.read(tmp_path / "t.toml")
+    rows = [row, *(each for each in table(arch) if each.serves != row.serves)]
+    path.write_text(configs.render(arch, "3.7.1", rows), encoding="utf-8")
+    assert (
+        sorted(map(str, configs.read(path))) == sorted(map(str, rows))
+        and configs.compiler_of(path) == "3.7.1"
+    )
 
 
 def test_candidates_are_many_and_fit_by_the_least_that_they_need() -> None:
@@ -308,11 +251,3 @@ def test_candidates_are_many_and_fit_by_the_least_that_they_need() -> None:
         listed = candidates(slot, arch)
         assert len(listed) == len(set(listed)) >= 20, (slot, arch)
         assert all(least_shared_bytes(slot, config) <= SHARED_LIMIT[arch] for config in listed)
-    wide = next(
-        s for s in slots() if s.head_dim == 256 and s.dtype == "16-bit" and s.kernel == "forward_step"
-    )
-    too_large = Config(64, 128, 8, 3)
-    assert (
-        too_large in candidates(wide, "sm_90") or least_shared_bytes(wide, too_large) > SHARED_LIMIT["sm_90"]
-    )
-    assert too_large not in candidates(wide, "sm_80")

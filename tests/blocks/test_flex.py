@@ -16,7 +16,6 @@ import pytest
 import torch
 from hypothesis import given
 from torch import Tensor
-from torch._dynamo.exc import TorchRuntimeError
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from ringlab import Mask, VirtualCluster, ring_attention, zigzag
@@ -27,13 +26,13 @@ from ringlab.blocks.protocol import BackwardRows
 from ringlab.comm.ring import Ring
 from ringlab.conformance.cases import Case, covering, join, problem, refusal
 from ringlab.conformance.tolerance import NAMES, errors
-from ringlab.errors import BackendError, RankFailedError
+from ringlab.errors import BackendError
 from ringlab.layout import Layout
 from ringlab.plan import plan
 from ringlab.schedules import available as schedules
 from ringlab.scores import ScoreRules
 from ringlab.tile import Tile
-from tests.blocks.device_calls import Call, TakenForGranted, flex_calls, flex_gradients, rewritten
+from tests.blocks.device_calls import Call, flex_calls, flex_gradients
 from tests.blocks.test_device_calls import VIEWS, attend
 from tests.laws.draw import Shape, tensors
 from tests.laws.test_mask_laws import painted, problems
@@ -62,7 +61,7 @@ def wrong(case: Case, schedule: str = "ring", view: str = "dense") -> set[str]:
     return {name for name in NAMES if not measured[name] <= expected.bounds[name]}
 
 
-@pytest.mark.sweep(16)
+@pytest.mark.sweep(24)
 @pytest.mark.parametrize("job", JOBS, ids=str)
 def test_every_case_by_flex_attention(job: tuple[Case, str, str]) -> None:
     """FlexAttention's definition is within the bounds of the oracle, with the backward and the calls that GPUs run."""
@@ -71,7 +70,7 @@ def test_every_case_by_flex_attention(job: tuple[Case, str, str]) -> None:
 
 
 @pytest.mark.sweep(16)
-@pytest.mark.parametrize("case", [job[0] for job in JOBS[::3]], ids=str)
+@pytest.mark.parametrize("case", [job[0] for job in JOBS[::6]], ids=str)
 def test_soft_caps_by_flex_attention(case: Case) -> None:
     with flex_gradients():
         outcome = VirtualCluster(case.P, memory=False).run(program, case, "flex", "ring", "softcap")
@@ -128,30 +127,8 @@ def test_the_graphs_pass_through_autograds_compiler(
             torch.testing.assert_close(x, y, rtol=1e-5, atol=1e-5)
 
 
-MUTANTS = [
-    (FlexBackward, "_of_block", "own - weight * self.rows.delta", "own - self.rows.delta", {"dq", "dk"}),
-    (FlexBackward, "_of_block", "own - weight", "-weight", {"dq", "dk"}),
-    (
-        FlexBackward,
-        "_of_block",
-        "weight.unsqueeze(-1) * self.rows.dout",
-        "self.rows.dout",
-        {"dq", "dk", "dv"},
-    ),
-    (flex, "visible_intervals", "end = begin + step + 1", "end = begin + step", {*NAMES}),
-    (flex, "_compiled", "mask, scale, True", "mask, None, True", {*NAMES}),
-]
-
-
-@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: f"{mutant[1]}: {mutant[3]}")
-def test_a_mutant_gives_wrong_results(mutant: tuple[Any, ...]) -> None:
-    *change, expected = mutant
-    with flex_gradients(), rewritten(*change):
-        assert wrong_in_a_tile() == expected
-
-
-def scales_and_caps_are_right() -> None:
-    """Check the scores of tiles with several scales and soft caps, one after the other."""
+def test_each_scale_and_cap_is_a_constant_of_its_graph() -> None:
+    """torch would turn a number that varies into an input of the graph, which FlexAttention refuses."""
     q, k, v, _ = tensors(Shape(1, 2, 1, 4, 4, 8), 0)
     for number in (0.3, 0.5, 0.7):
         rules = ScoreRules(softcap=10 * number).of_tile(np.arange(0), np.arange(0))
@@ -162,40 +139,21 @@ def scales_and_caps_are_right() -> None:
         torch.testing.assert_close(one.out, other.out, rtol=1e-12, atol=1e-12)
 
 
-def test_each_scale_and_cap_is_a_constant_of_its_graph() -> None:
-    """torch would turn a number that varies into an input of the graph, which FlexAttention refuses."""
-    scales_and_caps_are_right()
-    with rewritten(flex, "_compiled", "co_name=name", ""), pytest.raises(TorchRuntimeError):
-        scales_and_caps_are_right()
-
-
-def unseen_rows_give_no_gradient() -> None:
-    """Check the gradients of a row that sees no key of a block, and of a row that sees no key at all."""
-    q, k, v, dout = tensors(Shape(1, 2, 1, 3, 2, 8), 0)
-    tiles = (Tile(0, 1, 0, 2, causal=False),)  # rows 1 and 2 see no key
-    steps = Flex().begin_forward(q, 1, scale=1.0)
-    steps.attend(tiles, k, v)
-    part = steps.partial()
-    assert (part.lse[..., 1:] == -math.inf).all() and (part.out[..., 1:, :] == 0).all()
-    final = part.lse.clone()
-    final[..., 1] = 0.5  # row 1 sees keys of another block
-    back = FlexBackward(BackwardRows(dout, q, part.out, final, (dout * part.out).sum(-1)), 1.0)
-    [gradient] = back.differentiate(tiles, k, v)
-    assert (back.query_gradient()[..., 1:, :].nan_to_num(1.0) == 0).all()
-    assert gradient.dk.isfinite().all() and gradient.dv.isfinite().all()
-
-
 def test_a_row_that_saw_nothing_gives_no_gradient() -> None:
     """A row whose lse is −inf in a block, or over all keys, has a weight of 0 and not NaN."""
     with flex_gradients():
-        unseen_rows_give_no_gradient()
-        with (
-            rewritten(
-                FlexBackward, "_of_block", "(self.rows.lse == -math.inf, 0.0)", "(self.rows.lse == 1, 0.0)"
-            ),
-            pytest.raises(AssertionError),
-        ):
-            unseen_rows_give_no_gradient()
+        q, k, v, dout = tensors(Shape(1, 2, 1, 3, 2, 8), 0)
+        tiles = (Tile(0, 1, 0, 2, causal=False),)  # rows 1 and 2 see no key
+        steps = Flex().begin_forward(q, 1, scale=1.0)
+        steps.attend(tiles, k, v)
+        part = steps.partial()
+        assert (part.lse[..., 1:] == -math.inf).all() and (part.out[..., 1:, :] == 0).all()
+        final = part.lse.clone()
+        final[..., 1] = 0.5  # row 1 sees keys of another block
+        back = FlexBackward(BackwardRows(dout, q, part.out, final, (dout * part.out).sum(-1)), 1.0)
+        [gradient] = back.differentiate(tiles, k, v)
+        assert (back.query_gradient()[..., 1:, :].nan_to_num(1.0) == 0).all()
+        assert gradient.dk.isfinite().all() and gradient.dv.isfinite().all()
 
 
 @pytest.mark.parametrize(("rows", "keys"), [(0, 4), (4, 0), (0, 0)])
@@ -210,8 +168,10 @@ def test_empty_tiles(rows: int, keys: int) -> None:
     assert not any(x.any() for x in gradients)
 
 
-def tables_are_right(layout: Layout, mask: Mask) -> None:
-    """Check that the rows see the keys of the mask's tiles, by intervals, by the function and by squares."""
+@given(problems())
+def test_tables_show_the_keys_of_the_tiles(problem: tuple[Layout, Mask]) -> None:
+    """Rows see the keys of the mask's tiles, by intervals and by squares."""
+    layout, mask = problem
     ranks = range(layout.P)
     for rank, origin in product(ranks, ranks):
         tiles = plan(layout, mask).of_rank(rank)[origin]
@@ -226,28 +186,6 @@ def tables_are_right(layout: Layout, mask: Mask) -> None:
         padded = np.pad(expected, ((0, -rows % 4), (0, -keys % 4)))
         squares = padded.reshape(len(padded) // 4, 4, -1, 4).sum((1, 3))
         assert (flex.visible_squares(intervals, keys, 4) == squares).all()
-
-
-@given(problems())
-def test_tables_show_the_keys_of_the_tiles(problem: tuple[Layout, Mask]) -> None:
-    tables_are_right(*problem)
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        ("visible_intervals", "begin += step", "begin += 0"),
-        ("visible_intervals", "end = begin + step + 1", "end = begin + step"),
-        ("visible_intervals", "== begin)", "<= begin)"),
-        ("visible_squares", ".clip(0)", ""),
-    ],
-    ids=str,
-)
-def test_a_mutant_of_the_tables_is_refused(change: tuple[str, str, str]) -> None:
-    causal = zigzag(20, 2), Mask(window=5, prefix=3)
-    tables_are_right(*causal)
-    with rewritten(flex, *change), pytest.raises(AssertionError):
-        tables_are_right(*causal)
 
 
 @pytest.mark.parametrize(
@@ -296,27 +234,8 @@ def test_a_step_is_one_call() -> None:
     assert called == [(32, 32)] * 8
 
 
-@pytest.mark.parametrize(
-    ("name", "old", "new", "rule"),
-    [
-        ("_dense", ".contiguous()", "", "dense tensors"),
-        ("block_tables", "order.astype(np.int32)", "order", "dense int32 tables"),
-        ("block_tables", "BlockMask((n_rows, n_keys)", "BlockMask((128, 128)", "a mask of these lengths"),
-    ],
-)
-def test_a_mutant_of_the_calls_breaks_a_rule(name: str, old: str, new: str, rule: str) -> None:
-    """Kernels are compiled for dense tensors, and read the tables as they are."""
-    case = Case("zigzag", 2, 32, 2, 16, "float32", "causal")
-    with flex_calls():
-        assert wrong(case, view="transposed") == set()
-        with rewritten(flex, name, old, new), pytest.raises(RankFailedError, match=rule) as caught:
-            wrong(case, view="transposed")
-    assert isinstance(caught.value.__cause__, TakenForGranted)
-
-
 GRAPHS = [
     ((64,), Mask(), 2),  # one for the forward, and one for the backward
-    ((64,), Mask(documents=(30, 34)), 2),
     ((64,), Mask(window=5, prefix=3), 4),  # rows see one or two intervals
     pytest.param(  # the first length, other lengths up to 128 on a rank, and longer ones
         (64, 128, 200, 333, 512, 1000, 1200), Mask(), 6, marks=pytest.mark.thorough

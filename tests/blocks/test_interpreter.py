@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import inspect
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from types import ModuleType, SimpleNamespace
 
 import pytest
@@ -16,8 +14,6 @@ from ringlab.blocks.triton import interpreter as repairs
 from ringlab.errors import BackendError
 
 pytestmark = pytest.mark.needs_interpreter
-
-each_repair = pytest.mark.parametrize("entry", repairs.REPAIRS, ids=lambda entry: entry.why)
 
 
 @pytest.fixture(scope="module")
@@ -35,23 +31,6 @@ def interpreter() -> ModuleType:
     return found
 
 
-@contextmanager
-def without(entry: repairs.Repair, interpreter: ModuleType) -> Iterator[None]:
-    """Put Triton's own function back in its place inside this context."""
-    repaired = getattr(entry.place(interpreter), entry.function)
-    setattr(entry.place(interpreter), entry.function, inspect.unwrap(repaired))
-    try:
-        yield
-    finally:
-        setattr(entry.place(interpreter), entry.function, repaired)
-
-
-def version() -> str:
-    import triton
-
-    return triton.__version__
-
-
 def test_every_repair_has_its_check(checks: dict[str, Callable[[], None]]) -> None:
     assert list(checks) == [entry.why for entry in repairs.REPAIRS]
 
@@ -59,25 +38,6 @@ def test_every_repair_has_its_check(checks: dict[str, Callable[[], None]]) -> No
 @pytest.mark.parametrize("why", dict.fromkeys(entry.why for entry in repairs.REPAIRS))
 def test_exact(why: str, checks: dict[str, Callable[[], None]]) -> None:
     checks[why]()
-
-
-@each_repair
-def test_the_check_notices_that_its_repair_is_missing(
-    entry: repairs.Repair,
-    checks: dict[str, Callable[[], None]],
-    interpreter: ModuleType,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """A check fails without its repair. If this Triton needs no repair, the function is Triton's own."""
-    monkeypatch.setattr("tests.blocks.interpreter_kernels.PATIENCE", 60.0)  # lets two launches meet
-    if any(
-        e.needed(version()) for e in repairs.REPAIRS if (e.owner, e.function) == (entry.owner, entry.function)
-    ):
-        with without(entry, interpreter), pytest.raises((AssertionError, interpreter.InterpreterError)):
-            checks[entry.why]()
-    else:
-        own = getattr(entry.place(interpreter), entry.function)
-        assert own is inspect.unwrap(own)
 
 
 def test_again_changes_nothing(interpreter: ModuleType) -> None:

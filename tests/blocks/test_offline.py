@@ -58,11 +58,6 @@ def test_a_kernel_that_fits_keeps_every_budget(compiled: dict[str, Compiled], ar
     assert (found.tensor_memory_columns > 0) == (arch == "sm_100")
 
 
-def test_it_compiles_although_this_process_interprets(monkeypatch) -> None:
-    monkeypatch.setenv("TRITON_INTERPRET", "1")
-    assert compile_all([toy(head_dim=16, config=Config(64, 32, 4, 1))])[0].broken() == ()
-
-
 def test_too_much_shared_memory_is_reported_though_the_compiler_accepts_it(
     compiled: dict[str, Compiled],
 ) -> None:
@@ -130,28 +125,3 @@ def test_without_triton_the_error_says_where_it_exists(monkeypatch) -> None:
     with pytest.raises(BackendError, match="Darwin") as raised:
         compile_all([toy()])
     assert "Linux" in raised.value.remedy
-
-
-def test_without_an_assembler_the_error_says_so(monkeypatch, tmp_path) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    (tmp_path / "sitecustomize.py").write_text(
-        "import triton.backends.nvidia.compiler as compiler\n"
-        "def get_ptxas(arch):\n    raise RuntimeError('Cannot find ptxas')\n"
-        "compiler.get_ptxas = get_ptxas\n"
-    )
-    with pytest.raises(BackendError, match="Cannot find ptxas") as raised:
-        compile_all([toy()])
-    assert "TRITON_PTXAS_PATH" in raised.value.remedy
-
-
-def test_a_row_for_json_has_what_the_command_promises(compiled: dict[str, Compiled]) -> None:
-    row = compiled["sm_90"].as_json()
-    promised = {"kernel", "arch", "config", "registers", "spill_bytes", "shared_bytes", "tensor_core"}
-    assert promised <= row.keys() and row["broken"] == []
-    assert row["config"] == {
-        "block_m": 128,
-        "block_n": 64,
-        "num_warps": 4,
-        "num_stages": 2,
-        "precision": "ieee",
-    }

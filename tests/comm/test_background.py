@@ -42,12 +42,6 @@ def test_jobs_run_in_order_beside_the_program() -> None:
     assert not lane._thread.is_alive()
 
 
-def test_a_lane_that_was_never_used_has_no_thread() -> None:
-    before = set(threading.enumerate())
-    Lane("idle").close()
-    assert set(threading.enumerate()) <= before
-
-
 def fail(error: Exception) -> None:
     raise error
 

@@ -19,7 +19,6 @@ from ringlab import VirtualCluster
 from ringlab.comm.memory import MemoryMeter
 from ringlab.comm.ring import Ring
 from ringlab.comm.subgroup import SubGroup
-from ringlab.comm.trace import Compute
 from ringlab.comm.virtual.turns import _Job
 from ringlab.comm.wrappers.strict import Strict
 from ringlab.errors import CommError, RinglabError, ShapeError, WorldSizeError
@@ -74,19 +73,7 @@ def test_subgroups_of_subgroups_and_any_order() -> None:
     assert VirtualCluster(4).run(program).results == [2, 3, 2, 3]
 
 
-def test_computations_choices_and_clock_are_the_transports() -> None:
-    def program(ring: Ring) -> bool:
-        group = SubGroup(ring.comm, [ring.rank])
-        assert group.compute("one", lambda x: x + 1, 1) == 2
-        group.record_choice("block='auto'", "naive")
-        return group.now() == ring.comm.now()
-
-    outcome = VirtualCluster(2).run(program)
-    assert outcome.results == [True, True] and len(outcome.trace.choices()) == 2
-    assert [e.label for e in outcome.trace.events if isinstance(e, Compute)] == ["one", "one"]
-
-
-@pytest.mark.parametrize("ranks", [[1, 2], [0, 4], [0, 0], [-1, 0], []])
+@pytest.mark.parametrize("ranks", [[1, 2], [0, 4], [0, 0]])
 def test_ranks_that_make_no_group_are_refused(ranks: list[int]) -> None:
     def program(ring: Ring) -> RinglabError | None:
         try:
@@ -112,40 +99,21 @@ def test_a_rank_outside_is_no_peer() -> None:
     assert VirtualCluster(2).run(program).results == ["to=1 to=1"] * 2
 
 
-def test_views_and_in_place_results_are_no_new_memory() -> None:
+def test_the_meter_counts_what_lives_at_once() -> None:
+    """Views and results in place are no new memory, a view keeps its memory alive, and gradients count."""
     meter, given = MemoryMeter(), torch.ones(1000)
     with meter.watch():
-        view = given[:10]
-        view.add_(1)
+        given[:10].add_(1)
         given.mul_(2)
-    assert (meter.peak_bytes, meter.live_bytes) == (0, 0)
-
-
-def test_a_view_keeps_its_memory_alive() -> None:
-    meter = MemoryMeter()
-    with meter.watch():
+        assert (meter.peak_bytes, meter.live_bytes) == (0, 0)
         whole = torch.ones(1000)
         part = whole[:10]
         del whole
         assert meter.live_bytes == 4000
         del part
-        assert meter.live_bytes == 0
-    assert (meter.peak_bytes, meter.largest_bytes) == (4000, 4000)
-
-
-def test_the_peak_is_of_what_lives_at_once() -> None:
-    meter = MemoryMeter()
-    with meter.watch():
-        for _ in range(5):
-            torch.ones(100)
         a, b = torch.ones(100), torch.ones(200)
         del a, b
-    assert (meter.peak_bytes, meter.largest_bytes, meter.live_bytes) == (1200, 800, 0)
-
-
-def test_gradients_count() -> None:
-    meter = MemoryMeter()
-    with meter.watch():
+        assert (meter.peak_bytes, meter.largest_bytes, meter.live_bytes) == (4000, 4000, 0)
         x = torch.ones(1000, requires_grad=True)
         (x * 2).sum().backward()
     assert x.grad is not None and meter.live_bytes >= 8000
@@ -155,12 +123,13 @@ def test_each_rank_is_accounted_on_its_own() -> None:
     def program(ring):
         mine = torch.ones(100 * (ring.rank + 1))
         ring.compute("square", lambda: mine * mine)
-        return None
 
     reports = VirtualCluster(3).run(program).memory
-    assert [r.largest_bytes for r in reports] == [400, 800, 1200]
-    assert [r.peak_bytes for r in reports] == [800, 1600, 2400]
-    assert [r.rank for r in reports] == [0, 1, 2]
+    assert [(r.rank, r.largest_bytes, r.peak_bytes) for r in reports] == [
+        (0, 400, 800),
+        (1, 800, 1600),
+        (2, 1200, 2400),
+    ]
 
 
 def test_a_materialised_score_matrix_is_seen() -> None:
@@ -220,10 +189,9 @@ def test_a_buffer_on_its_way_holds_nan() -> None:
     assert torch.isnan(early).all() and (late == 2).all()
 
 
-@pytest.mark.parametrize("view", [lambda x: x, lambda x: x.view(2, 2).view(4)])
-def test_one_buffer_for_both_is_refused(view) -> None:
+def test_one_buffer_for_both_is_refused() -> None:
     with pytest.raises(CommError, match="also sent"):
-        run(lambda ring, x: ring.post(x, into=(view(x),)).wait())
+        run(lambda ring, x: ring.post(x, into=(x.view(2, 2).view(4),)).wait())
 
 
 def test_writing_what_is_sent_is_refused_through_a_view_too() -> None:
@@ -234,13 +202,3 @@ def test_writing_what_is_sent_is_refused_through_a_view_too() -> None:
 
     with pytest.raises(CommError, match="written while it was sent"):
         run(hasty)
-
-
-def test_collectives_and_empty_tensors_pass() -> None:
-    def collective(ring, x):
-        ring.barrier()
-        empty = ring.shift(x[:0])
-        return ring.all_reduce(x), empty
-
-    total, empty = run(collective).results[1]
-    assert total[0] == 6 and empty.numel() == 0

@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import pickle
 import threading
-import tomllib
 from contextlib import contextmanager
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 import torch
@@ -20,7 +18,6 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ringlab.comm.processes.background import Lane
-from ringlab.comm.processes.carriers import PointToPoint
 from ringlab.comm.processes.shared_memory import SymmetricMemory
 from ringlab.comm.trace import Exchange, Trace
 from ringlab.comm.virtual.streams import RankStreams, Stall, stall_of
@@ -112,40 +109,6 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
     return FakeCuda(monkeypatch)
 
 
-def test_nccl_has_a_stream_that_the_computation_waits_for_by_event(
-    cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    work = SimpleNamespace(wait=lambda: cuda.launch("wait for NCCL"))
-    monkeypatch.setattr(dist, "batch_isend_irecv", lambda ops: cuda.launch("NCCL begins") or [work])
-    carrier = PointToPoint(None)
-    ops = [SimpleNamespace(tensor=FakeTensor(cuda, name)) for name in ("sent", "received")]
-    for _ in range(2):
-        cuda.launch("earlier kernels, which may use the buffers")
-        move = carrier._on_stream(ops, carrier._lines[None])
-        cuda.launch("the block that is here")
-        stall = stall_of([torch.zeros(1), ops[0].tensor])
-        assert stall is not None
-        move.wait(1.0)
-        stall.until([move.event])
-        cuda.launch("the block that came")
-        first, *_ = log = list(cuda.log)
-        cuda.log.clear()
-        assert first == "compute: earlier kernels, which may use the buffers"
-        assert log[1:] == [
-            "stream 1 waits for all on compute",
-            "stream 1: NCCL begins",
-            "stream 1: wait for NCCL",
-            "sent is in use on stream 1",
-            "received is in use on stream 1",
-            "stream 1 reaches event 6",
-            "compute: the block that is here",
-            "compute reaches event 8",
-            "compute waits for event 6 of stream 1",
-            "compute reaches event 10",
-            "compute: the block that came",
-        ]
-
-
 def test_a_lane_begins_after_what_was_launched_before_and_ends_in_an_event(cuda: FakeCuda) -> None:
     lane = Lane("test")
     tensor = FakeTensor(cuda, "tensor")
@@ -186,14 +149,7 @@ def test_the_real_symmetric_memory_takes_these_arguments() -> None:
 
 
 class FakeSymmetricMemory:
-    """A stand-in for torch's symmetric memory on one rank. It finds a group by name, as torch does from 2.11 on.
-
-    asked: whether a group must be enabled first, as torch 2.10 asks for it.
-    Source: PyTorch's pull request 172163, and its release notes of 2.11.
-    """
-
-    asked = False
-    enabled: ClassVar[set[str]] = set()
+    """A stand-in for torch's symmetric memory on one rank. It finds a group by name, as torch does from 2.11 on."""
 
     @staticmethod
     def empty_strided_p2p(
@@ -202,45 +158,22 @@ class FakeSymmetricMemory:
         return torch.zeros(size, dtype=dtype)
 
     @classmethod
-    def set_group_info(cls, name: str, *_: Any) -> None:
-        cls.enabled.add(name)
-
-    @classmethod
     def rendezvous(cls, memory: Tensor, name: str) -> SimpleNamespace:
-        if cls.asked and name not in cls.enabled:
-            raise RuntimeError(f"get_group_info: no group info associated with the group name {name}")
         assert dist.distributed_c10d._resolve_process_group(name).size() == 1
         return SimpleNamespace(get_buffer=lambda owner, size, dtype, start: memory[start : start + size[0]])
 
 
 @pytest.mark.filterwarnings("error")  # torch warns of each use of enable_symm_mem_for_group
-@pytest.mark.parametrize("asked", [False, True], ids=["torch 2.11 and later", "torch 2.10"])
-def test_a_group_need_not_be_enabled_for_symmetric_memory(
-    asked: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A window opens on a group that nobody enabled, from torch 2.11 on, which ringlab asks for."""
+def test_a_group_need_not_be_enabled_for_symmetric_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch._C._distributed_c10d, "_SymmetricMemory", FakeSymmetricMemory)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-    monkeypatch.setattr(FakeSymmetricMemory, "asked", asked)
     dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
     try:
-        group = dist.new_group(backend="gloo")
-        if asked:
-            with pytest.raises(RuntimeError, match="no group info"):
-                SymmetricMemory(8, 0, group, 1.0)
-            return
-        window = SymmetricMemory(8, 0, group, 1.0)
+        window = SymmetricMemory(8, 0, dist.new_group(backend="gloo"), 1.0)
         window.put(0, 2, [torch.arange(3, dtype=torch.uint8)])
-        assert window.view(0, 0, 8).tolist() == [0, 0, 0, 1, 2, 0, 0, 0] and not FakeSymmetricMemory.enabled
+        assert window.view(0, 0, 8).tolist() == [0, 0, 0, 1, 2, 0, 0, 0]
     finally:
         dist.destroy_process_group()
-
-
-def test_ringlab_asks_for_a_torch_whose_groups_need_not_be_enabled() -> None:
-    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8"))[
-        "project"
-    ]
-    assert "torch>=2.11" in project["dependencies"]
 
 
 def test_virtual_ranks_meet_on_their_streams(cuda: FakeCuda) -> None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import threading
 import time
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,9 +15,7 @@ import torch
 from ringlab import Ring, VirtualCluster, ring_attention, zigzag
 from ringlab.comm.clocked.cluster import ClockedCluster
 from ringlab.comm.protocol import thread_safe
-from ringlab.comm.trace import Exchange, Trace
 from ringlab.comm.virtual.cluster import Costs
-from ringlab.comm.virtual.threads import RankThread
 from ringlab.errors import (
     CommError,
     DeadlockError,
@@ -49,12 +47,6 @@ def test_each_rank_meets_every_block_in_the_order_of_origins(P: int) -> None:
         assert seen[:, 0, 0].tolist() == [(rank - step) % P for step in range(P)]
     assert [outcome.trace.rounds(rank) for rank in range(P)] == [P - 1] * P
     assert outcome.trace.bytes_sent() == P * (P - 1) * 2 * 3 * 4
-
-
-def test_two_runs_give_the_same_events_and_bits() -> None:
-    first, second = (VirtualCluster(4).run(go_round) for _ in range(2))
-    assert first.trace.events == second.trace.events
-    assert all(torch.equal(a, b) for a, b in zip(first.results, second.results, strict=True))
 
 
 def test_a_rank_does_not_see_another_ranks_later_writes() -> None:
@@ -108,16 +100,6 @@ def test_ends_that_do_not_fit_name_both_ranks(cluster: Any, change, told) -> Non
     with pytest.raises(MismatchError, match=told) as caught:
         cluster(2).run(program)
     assert "rank 0" in str(caught.value) and "rank 1" in str(caught.value)
-
-
-def test_keys_and_values_in_another_order_do_not_pass_silently() -> None:
-    def program(ring: Ring) -> None:
-        k, v = torch.zeros(2), torch.ones(2)
-        for tag, tensor in (("k", k), ("v", v)) if ring.rank else (("v", v), ("k", k)):
-            ring.shift(tensor, tag=tag)
-
-    with pytest.raises(MismatchError):
-        VirtualCluster(2).run(program)
 
 
 @each_cluster
@@ -253,20 +235,6 @@ except KeyboardInterrupt:
     assert (done.stdout.strip(), done.stderr) == ("interrupted 1", "")
 
 
-def test_a_rank_that_is_slow_to_end_is_not_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A rank whose program has ended gets no exception, since Python would print it as the thread's."""
-    printed: list[object] = []
-    monkeypatch.setattr(threading, "excepthook", printed.append)
-    thread = RankThread(0, lambda rank: rank, lambda thread: time.sleep(0.5))
-    thread.resume()
-    while not thread._left:
-        time.sleep(0.001)
-    thread.abandon()
-    assert thread._thread is not None
-    thread._thread.join()
-    assert printed == []
-
-
 def test_ranks_go_on_in_their_turn_whichever_computation_ends_first() -> None:
     order: list[int] = []
 
@@ -290,7 +258,7 @@ def test_an_exception_in_a_computation_reaches_the_rank() -> None:
     assert VirtualCluster(2).run(program).results == ["list index out of range"] * 2
 
 
-@pytest.mark.parametrize("P", [0, -1, 1.5, "4"])
+@pytest.mark.parametrize("P", [0, 1.5])
 @each_cluster
 def test_impossible_sizes(cluster: Any, P) -> None:
     with pytest.raises(WorldSizeError):
@@ -337,15 +305,6 @@ def test_posting_before_computing_hides_the_message() -> None:
     assert VirtualCluster(2).run(program, False).results == [1.5, 1.5]
 
 
-def test_gradients_flow_inside_a_rank() -> None:
-    def program(ring: Ring) -> torch.Tensor:
-        x = torch.ones(3, requires_grad=True)
-        (ring.rank * x).sum().backward()
-        return x.grad
-
-    assert [r[0].item() for r in VirtualCluster(3).run(program).results] == [0.0, 1.0, 2.0]
-
-
 def test_collectives() -> None:
     def program(ring: Ring) -> tuple:
         mine = torch.full((ring.rank + 1, 1), float(ring.rank))
@@ -367,19 +326,7 @@ def test_the_trace_is_a_file_that_perfetto_reads(tmp_path) -> None:
     spans = [event for event in document["traceEvents"] if event["ph"] == "X"]
     assert len(spans) == 2 and {span["pid"] for span in spans} == {0, 1}
     assert all(span["ts"] >= 0 and span["dur"] >= 0 and span["args"]["bytes_sent"] == 24 for span in spans)
-    import json
-
     assert json.loads((tmp_path / "trace.json").read_text()) == json.loads(json.dumps(document))
-
-
-@pytest.mark.parametrize(("stall", "row"), [(None, "compute"), (0.5, "launch")])
-def test_the_row_of_computations_says_whether_they_ran_then(stall: float | None, row: str) -> None:
-    """On a GPU, which an exchange's `stall` shows, the bars are the times of launches."""
-    event = replace(VirtualCluster(2).run(go_round).trace.exchanges(1)[0], stall=stall)
-    names = [
-        each["args"]["name"] for each in Trace(1, [event]).to_chrome()["traceEvents"] if each["ph"] == "M"
-    ]
-    assert names == ["rank 0", row, "exchange"]
 
 
 def test_the_trace_tells_which_block_was_chosen_where_that_was_left_open() -> None:
@@ -393,12 +340,6 @@ def test_the_trace_tells_which_block_was_chosen_where_that_was_left_open() -> No
     told = [event["name"] for event in trace.to_chrome()["traceEvents"] if event["ph"] == "i"]
     assert told == ["block='auto': native"] * 2
     assert VirtualCluster(2).run(program, "naive").trace.choices() == []
-
-
-def test_an_exchange_knows_its_peers() -> None:
-    event = VirtualCluster(3).run(go_round).trace.exchanges(1)[0]
-    assert isinstance(event, Exchange)
-    assert (event.to, event.source, event.shapes) == (2, 0, ((2, 3),))
 
 
 def test_what_is_handed_over_moves_without_a_copy_and_only_when_its_owner_waits() -> None:
