@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ringlab.comm.processes.launch import launch
 from ringlab.comm.ring import Ring
-from ringlab.comm.virtual.cluster import VirtualCluster
 from ringlab.conformance.kinds.step import check_step
-from ringlab.conformance.kinds.step_cases import Case, result
-from ringlab.layout import get_layout
+from ringlab.conformance.kinds.step_cases import Case
 from ringlab_course.catalogue import LESSONS
 from ringlab_course.clinic import field, packed_row
 from ringlab_course.clinic.edits import edited, program_of
@@ -45,13 +40,6 @@ HALF_MENDS = {
     "spruce": (("next_labels(labels[:, own])", "labels[:, own].roll(-1, dims=1)"),),
 }
 """For each patient: a change that looks like a mend."""
-FAULTY = {
-    "alder": "bounds // P",
-    "beech": "torch.logaddexp2(lse, block_lse)",
-    "maple": "rotated(k, torch.arange(k.shape[-2]))",
-    "spruce": "next_labels(labels[:, own])",
-}
-"""For each patient: words of a line with the fault."""
 DOCUMENTS = (5, 1, 7, 3)
 
 
@@ -71,17 +59,6 @@ def test_the_sound_loss_is_the_oracles_for_any_documents_on_any_ranks(documents:
 def test_the_sound_loss_passes_every_check_that_the_clinic_asks_of_a_loss() -> None:
     report = check_step(packed_row.loss, only=field.CHECKS, ranks=(2, 3))
     assert report.ok and all(finding.applies for finding in report.findings)
-
-
-def test_the_sound_loss_sends_its_keys_and_values_in_one_hop_less_than_there_are_ranks() -> None:
-    P, S = 3, 14
-    case = Case(P, S, 1)
-    outcome = VirtualCluster(P).run(lambda ring: result(packed_row.loss, case, ring, ring.rank, 0).loss)
-    lengths = [len(each) for each in packed_row.shards(S, P)]
-    for rank in range(P):
-        sent = [each.bytes_sent for each in outcome.trace.exchanges(rank) if each.tag == "shift"]
-        token = 2 * packed_row.HEADS * packed_row.D * 8
-        assert sent == [token * lengths[(rank - step) % P] for step in range(P - 1)]
 
 
 @pytest.mark.parametrize("name", FIELD)
@@ -122,24 +99,6 @@ def test_the_check_of_the_chart_finds_the_patient_and_no_mended_one(name: str) -
         assert well is all(examine(changed, Case(P, 16, 1, documents=DOCUMENTS)).well for P in (1, 2, 4))
 
 
-def test_one_document_shows_three_patients_and_lengths_that_do_not_divide_show_the_fourth() -> None:
-    found = {name: matrix().found_by(name) for name in FIELD}
-    assert found["alder"] == ["ragged", "odd documents"]
-    assert "loss" in found["beech"] and found["beech"] == found["maple"] == found["spruce"]
-    one, packed = Case(2, 16, 1), Case(4, 16, 1, documents=DOCUMENTS)
-    ill = [{name for name in FIELD if not examine(FIELD[name].program, case).well} for case in (one, packed)]
-    assert ill == [{"beech", "maple", "spruce"}, set(FIELD)]
-
-
-def test_every_patient_is_the_sound_program_but_for_the_lines_on_its_chart() -> None:
-    for name, each in FIELD.items():
-        assert inspect.getsource(each.program) == each.source
-        assert max(map(len, each.source.splitlines())) <= 110
-        fault, *lines, _ = each.chart.splitlines()
-        assert fault == f"{name}: {each.fault}" and FAULTY[name] in " ".join(lines)
-        assert len(lines) <= 2 and not any(line.strip() in field.SOUND for line in lines)
-
-
 def test_every_chart_names_a_thread_that_is_recorded_as_found_by_its_check_and_lessons_of_the_course() -> (
     None
 ):
@@ -168,17 +127,3 @@ def test_a_run_that_does_not_end_is_not_well_and_says_why() -> None:
     assert not found.well and "no kernel" in str(found)
     assert "well" in str(examine(packed_row.loss, Case(2, 4, 1)))
     assert "nan for" in str(examine(FIELD["spruce"].program, FIELD["spruce"].case))
-
-
-def all_losses(ring: Ring) -> list[float]:
-    """Return the loss of the sound program and of each patient on a packed row."""
-    case = Case(ring.world_size, 16, 1, documents=DOCUMENTS)
-    programs = (packed_row.loss, *(each.program for each in FIELD.values()))
-    return [result(program, case, ring, ring.rank, 0).loss for program in programs]
-
-
-def test_processes_compute_the_losses_that_virtual_ranks_do() -> None:
-    virtual = VirtualCluster(2).run(all_losses).results
-    assert launch(all_losses, 2).results == virtual
-    assert virtual[0] == virtual[1] and not np.isclose(virtual[0][1:], virtual[0][0], rtol=1e-4).all()
-    assert get_layout("zigzag", 16, 2).length(0) == 8

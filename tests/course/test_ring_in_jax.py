@@ -7,19 +7,16 @@ import sys
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from ringlab import oracle, zigzag
+from ringlab import zigzag
 from ringlab.errors import CourseError
 from ringlab_course.checking import requirements
-from ringlab_course.checking.answers import relative_error
 from ringlab_course.checking.failures import Failure
 from ringlab_course.checking.loading import load_exercise
 from ringlab_course.checking.protocol import ProtocolError
 from ringlab_course.checking.reports import run_in_process
 from ringlab_course.exercises.e17_ring_in_jax import couriers as e17_couriers
-from ringlab_course.exercises.e17_ring_in_jax.cases import case, furthest, look, shuffled, walk
+from ringlab_course.exercises.e17_ring_in_jax.cases import case, look
 from ringlab_course.judge import grade
 from ringlab_course.judge.sandbox import Bounds, environment
 from ringlab_course.mesh.examine import Examined, taken_in
@@ -28,37 +25,6 @@ from tests.course.submissions_of import submission
 pytestmark = pytest.mark.thorough
 
 EXERCISE = load_exercise("17")
-SEEDS = st.integers(0, 2**32 - 1)
-
-
-@settings(max_examples=20, deadline=None)
-@given(SEEDS, st.integers(1, 5), st.integers(1, 4), st.none() | st.integers(1, 9))
-def test_a_ring_without_a_mistake_is_the_truth_in_any_layout(seed, P, L, window):
-    rng = np.random.default_rng(seed)
-    problem = case(rng, shuffled(rng, P, L), window=window)
-    out, lse = oracle.attention(problem.q, problem.k, problem.v, mask=problem.visible)
-    assert relative_error(walk(problem), (problem.dealt(out), problem.dealt(lse))) < 1e-12
-    needed = furthest(problem.positions, window)
-    enough = walk(problem, steps=lambda given: range(needed + 1))
-    assert relative_error(enough, walk(problem)) < 1e-12
-    if needed:
-        short = walk(problem, steps=lambda given: range(needed))
-        assert relative_error(short, enough) > 1e-9
-
-
-@settings(max_examples=15, deadline=None)
-@given(SEEDS, st.integers(1, 4), st.integers(1, 4))
-def test_couriers_that_go_home_bring_the_oracles_gradients(seed, P, L):
-    rng = np.random.default_rng(seed)
-    problem = case(rng, shuffled(rng, P, L))
-    home = e17_couriers._sent_home(lambda rank, step, P: (rank - step) % P)
-    assert relative_error(home(problem), tuple(map(problem.dealt, problem.true))) < 1e-11
-
-
-@given(st.integers(1, 6), st.integers(1, 4), st.integers(1, 30))
-def test_how_far_a_contiguous_window_reaches_is_the_closed_form(P, L, window):
-    positions = np.arange(P * L).reshape(P, L)
-    assert furthest(positions, window) == min(P - 1, -(-(window - 1) // L))
 
 
 def test_where_jax_is_missing_everybody_is_told_what_to_type(monkeypatch, tmp_path):
@@ -105,27 +71,6 @@ def written(folder, code, stage):
     return path
 
 
-@pytest.mark.needs_jax
-def test_what_is_given_is_what_the_oracle_says():
-    """The given block, its backward and the merge equal the oracle, even for rows that see nothing."""
-    from ringlab_course.mesh.blocks import attend, attend_backward, identity, merge
-
-    rng = np.random.default_rng(0)
-    q, k, v, dout = (rng.standard_normal((1, 2, 6, 4)).astype(np.float32) for _ in range(4))
-    mask = np.tril(np.ones((6, 6), bool), -1)
-    out, lse = attend(q, k, v, mask)
-    true = oracle.attention(q, k, v, mask=mask)
-    assert relative_error((np.asarray(out), np.asarray(lse)), (true.out, true.lse)) < 1e-6
-    assert not np.asarray(out)[:, :, 0].any() and np.isneginf(np.asarray(lse)[:, :, 0]).all()
-    halves = [attend(q, k[:, :, part], v[:, :, part], mask[:, part]) for part in (slice(0, 2), slice(2, 6))]
-    both = merge(merge(identity(q), halves[0]), halves[1])
-    assert relative_error(tuple(map(np.asarray, both)), (true.out, true.lse)) < 1e-6
-    delta = (dout * true.out).sum(-1).astype(np.float32)
-    grads = attend_backward(dout, q, k, v, lse, delta, mask)
-    right = oracle.gradients(q, k, v, dout, mask=mask)
-    assert relative_error(tuple(map(np.asarray, grads)), tuple(right)) < 2e-6
-
-
 def plain_with(old="", new=""):
     """Return the namespace of the plain right answer with one edit."""
     source = submission("17/right_plain").source
@@ -136,7 +81,7 @@ def plain_with(old="", new=""):
 
 
 @pytest.mark.needs_jax
-@pytest.mark.parametrize("ranks", [3, 4, 8])
+@pytest.mark.parametrize("ranks", [3, 8])
 def test_a_gather_on_some_numbers_of_devices_alone_is_found(ranks):
     """An all-gather is found even if the program is a ring on all other numbers of devices."""
     state = (
@@ -172,15 +117,6 @@ def test_what_is_held_is_looked_at_beside_much_else(monkeypatch):
     e17_couriers._check_held(Holder(64), rng)
     with pytest.raises(Failure):
         e17_couriers._check_held(Holder(512), rng)
-
-
-@pytest.mark.needs_jax
-def test_gradients_come_home_in_the_type_of_what_they_belong_to():
-    edit = "return tuple(x.astype(q.dtype) for x in (dq, *shift(dk, dv)))", "return (dq, *shift(dk, dv))"
-    report = run_in_process(EXERCISE.stage("17.couriers"), plain_with(*edit), tier="visible")
-    assert [check.message for check in report.checks if not check.ok] == [
-        "dq should have the type of q, k and v: round it once, at the very end."
-    ]
 
 
 @pytest.mark.needs_jax
