@@ -1,6 +1,6 @@
 """The committed kill matrix: each check can fail and is worth having, and each mistake has its own message.
 
-tests/course/test_submissions.py runs, on every wrong answer, the check that must find it. The tests here run
+tests/course/test_submissions.py runs each check that an entry names on one of these answers. The tests here run
 the other checks, each on one answer that it found.
 """
 
@@ -105,6 +105,13 @@ def test_wrong_submissions_are_many_and_each_gets_its_own_message(exercise_id):
         assert other is wrong or message == matrix.VALUES or variants, (
             f"{wrong.name} and {other.name} have the same message"
         )
+
+
+@pytest.mark.parametrize("exercise_id", exercise_ids())
+def test_the_check_that_must_find_a_mistake_names_it(exercise_id):
+    entries = kill_matrix.entries()
+    for wrong in wrong_answers(exercise_id):
+        assert wrong.misconception is None or wrong.check in entries[wrong.submission]["naming"], wrong.name
 
 
 @pytest.mark.parametrize("exercise_id", exercise_ids())
