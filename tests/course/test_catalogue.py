@@ -7,13 +7,10 @@ import sys
 from pathlib import Path
 
 import nbformat
-import pytest
 
 import ringlab_course
-from ringlab.errors import CourseError
-from ringlab_course import catalogue
 from ringlab_course.builder import build as builder
-from ringlab_course.catalogue import CAPSTONE, LESSONS, PAPERS, PARTS, lesson
+from ringlab_course.catalogue import CAPSTONE, LESSONS, PARTS, lesson
 from ringlab_course.checking.loading import exercise_ids, load_exercise
 
 
@@ -41,17 +38,6 @@ def test_lessons_are_numbered_up_to_the_capstone_and_need_only_what_comes_before
             nbformat.read(builder.find_root() / f"notebooks/{item.slug}.ipynb", as_version=4).cells[0].source
         )
         assert f"**Minutes** {item.minutes}" in first
-
-
-def test_papers_build_on_older_ones_and_each_is_explained_somewhere():
-    years = {paper.key: paper.year for paper in PAPERS}
-    assert all(years[source] <= paper.year for paper in PAPERS for source in paper.after)
-    assert {key for item in LESSONS for key in item.papers} == set(years)
-
-
-def test_an_unknown_lesson_is_an_error():
-    with pytest.raises(CourseError, match=f"from 00 to {LESSONS[-1].id}"):
-        catalogue.lesson("99")
 
 
 def test_importing_the_course_is_light():

@@ -134,24 +134,6 @@ SOUND_CHART = {"fault": "masks by rank", "check": "masks", "case": {"ranks": 2, 
 ANOTHER_NAME = SOUND_CHART | {"fault": "blind rows"}
 
 
-@pytest.mark.parametrize(
-    ("chart", "earned"),
-    [
-        (None, 0),
-        (SOUND_CHART | {"matters": []}, 0),
-        (ANOTHER_NAME, 2),
-        (ANOTHER_NAME | {"found": "masks by rank"}, 4),
-        (SOUND_CHART, 4),
-    ],
-)
-def test_a_right_ring_earns_what_the_diagnosis_of_its_patient_is_worth(
-    chart: dict[str, object] | None, earned: int
-) -> None:
-    stage = next(stage for stage in e16_mend.STAGES if stage.id == "16.cedar")
-    answers = {"cedar": SOUND[FORWARD].program, "chart": lambda name: chart}
-    assert run_in_process(stage, answers, tier="all", seed=5).earned == earned
-
-
 OWN = PATIENTS["elm"].source
 
 

@@ -7,11 +7,9 @@ from dataclasses import replace
 from functools import cache
 
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ringlab.comm.ring import Ring
 from ringlab.conformance.kinds.step import check_step
 from ringlab.conformance.kinds.step_cases import Case
 from ringlab_course.catalogue import LESSONS
@@ -19,7 +17,6 @@ from ringlab_course.clinic import field, packed_row
 from ringlab_course.clinic.edits import edited, program_of
 from ringlab_course.clinic.field import FIELD, examine
 from ringlab_course.clinic.suite import KillMatrix
-from ringlab_course.notebook import visit
 from tests.course.submissions_of import CHECKOUT
 
 MENDS = {
@@ -110,20 +107,3 @@ def test_every_chart_names_a_thread_that_is_recorded_as_found_by_its_check_and_l
             each.chart.endswith(f" {' and '.join(each.lessons)}") and f"made after {each.url};" in each.chart
         )
         assert set(each.lessons) <= {lesson.id for lesson in LESSONS}
-
-
-def test_the_ward_shows_their_complaints_and_not_their_faults(capsys: pytest.CaptureFixture[str]) -> None:
-    visit.ward(*FIELD)
-    shown = " ".join(capsys.readouterr().out.split())
-    for each in FIELD.values():
-        assert f"{each.name}, returns loss “{each.complaint}”" in shown and each.fault not in shown
-
-
-def test_a_run_that_does_not_end_is_not_well_and_says_why() -> None:
-    def stops(ring: Ring, tokens: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        raise ValueError("no kernel")
-
-    found = examine(stops, Case(2, 4, 1))
-    assert not found.well and "no kernel" in str(found)
-    assert "well" in str(examine(packed_row.loss, Case(2, 4, 1)))
-    assert "nan for" in str(examine(FIELD["spruce"].program, FIELD["spruce"].case))

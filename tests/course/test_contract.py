@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 import subprocess
 import sys
 from dataclasses import replace
@@ -15,17 +14,14 @@ from ringlab.errors import CourseError
 from ringlab_course.checking.answers import (
     bound_from,
     compare_with,
-    expect_array,
-    expect_tuple,
     relative_error,
 )
 from ringlab_course.checking.contract import Check, Exercise, Misconception, Stage
 from ringlab_course.checking.emulated import Emulated, compare_emulated
 from ringlab_course.checking.failures import Failure
 from ringlab_course.checking.in_process import InProcessSubject
-from ringlab_course.checking.loading import exercise_ids, load_exercise, load_stage
-from ringlab_course.checking.reports import CheckReport, StageReport, run_in_process, run_stage
-from ringlab_course.notebook.checks import described
+from ringlab_course.checking.loading import load_exercise
+from ringlab_course.checking.reports import run_in_process
 
 SUMS = Misconception("sums", "You summed; the mean divides by the number of rows.", lambda x: x.sum(0))
 FIRST = Misconception("first", "You took the first row.", lambda x: x[0])
@@ -74,31 +70,6 @@ def test_a_wrong_answer_gets_the_name_of_its_mistake_on_the_smallest_input(wrong
     assert check.earned == 0
 
 
-def test_a_wrong_answer_of_no_known_kind_is_located():
-    (check,) = visible(lambda x: np.where(np.arange(3) == 1, 9.0, x.mean(0))).checks
-    assert check.misconception is None and check.message == "the result: wrong values."
-    assert "the result[1]: got 9, expected" in check.counterexample
-
-
-def test_a_message_is_told_once_and_the_same_counterexample_too():
-    def report(misconception, *examples):
-        checks = [
-            CheckReport(str(n), f"check {n}", "visible", 1, False, "it is wrong.", example, misconception)
-            for n, example in enumerate(examples)
-        ]
-        return described(STAGE, StageReport(STAGE.id, "wrong", tuple(checks)))
-
-    assert report("sums", "n=1", "n=2").count("it is wrong.") == 1
-    assert "      the same as above\n  0 of 2" in report("sums", "n=1", "n=2")
-    assert "      the same as above\n        n=2\n" in report(None, "n=1", "n=2")
-    assert report(None, "n=1", "n=1").count("n=1") == 1
-
-
-def test_messages_for_hidden_checks_hold_no_values():
-    report = run_in_process(STAGE, {"mean": lambda x: x.mean(0) + 1.0}, tier="held-out")
-    assert not any(character.isdigit() for character in report.checks[0].message)
-
-
 def nothing(x):
     pass
 
@@ -123,9 +94,7 @@ def nan(x):
         (to_do, "not written", "divide the sum by n"),
         (nan, "wrong", "there is a NaN"),
         (lambda x: x, "wrong", "wrong shape"),
-        (lambda x: (x, x), "wrong", "should be one array"),
         (lambda x: "mean", "wrong", "should be an array"),
-        (5, "wrong", "is a int, not a function"),
         (None, "not written", "run the cell"),
     ],
 )
@@ -163,20 +132,6 @@ def test_a_function_that_writes_into_its_arguments_cannot_alter_the_checks_own()
     tensor = torch.ones(2)
     subject.call([tensor, {"x": tensor}])
     assert tensor.sum() == 2
-
-
-def test_probes_depend_on_the_seed_and_on_the_check_alone():
-    seen = []
-
-    def look(subject, rng):
-        seen.append(float(rng.random()))
-
-    def stage(*names):
-        return Stage("91.m", "m", "t", tuple(Check(n, 1, "visible", "t", look) for n in names), HINTS)
-
-    for names, seed in ((("a", "b"), 1), (("b",), 1), (("b",), 2)):
-        run_stage(stage(*names), InProcessSubject(stage(*names), {"m": print}), seed=seed)
-    assert seen[1] == seen[2] and len(set(seen)) == 3
 
 
 def test_memory_of_a_call_is_measured_for_numpy_and_torch():
@@ -250,17 +205,6 @@ def test_the_bound_is_twice_the_plain_error_and_never_below_rounding():
     assert bound_from(torch.tensor(truth, dtype=torch.bfloat16), truth) == 4 * torch.finfo(torch.bfloat16).eps
 
 
-def test_tuples_are_compared_part_by_part_by_name():
-    truth = (np.ones((2, 2)), np.zeros(2))
-    compare_with((np.ones((2, 2)), np.zeros(2)), truth, bound=1e-6, names=("out", "lse"))
-    with pytest.raises(Failure, match=r"^lse: wrong values") as wrong:
-        compare_with((np.ones((2, 2)), np.array([0.0, 3.0])), truth, bound=1e-6, names=("out", "lse"))
-    assert wrong.value.counterexample.startswith("lse[1]: got 3, expected 0")
-    for answer, words in ((np.ones((2, 2)), "a tuple"), (None, "return"), ((1, 2, 3), "3 parts")):
-        with pytest.raises(Failure, match=words):
-            compare_with(answer, truth, bound=1e-6, names=("out", "lse"))
-
-
 def test_the_counterexample_is_the_element_with_the_largest_error_in_digits_that_tell():
     truth = np.array([[1.0, 2.0], [3.0, 0.84561]])
     for wrong, line in (
@@ -300,49 +244,17 @@ def test_an_emulated_mistake_is_named_by_all_cases_or_not_at_all():
         assert wrong.value.misconception == name and wrong.value.counterexample.startswith("2 rows")
 
 
-def test_a_failure_to_answer_is_not_explained_by_an_emulator():
-    x = np.array([[1.0, 2.0], [3.0, 4.0]])
-
-    def cases():
-        yield emulated(x.mean(0), x)
-        raise Failure("wrong shape")
-
-    with pytest.raises(Failure, match="wrong shape"):
-        compare_emulated(cases(), (Misconception("right", "", lambda x: x.mean(0)),))
-
-
-def test_helpers_for_reading_answers():
-    assert expect_array(torch.ones(2, dtype=torch.bfloat16), (2,)).dtype == np.float32
-    with pytest.raises(Failure, match="should be float64, but is float32"):
-        expect_array(np.ones(2, np.float32), (2,), dtype=np.float64)
-    assert expect_tuple([1, 2], ("a", "b")) == (1, 2)
-    with pytest.raises(Failure, match=r"a tuple \(a, b\), but is one int"):
-        expect_tuple(3, ("a", "b"))
-
-
-def test_failures_cross_process_borders_whole():
-    failure = pickle.loads(pickle.dumps(Failure("m", "c", "name")))
-    assert (failure.message, failure.counterexample, failure.misconception) == ("m", "c", "name")
-
-
 @pytest.mark.parametrize(
     "make",
     [
         lambda: Check("x", 1, "secret", "t", print),
-        lambda: Check("x", -1, "visible", "t", print),
-        lambda: Check("x", 1, "visible", "", print),
         lambda: Stage("91.m", "m", "t", (VALUES,), HINTS[:2]),
         lambda: Stage("91.m", "m", "t", (VALUES, VALUES), HINTS),
         lambda: Stage("91.m", "m", "t", (HIDDEN,), HINTS),
         lambda: Stage("91.m", "m", "t", (VALUES,), HINTS, (SUMS, SUMS)),
-        lambda: Stage("91.m", "m", "t", (VALUES,), HINTS, kind="class"),
         lambda: Exercise("92", "92_x", "t", (STAGE,)),
         lambda: Exercise("91", "91_x", "t", (STAGE, STAGE)),
-        lambda: STAGE.check("other"),
-        lambda: STAGE.misconception("other"),
-        lambda: run_stage(STAGE, InProcessSubject(STAGE, {"mean": print}), tier="secret"),
         lambda: load_exercise("77"),
-        lambda: load_stage("00.other"),
     ],
 )
 def test_a_contract_that_makes_no_sense_is_refused(make):
@@ -350,15 +262,12 @@ def test_a_contract_that_makes_no_sense_is_refused(make):
         make()
 
 
-@pytest.mark.parametrize("exercise_id", exercise_ids())
-def test_every_contract_is_whole(exercise_id):
-    exercise = load_exercise(exercise_id)
-    assert exercise.id == exercise_id and exercise.slug.startswith(f"{exercise_id}_") and exercise.points > 0
-    for stage in exercise.stages:
-        assert "?" in stage.hints[0], f"{stage.id}: the first hint is a question"
-
-
-@pytest.mark.parametrize("exercise_id", ["00", "01", "08"])
+@pytest.mark.parametrize(
+    "exercise_id",
+    [
+        "01",
+    ],
+)
 def test_the_checks_of_an_exercise_in_numpy_load_no_torch(exercise_id):
     """Checks in NumPy do not load torch, which would cost a judge's process 170 MB and a second at its start."""
     code = f"import sys; from ringlab_course.checking.loading import load_exercise; load_exercise('{exercise_id}')"

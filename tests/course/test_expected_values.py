@@ -17,12 +17,10 @@ from torch.nn import functional as F
 from ringlab import VirtualCluster, oracle, ring_attention
 from ringlab import layout as layouts
 from ringlab.comm.virtual.cluster import Costs
-from ringlab.cost.flops import attention_flops, layout_work
 from ringlab.cost.flops import imbalance as package_imbalance
+from ringlab.cost.flops import layout_work
 from ringlab.cost.models import model
 from ringlab.cost.papers import striped_speedup
-from ringlab.cost.sizes import Attention
-from ringlab.cost.traffic import ring_traffic
 from ringlab.viz.lanes import Span, overlap
 from ringlab_course.checking.answers import relative_error
 from ringlab_course.checking.backward import problem, sum_over
@@ -39,12 +37,8 @@ from ringlab_course.exercises.e08_striped_and_zigzag.deal import dealt
 from ringlab_course.exercises.e08_striped_and_zigzag.packed import step_work
 from ringlab_course.exercises.e08_striped_and_zigzag.tiles import counts
 from ringlab_course.exercises.e09_backward_ring import traffic
-from ringlab_course.exercises.e12_triton_ring_step import steps
-from ringlab_course.exercises.e12_triton_ring_step.cases import widened
 from ringlab_course.exercises.e13_multi_gpu import lanes as e13_lanes
-from ringlab_course.exercises.e13_multi_gpu import report as e13_report
 from ringlab_course.exercises.e14_training import loss as e14_loss
-from ringlab_course.exercises.e14_training import step as e14_step
 from ringlab_course.exercises.e15_choosing import decode as e15_decode
 from ringlab_course.exercises.e17_ring_in_jax import couriers as e17_couriers
 from ringlab_course.exercises.e17_ring_in_jax.cases import case, furthest, shuffled, walk
@@ -208,27 +202,6 @@ def test_11_news_of_a_death_travel_one_rank_per_step(P: int) -> None:
         assert [None if isinstance(count, Ended) else count for count in results] == expected
 
 
-@pytest.mark.parametrize("window", [None, 17])
-@pytest.mark.parametrize(
-    "layout", [layouts.striped(75, 2), layouts.zigzag(83, 3)], ids=lambda layout: layout.name
-)
-def test_12_steps_by_the_tables_are_attention_under_the_mask_of_positions(layout, window) -> None:
-    rng = np.random.default_rng(0)
-    for rank in range(layout.P):
-        chain = steps._of_layout(rng, layout, rank, 2, 1, window=window)
-        origins = [(rank - step) % layout.P for step in range(layout.P)]
-        queries, keys = layout.positions(rank), np.concatenate([layout.positions(o) for o in origins])
-        seen = keys <= queries[:, None]
-        if window:
-            seen &= keys > queries[:, None] - window
-        k, v = (
-            torch.cat([widened(*step[at : at + 2]).nan_to_num() for step in chain.steps], 2) for at in (0, 2)
-        )
-        right = oracle.attention(chain.q, k, v, mask=seen)
-        # `widened` rounds each key to float32, which changes a score of at most 10 by 6e-8 of it.
-        assert relative_error(chain.answer(), (right.out, right.lse)) < 1e-6
-
-
 @given(SEEDS, st.integers(1, 3), st.integers(1, 8))
 def test_13_lanes_are_those_of_the_package_cut_to_the_steps(seed, ranks, count) -> None:
     events = e13_lanes.drawn(np.random.default_rng(seed), ranks, count)
@@ -245,20 +218,6 @@ def test_13_lanes_are_those_of_the_package_cut_to_the_steps(seed, ranks, count) 
         assert e13_lanes.truth(events, rank) == pytest.approx(wanted, abs=1e-9)
 
 
-@pytest.mark.parametrize("run", [e13_report.STRONG, e13_report.DEEP], ids=["strong", "deep"])
-def test_13_report_counts_as_the_cost_model_does(run) -> None:
-    S, P = run.tokens[1], run.ranks
-    shape = Attention(1, run.heads, run.kv_heads, run.head_dim, "bfloat16", run.causal)
-    pairs = S * (S + 1) // 2 if run.causal else S * S
-    # Scores that are computed twice count once.
-    backward = 8 / 10 * attention_flops(shape, pairs, backward=True)
-    flops = attention_flops(shape, pairs) + run.backward * backward
-    _, mfu, link = e13_report.truth(run)
-    assert mfu == pytest.approx(flops / run.seconds[1] / (P * run.peak_tflops * 1e12))
-    hop = ring_traffic(shape, S, P).total_bytes / (P - 1)
-    assert link == pytest.approx(hop / run.hop_s / (run.link_gb_per_s * 1e9))
-
-
 @settings(max_examples=20, deadline=None)
 @given(SEEDS, st.lists(st.integers(0, 5), min_size=1, max_size=4), st.booleans())
 def test_14_shares_add_up_to_the_mean_that_pytorch_has(seed, valid, narrow) -> None:
@@ -270,21 +229,6 @@ def test_14_shares_add_up_to_the_mean_that_pytorch_has(seed, valid, narrow) -> N
     slopes = torch.cat([x.flatten(0, 1) for x in torch.autograd.grad(mean, case.logits)])
     own = np.concatenate([case.slope(rank)[0] for rank in range(len(kept))])
     assert relative_error(own, slopes.double()) < (2.0**-7 if narrow else 1e-6)
-
-
-def test_14_update_is_the_gradient_by_finite_differences() -> None:
-    case = e14_step.problem(np.random.default_rng(1), layouts.contiguous(5, 1))
-    step = e14_step.truth(case)
-    for number, name in enumerate(e14_step.WEIGHTS, 1):
-        moved = dict(case.weights)
-        slopes = []
-        for shift in (1e-5, -1e-5):
-            moved[name] = case.weights[name].clone()
-            moved[name][1, 2] += shift
-            there = e14_step.Problem(moved, case.tokens, case.counts, case.layout, "")
-            slopes.append(e14_step.truth(there)[0])
-        slope = (slopes[0] - slopes[1]) / 2e-5
-        assert -e14_step.RATE * slope == pytest.approx(step[number][1, 2], rel=1e-5, abs=1e-9), name
 
 
 @settings(max_examples=15, deadline=None)

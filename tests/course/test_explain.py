@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from ringlab_course.checking import explain
-from ringlab_course.checking.failures import Crashed, Failure
+from ringlab_course.checking.failures import Failure
 from ringlab_course.checking.in_process import InProcessSubject
 from ringlab_course.checking.loading import load_stage
 from ringlab_course.checking.reports import run_in_process
@@ -66,19 +65,6 @@ def test_nothing_is_named_where_the_right_answer_fits_as_well() -> None:
     assert name(noted(lambda q, k, window=None: q[:, None] >= k, (HERE, HERE))) is None
 
 
-def test_a_failure_that_has_a_name_keeps_it() -> None:
-    failure = Failure("late", "", "some_other")
-    assert explain.explained(failure, CAUSAL, "any", noted(strict, (HERE, HERE))) is failure
-
-
-def test_where_an_answer_breaks_off_the_mistake_has_to_break_off_alike() -> None:
-    def broken(queries, keys, window=None):
-        raise ValueError("mine")
-
-    calls = noted(broken, (HERE, HERE))
-    assert isinstance(calls[0].answer, Crashed) and name(calls) is None
-
-
 def endless() -> list[object]:
     """Return a list that contains itself."""
     nest: list[object] = []
@@ -86,19 +72,10 @@ def endless() -> list[object]:
     return nest
 
 
-@pytest.mark.parametrize(
-    "answer", [None, "text", {"a": 1}, [1, [2]], object, 3 + 1j, np.array(["a"]), endless()]
-)
+@pytest.mark.parametrize("answer", [None, [1, [2]], np.array(["a"]), endless()])
 def test_whatever_comes_back_can_be_compared(answer) -> None:
     call = explain.Call("call", (HERE, HERE), {}, answer)
     assert name([call]) is None
-
-
-def test_large_answers_are_not_compared(monkeypatch) -> None:
-    calls = noted(strict, (HERE, HERE))
-    monkeypatch.setattr(explain, "LARGEST", 15)
-    monkeypatch.setattr(explain, "_programs", lambda stage: pytest.fail("a mistake was tried"))
-    assert name(calls) is None
 
 
 def test_a_call_that_breaks_off_on_large_arguments_is_not_made_again(monkeypatch) -> None:
@@ -110,28 +87,6 @@ def test_a_call_that_breaks_off_on_large_arguments_is_not_made_again(monkeypatch
     monkeypatch.setattr(explain, "LARGEST", 7)
     monkeypatch.setattr(explain, "_programs", lambda stage: pytest.fail("a wrong answer is called"))
     assert name(noted(broken, (HERE, HERE))) is None
-
-
-def test_parts_of_an_answer_are_compared_as_closely_as_the_check_does() -> None:
-    got, made = (np.array([1.0, 1.0]), np.array(1000.0)), (np.array([1.0, 1.01]), np.array(1001.0))
-    assert explain._same(got, made, (0.01, 0.001))
-    assert not explain._same(got, made, (0.002, 0.001)) and not explain._same(got, made, (0.01, 0.0002))
-    assert explain._same([got, got], [made, made], (0.01, 0.001)) is True
-    assert not explain._same(got, (*made, 0.0), (0.01, 0.001))
-
-
-def test_variants_of_a_mistake_are_tried_too(monkeypatch) -> None:
-    exercise, wrong = "01", explain.wrong_answers("01")
-    first = next(w for w in wrong if w.misconception == "strict")
-    assert "<" in first.source
-    varied = [replace(w, variants=("<", "!=")) if w is first else w for w in wrong]
-    monkeypatch.setattr(explain, "wrong_answers", lambda each: varied if each == exercise else ())
-    explain._programs.cache_clear()
-    try:
-        calls = noted(lambda q, k, window=None: q[:, None] != k, (HERE, HERE))
-        assert name(calls) == "strict"
-    finally:
-        explain._programs.cache_clear()
 
 
 def test_answers_that_the_check_reads_alike_are_alike() -> None:
@@ -149,21 +104,6 @@ def test_what_else_it_may_be_is_said_only_where_no_mistake_fits() -> None:
     assert name(noted(lambda q, k, window=None: q, (HERE, HERE)), failure=failure) == "some_other"
 
 
-def test_what_a_mistake_prints_is_not_shown_to_who_made_another(capsys) -> None:
-    found = run_in_process(
-        load_stage("00.environment"), {"environment": lambda: {"python": (1, 2), "torch": ""}}
-    )
-    assert not any(check.ok or check.misconception for check in found.checks)
-    assert capsys.readouterr().out == ""
-
-
-def test_a_mistake_that_prints_is_not_heard(capsys) -> None:
-    stage = load_stage("00.environment")
-    calls = noted(lambda: None, (), stage=stage)
-    assert explain.explained(Failure("None"), stage, "python", calls).misconception == "no_dict"
-    assert capsys.readouterr().out == ""
-
-
 @pytest.fixture
 def replays(monkeypatch) -> list[explain.Call]:
     """Return the list of calls that are made again, in their order."""
@@ -171,21 +111,6 @@ def replays(monkeypatch) -> list[explain.Call]:
     again = explain._answer
     monkeypatch.setattr(explain, "_answer", lambda subject, call: made.append(call) or again(subject, call))
     return made
-
-
-def test_a_mistake_that_is_not_known_costs_one_call_of_each_known_one(replays) -> None:
-    """The right answer finds the call that is answered wrongly, and the known wrong answers begin with that call."""
-    calls = noted(lambda q, k, window=None: q[:, None] >= k, *[(HERE + n, HERE[:2]) for n in range(2, 12)])
-    calls[4].answer = np.indices((4, 2)).sum(0) % 2 == 0
-    assert name(calls) is None
-    tried = [program for program in explain._programs(CAUSAL.id)[1:] if not program.costly]
-    assert [id(call) for call in replays] == [id(call) for call in (*calls[:5], *[calls[4]] * len(tried))]
-
-
-def test_the_right_answer_alone_is_called_where_it_fits(replays) -> None:
-    """An answer with right values, which a check of cost may refuse, is compared with no known mistake."""
-    calls = noted(lambda q, k, window=None: q[:, None] >= k, (HERE, HERE), (HERE + 1, HERE))
-    assert name(calls) is None and len(replays) == len(calls)
 
 
 def test_the_calls_that_are_made_again_are_limited_and_the_message_says_so(monkeypatch, replays) -> None:

@@ -15,7 +15,6 @@ import pytest
 import torch
 
 from ringlab_course import check
-from ringlab_course.checking import failures
 from ringlab_course.checking.contract import Check, Exercise, Stage
 from ringlab_course.checking.failures import Failure
 from ringlab_course.checking.forbidden import OffLimits
@@ -77,25 +76,6 @@ def test_a_package_that_an_exercise_does_without_is_refused() -> None:
         assert one_check(OffLimits(), source, np.ones(3)) == ""
 
 
-LIBRARY = """
-import torch
-from torch.nn.functional import scaled_dot_product_attention as attend
-
-attend(*[torch.zeros(1, 1, 2, 2)] * 3)
-LAST_LINE = True
-"""
-
-
-def test_a_refused_call_leaves_no_module_half_imported(tmp_path, monkeypatch) -> None:
-    """While a learner's function imports a library, the library may call PyTorch's attention."""
-    (tmp_path / "some_library.py").write_text(LIBRARY)
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(failures, "_NOT_OWN", (*failures._NOT_OWN, f"{tmp_path}/"))
-    source = "def f(x):\n    import some_library\n    return some_library.attend(x, x, x)"
-    assert "of your own" in one_check(LIMITS, source)
-    assert sys.modules.pop("some_library").LAST_LINE
-
-
 def test_a_collection_of_garbage_is_no_call_of_the_function(monkeypatch: pytest.MonkeyPatch) -> None:
     """Callbacks of garbage collection, such as jax's, do not count as calls; an error in one may end Python."""
     monkeypatch.setattr(sys, "unraisablehook", (raised := []).append)
@@ -142,14 +122,6 @@ def test_arguments_are_compared_with_nan_and_in_nested_ones_too() -> None:
     assert fingerprints(f, [strided], {}) == fingerprints(f, [strided.contiguous()], {})
     empty = torch.from_numpy(np.empty((2, 0, 3))), torch.empty(0, 4).T, np.empty((0, 2)), torch.ones(2).conj()
     assert changed_argument(fingerprints(f, empty, {}), fingerprints(f, empty, {})) is None
-
-
-def test_a_shard_that_a_rank_changes_is_named() -> None:
-    stage = Stage("91.f", "f", "t", (Check("c", 1, "visible", "t", lambda s, _: None),), ("Why?", "So.", "$1$"), kind="ring")  # fmt: skip
-    space: dict = {"__name__": "__main__"}
-    exec("def f(ring, q, k):\n    k *= 2\n    return q", space)
-    with pytest.raises(Failure, match="changed its argument k in place"):
-        InProcessSubject(stage, space).run_ring(2, [torch.ones(2)] * 2, [torch.ones(2)] * 2)
 
 
 def stage(kind: str) -> Stage:

@@ -49,10 +49,6 @@ def task(loop: str) -> str:
     return f"{before}{loop}{after}\n{last}"
 
 
-def test_the_answer_that_the_lesson_shows_is_the_one_tried_here() -> None:
-    assert ANSWER.removeprefix("for step in ").removesuffix(":") in SOURCE.read_text(encoding="utf-8")
-
-
 @pytest.mark.needs_jax
 @pytest.mark.parametrize(
     ("loop", "told"),

@@ -82,15 +82,10 @@ def test_a_rule_finds_its_mutant_and_no_other_rule_does(rule):
     "change",
     [
         append("!ls"),
-        append("! pip install x"),
         append("%conda install x"),
-        append("    pip install x"),
         text(0, "A lesson. afterwards you can; you need first; minutes"),
         text(6, CLOSING.replace("../exercises/91_small.ipynb", "../exercises/")),
-        text(6, CLOSING.replace("## Recap", "")),
-        text(2, "![](picture.png)"),
         append("from ringlab import plan\nx = 1"),
-        append('x = 1; print(hint("91.double"))'),
     ],
 )
 def test_more_that_is_found(change):

@@ -7,14 +7,12 @@ import multiprocessing
 
 import pytest
 
-from ringlab.errors import CourseError
 from ringlab_course import check, compare, hint, predict, progress
 from ringlab_course.checking.contract import Check, Exercise, Stage
 from ringlab_course.checking.failures import Failure
-from ringlab_course.checking.loading import exercise_ids, load_exercise
 from ringlab_course.notebook import checks as notebook
 from ringlab_course.notebook import predictions
-from ringlab_course.notebook.progressfile import ProgressFile, progress_path
+from ringlab_course.notebook.progressfile import ProgressFile
 
 
 @pytest.fixture(autouse=True)
@@ -57,20 +55,6 @@ def test_a_guess_is_kept_once_and_compared(capsys, file):
     assert file.get("predictions", "91.n") == {"guess": 2.0, "measured": 4.0, "locked": True}
 
 
-def test_progress_shows_the_other_exercises_where_one_cannot_be_imported(capsys, monkeypatch):
-    def load(exercise_id):
-        if exercise_id == "92":
-            raise ImportError("half an edit")
-        return Exercise("91", "91_small", "Small", (STAGE,))
-
-    monkeypatch.setattr(notebook, "load_exercise", load)
-    monkeypatch.setattr(notebook, "exercise_ids", lambda: ("92", "91"))
-    progress()
-    shown = capsys.readouterr().out.splitlines()
-    assert shown[1].split()[0] == "92" and "cannot be loaded: ImportError" in shown[1]
-    assert shown[2].startswith("91  Small")
-
-
 def test_after_the_measurement_it_is_too_late_to_guess(capsys, file):
     compare("91.n", 4)
     predict("91.n", "How many?", answer=4)
@@ -81,23 +65,12 @@ def test_after_the_measurement_it_is_too_late_to_guess(capsys, file):
     assert "guess" not in file.get("predictions", "91.n")
 
 
-def test_a_question_can_be_opened_again(capsys, file):
-    compare("91.n", 4)
-    predict("91.n", "How many?", answer=3, reopen=True)
-    assert file.get("predictions", "91.n") == {"guess": 3.0}
-    predict("91.other", "How many?", answer=3, reopen=True)
-    compare("91.other", 3)
-    assert capsys.readouterr().out.endswith("measured: 3 (you predicted 3: right)\n")
-
-
 @pytest.mark.parametrize(
     ("guess", "measured", "verdict"),
     [
         (3.0, 3.2, "right"),
         (4.0, 3.2, "too high by a factor of 1.25"),
         (-1.0, 1.0, "off by 2"),
-        (0.0, 0.0, "right"),
-        ("P", "P", "right"),
         ("P", "P - 1", "not so"),
     ],
 )
@@ -106,35 +79,6 @@ def test_verdicts(capsys, guess, measured, verdict):
     predict("91.v", "?", choices, answer=guess)
     compare("91.v", measured)
     assert capsys.readouterr().out.splitlines()[1].endswith(f": {verdict})") or verdict == "not so"
-
-
-def test_a_count_is_shown_to_its_last_digit(capsys):
-    for measured in (35_355, 1_024, 35_355.5):
-        compare("91.count", measured, unit="tokens")
-    shown = [
-        line.removeprefix("measured: ").split(" tokens")[0] for line in capsys.readouterr().out.splitlines()
-    ]
-    assert shown == ["35,355", "1024", "3.536e+04"]
-
-
-@pytest.mark.parametrize("answer", ["many", float("nan"), float("inf")])
-def test_an_answer_that_is_no_number_is_refused(answer):
-    with pytest.raises(CourseError, match="number"):
-        predict("91.n", "How many?", answer=answer)
-
-
-def test_an_answer_that_is_no_choice_is_refused():
-    with pytest.raises(CourseError, match="'P'"):
-        predict("91.c", "P or P - 1?", ["P", "P - 1"], answer="Q")
-
-
-def test_the_static_form_is_text(capsys):
-    predict("91.c", "P or P - 1?", ["P", "P - 1"])
-    predict("91.n", "How many?", unit="GB")
-    assert (
-        capsys.readouterr().out
-        == "Predict: P or P - 1?\n  ( ) P\n  ( ) P - 1\nPredict: How many?\n  ____ GB\n"
-    )
 
 
 def test_the_widget_commits_and_then_rests(monkeypatch, file):
@@ -175,16 +119,6 @@ def test_check_prints_what_is_wrong_and_never_raises(exercise, capsys, file):
     assert file.get("checks", "91.four") == {"status": "ok", "earned": 1, "points": 1}
 
 
-def test_check_of_a_whole_exercise_says_what_is_not_written(exercise, capsys):
-    check("91", {"four": lambda: 4})
-    out = capsys.readouterr().out
-    assert (
-        "✓ is four" in out
-        and "91.five  Five\n  – not written yet" in out
-        and "ringlab grade exercises/91_small.ipynb" in out
-    )
-
-
 def test_hints_climb_three_rungs(exercise, capsys):
     for _ in range(4):
         hint("91.four")
@@ -216,33 +150,7 @@ def test_the_table_of_progress(exercise, capsys, file):
     assert lines[4] == ["predictions: 1 made and measured, 1 of them right"]
 
 
-def test_an_exercise_that_is_not_the_last_has_one_line(capsys, file):
-    """By default every exercise has one line; only the exercise checked last also lists its functions."""
-    progress()
-    printed = capsys.readouterr().out.splitlines()
-    assert len(printed) == 2 + len(exercise_ids()) and all("not begun" in line for line in printed[1:-1])
-    file.update("checks", "05.step", status="ok", earned=1, points=1)
-    file.update("checks", "03.forward", status="ok", earned=1, points=1)
-    progress()
-    opened = [line.split()[0] for line in capsys.readouterr().out.splitlines() if line.startswith("    ")]
-    assert opened == [stage.id for stage in load_exercise("03").stages]
-
-
-@pytest.mark.parametrize(("guess", "right"), [(44, True), (42, False), (43, False)])
-def test_a_count_has_to_be_exact(capsys, guess, right):
-    predict("91.messages", "?", answer=guess)
-    compare("91.messages", 44)
-    assert ("right" in capsys.readouterr().out) is right
-
-
-def test_what_cannot_be_counted_may_be_ten_percent_off(capsys):
-    for number, measured in enumerate((44.4, 35_355)):
-        predict(f"91.{number}", "?", answer=measured * 1.05)
-        compare(f"91.{number}", measured)
-    assert capsys.readouterr().out.count("right") == 2
-
-
-@pytest.mark.parametrize("damage", ["{", "[]", '{"version": 99}', '{"version": 1, "checks": 3}', b"\xff\xfe"])
+@pytest.mark.parametrize("damage", ["{", '{"version": 99}', b"\xff\xfe"])
 def test_a_damaged_file_is_kept_aside_and_said_so(file, capsys, damage):
     file.path.parent.mkdir()
     content = damage if isinstance(damage, bytes) else damage.encode()
@@ -252,12 +160,6 @@ def test_a_damaged_file_is_kept_aside_and_said_so(file, capsys, damage):
         assert (file.path.parent / name).read_bytes() == content
         assert f"kept as {name}" in capsys.readouterr().out
         assert ProgressFile().get("hints", "x") == {"rung": 1}
-
-
-def test_an_empty_file_is_a_fresh_one(file, capsys):
-    file.path.parent.mkdir()
-    file.path.touch()
-    assert file.get("hints", "x") == {} and capsys.readouterr().out == ""
 
 
 def test_a_place_that_cannot_be_written_costs_no_lesson(tmp_path, monkeypatch, capsys):
@@ -290,8 +192,3 @@ def test_two_notebooks_at_once_lose_nothing(file):
     for worker in workers:
         worker.join(30)
     assert len(file.section("hints")) == 40
-
-
-def test_without_the_variable_it_lies_in_the_users_own_folder(monkeypatch):
-    monkeypatch.delenv("RINGLAB_PROGRESS")
-    assert progress_path().name == "progress.json" and "ringlab" in progress_path().parts[-2]

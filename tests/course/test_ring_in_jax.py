@@ -15,10 +15,8 @@ from ringlab_course.checking.failures import Failure
 from ringlab_course.checking.loading import load_exercise
 from ringlab_course.checking.protocol import ProtocolError
 from ringlab_course.checking.reports import run_in_process
-from ringlab_course.exercises.e17_ring_in_jax import couriers as e17_couriers
 from ringlab_course.exercises.e17_ring_in_jax.cases import case, look
 from ringlab_course.judge import grade
-from ringlab_course.judge.sandbox import Bounds, environment
 from ringlab_course.mesh.examine import Examined, taken_in
 from tests.course.submissions_of import submission
 
@@ -36,16 +34,6 @@ def test_where_jax_is_missing_everybody_is_told_what_to_type(monkeypatch, tmp_pa
     assert all("pip install" in check.message and not check.broken for check in report.checks)
     with pytest.raises(CourseError, match="pip install"):
         grade(written(tmp_path, "x = 1", "17.forward"), "17", unsafe=True)
-
-
-def test_only_workers_with_jax_get_its_devices_and_more_threads():
-    assert environment("jax")["JAX_NUM_CPU_DEVICES"] == environment("jax")["NPROC"] == "8"
-    assert not any(
-        name.startswith(("JAX", "NPROC"))
-        for kind in ("numpy", "torch", "triton")
-        for name in environment(kind)
-    )
-    assert Bounds().tasks == 32
 
 
 def namespace_like(function):
@@ -97,26 +85,6 @@ def test_a_gather_on_some_numbers_of_devices_alone_is_found(ranks):
     report = run_in_process(EXERCISE.stage("17.forward"), plain_with(*state), tier="all")
     failed = {check.id: check.misconception for check in report.checks if not check.ok}
     assert failed == {"any" if ranks == 8 else "messages": "gathers"}, report
-
-
-def test_what_is_held_is_looked_at_beside_much_else(monkeypatch):
-    """Kept blocks of 256 bytes per device are found beside 64 kB of memory that does not grow."""
-
-    def scratch(P, more):
-        return Examined(results=(), scratch=65536 + more * P, blocks=26.0)
-
-    class Holder:
-        def __init__(self, more):
-            self.more = more
-
-        def examine(self, positions, *args, **keywords):
-            return scratch(len(positions), self.more)
-
-    monkeypatch.setattr(e17_couriers, "expect_values", lambda *args, **keywords: None)  # no results
-    rng = np.random.default_rng(0)
-    e17_couriers._check_held(Holder(64), rng)
-    with pytest.raises(Failure):
-        e17_couriers._check_held(Holder(512), rng)
 
 
 @pytest.mark.needs_jax

@@ -12,10 +12,8 @@ from ringlab_course.checking import wrong_answers as module
 from ringlab_course.checking.loading import exercise_ids, load_exercise
 from ringlab_course.checking.wrong_answers import (
     entries,
-    found_by,
     misconceptions_of,
     mistakes_of,
-    namespace_of,
     right_answers,
     used_by,
     wrong_answers,
@@ -103,32 +101,6 @@ def test_the_mistakes_of_a_stage_are_those_that_its_entries_name(written) -> Non
     ]
 
 
-def test_an_answer_has_variants(written) -> None:
-    written(STRICT.replace("strict\n\nA query", "strict · variants <, <<\n\nA query"))
-    strict, again = wrong_answers("01")
-    assert strict.sources == (strict.source, strict.source.replace("<", "<<"))
-    assert again.sources == (again.source,)
-
-
-def test_the_names_that_a_check_must_find_are_those_of_its_entries(written) -> None:
-    written(STRICT)
-    assert found_by("01.causal") == {"origin": {"strict"}, "any": {"strict_again", "strict"}}
-    assert found_by("01.softmax") == {}
-
-
-@pytest.mark.parametrize("field", ["check origin · ", "of plain · "])
-def test_an_edit_without_a_check_or_a_right_answer_is_refused(written, field) -> None:
-    written(STRICT.replace(field, ""))
-    with pytest.raises(CourseError, match="entry 'strict' of 01.causal"):
-        wrong_answers("01")
-
-
-def test_an_edit_for_a_check_that_its_stage_has_not_is_refused(written) -> None:
-    written(STRICT.replace("check origin", "check small"))
-    with pytest.raises(CourseError, match="one of the checks .*origin.* of 01.causal for entry 'strict'"):
-        wrong_answers("01")
-
-
 def test_of_a_module_what_a_function_uses_is_kept_in_its_order() -> None:
     source = (
         '"""About the whole."""\n\nimport math\nimport numpy as np\n\nBASE = 2.0\nUNUSED = 3\n\n\n'
@@ -142,13 +114,6 @@ def test_of_a_module_what_a_function_uses_is_kept_in_its_order() -> None:
     for dropped in ("About", "numpy", "UNUSED", "other", "staticmethod"):
         assert dropped not in kept
     assert "log.base = BASE" in kept and used_by(("other",), source).count("def ") == 2
-
-
-def test_an_answer_knows_its_lines() -> None:
-    with pytest.raises(ZeroDivisionError) as raised:
-        namespace_of("def f():\n    return 1 / 0\n", "05/wrong_by_zero.py")["f"]()
-    assert str(raised.traceback[-1].path) == "05/wrong_by_zero.py"
-    assert "1 / 0" in str(raised.traceback[-1].statement)
 
 
 @pytest.mark.parametrize("exercise_id", exercise_ids())

@@ -13,23 +13,6 @@ from tools.website import links
 pytestmark = [pytest.mark.thorough, pytest.mark.slow]
 
 
-def test_formulas_are_drawn_by_the_copy_that_lies_here_and_only_where_there_are_some(site: Path) -> None:
-    def loads(name: str) -> bool:
-        return any("formulas.js" in link for link in links.Page(site / name).loads)
-
-    assert loads("notebooks/02_online_softmax.html")
-    assert not loads("index.html") and not loads("docs/kill-matrix.html")
-
-
-@pytest.mark.needs_chromium
-def test_formulas_are_drawn(site: Path, browser: Window) -> None:
-    browser.page.goto((site / "notebooks/02_online_softmax.html").as_uri())
-    browser.page.wait_for_selector("html[data-formulas=drawn]")
-    drawn = browser.page.locator("article .math > .katex, article .math > .katex-display").count()
-    assert drawn == browser.page.locator("article .math").count() > 10
-    assert browser.page.locator(".katex math").count() == drawn  # for those who listen
-
-
 @pytest.mark.needs_chromium
 @pytest.mark.slow
 def test_every_formula_of_the_course_can_be_drawn(site: Path, browser: Window) -> None:

@@ -19,7 +19,6 @@ from ringlab_course.checking.contract import Stage
 from ringlab_course.checking.loading import exercise_ids, load_exercise
 from ringlab_course.notebook.predictions import ROOM
 from tests.browser.window import Window
-from tools.website import __main__ as website
 from tools.website import links, misconceptions
 from tools.website.notebooks import NONE_MADE
 
@@ -27,8 +26,8 @@ pytestmark = [pytest.mark.thorough, pytest.mark.slow]
 CHECKOUT = Path(__file__).resolve().parents[2]
 EVERY = targets(CHECKOUT)
 LESSON_PAGES = [target for target in EVERY if target.kind == "lesson"]
-PLAYED = ("02", "04", "05", "07", "08", "09", "12")
-"""The lessons with pictures that move on the page as in the notebook."""
+PLAYED = ("02", "05", "09")
+"""Lessons with pictures that move on the page as in the notebook: a scan, a ring, couriers."""
 EXERCISE_PAGES = [target for target in EVERY if target.kind == "exercise"]
 LOOKED_AT = (
     "index.html",
@@ -62,26 +61,6 @@ def test_the_first_page_lists_every_lesson(site: Path) -> None:
     rooms = {"exercises/index.html", "misconceptions/index.html", "api/index.html", "docs/instructors.html"}
     assert rooms <= set(first.links)
     assert "make lab" in text and "make test" in text
-
-
-def test_every_document_is_a_page_that_the_navigation_leads_to(site: Path) -> None:
-    navigation = set(links.Page(site / "index.html").links)
-    for path in (CHECKOUT / "docs").rglob("*.md"):
-        page = path.relative_to(CHECKOUT).with_suffix(".html").as_posix()
-        assert (site / page).exists() and page in navigation, page
-    assert "docs/guide/masks.html" in navigation
-    assert "../../notebooks/15_choosing.html" in links.Page(site / "docs/guide/schedules.html").links
-
-
-def test_every_exercise_is_there_and_linked_from_its_lesson(site: Path) -> None:
-    listed = links.Page(site / "exercises/index.html").links
-    for target in EXERCISE_PAGES:
-        assert f"{target.slug}.html" in listed
-    for lesson, exercise in (
-        (a, b) for a in LESSON_PAGES for b in EXERCISE_PAGES if a.slug[:2] == b.slug[:2]
-    ):
-        page = links.Page(site / f"notebooks/{lesson.slug}.html")
-        assert f"../exercises/{exercise.slug}.html" in page.links
 
 
 def solution_lines(source: str) -> set[str]:
@@ -151,15 +130,6 @@ def test_the_index_leads_to_every_misconception_of_the_contracts(site: Path) -> 
     assert missing_mistakes(site) == []
 
 
-def test_a_misconception_that_is_not_there_is_missed(site: Path, tmp_path: Path) -> None:
-    (tmp_path / "misconceptions").mkdir()
-    for page in (site / "misconceptions").glob("*.html"):
-        (tmp_path / "misconceptions" / page.name).write_text(
-            page.read_text(encoding="utf-8").replace("averages_partials", "another")
-        )
-    assert "05.step: averages_partials" in missing_mistakes(tmp_path)
-
-
 @pytest.mark.parametrize("slug", [target.slug for target in LESSON_PAGES])
 def test_a_lesson_shows_what_it_drew_and_printed(site: Path, slug: str) -> None:
     notebook = nbformat.read(CHECKOUT / "notebooks" / f"{slug}.ipynb", as_version=4)
@@ -221,17 +191,7 @@ def test_no_request_leaves_the_machine(site: Path, address: str, browser: Window
 
 
 @pytest.mark.needs_chromium
-def test_a_request_that_leaves_is_noticed(site: Path, browser: Window, tmp_path: Path) -> None:
-    page = tmp_path / "page.html"
-    page.write_text("<script>fetch('http://ringlab.invalid/x').catch(() => 0)</script>")
-    browser.asked.clear()
-    browser.page.goto(page.as_uri())
-    browser.page.wait_for_load_state("networkidle")
-    assert strangers(browser) == ["http://ringlab.invalid/x"]
-
-
-@pytest.mark.needs_chromium
-@pytest.mark.parametrize("slug", [target.slug for target in LESSON_PAGES])
+@pytest.mark.parametrize("slug", [target.slug for target in LESSON_PAGES[::4]])
 def test_a_question_keeps_back_what_was_measured_until_it_is_answered(
     site: Path, browser: Window, slug: str
 ) -> None:
@@ -264,22 +224,6 @@ def test_a_question_keeps_back_what_was_measured_until_it_is_answered(
 
 
 @pytest.mark.needs_chromium
-def test_all_answers_can_be_shown_and_a_link_shows_the_place_it_leads_to(site: Path, browser: Window) -> None:
-    page, lesson = browser.page, (site / "notebooks/03_tiled_attention.html").as_uri()
-    page.goto(lesson)
-    page.evaluate("localStorage.clear()")
-    page.reload()
-    last = page.evaluate("[...document.querySelectorAll('.kept-back[id], .kept-back [id]')].at(-1).id")
-    page.goto(f"{lesson}#{last}")
-    page.wait_for_function(f"document.getElementById('{last}').closest('.kept-back') === null")
-    page.get_by_role("button", name="Show all answers").click()
-    assert page.locator(".kept-back").count() == 0
-    page.goto((site / "notebooks/06_what_it_costs.html").as_uri())
-    assert page.locator(".kept-back").count() == 0
-    page.evaluate("localStorage.clear()")
-
-
-@pytest.mark.needs_chromium
 @pytest.mark.parametrize("name", LOOKED_AT)
 def test_a_phone_need_not_scroll_sideways(site: Path, browser: Window, name: str) -> None:
     resize(browser, 390, 844)
@@ -292,57 +236,6 @@ def test_a_phone_need_not_scroll_sideways(site: Path, browser: Window, name: str
         assert browser.page.evaluate(f"{wide}.every(t => getComputedStyle(t).overflowX === 'auto')")
         assert browser.page.evaluate(f"{wide}.length") > 10
     resize(browser, 1280)
-
-
-@pytest.mark.needs_chromium
-def test_on_a_phone_a_choice_in_the_list_of_sections_shows_that_section(site: Path, browser: Window) -> None:
-    resize(browser, 390, 844)
-    browser.page.goto((site / "notebooks/05_emulated_ring.html").as_uri())
-    browser.page.locator("label.toc-header-icon").click()
-    chosen = browser.page.locator(".toc-drawer a").last
-    chosen.click()
-    browser.page.wait_for_function(
-        "document.querySelector('.toc-drawer').getBoundingClientRect().left >= innerWidth"
-    )
-    place = chosen.get_attribute("href")
-    browser.page.wait_for_function(
-        f"document.querySelector('{place}').getBoundingClientRect().top < innerHeight"
-    )
-    resize(browser, 1280)
-
-
-@pytest.mark.needs_chromium
-@pytest.mark.parametrize("name", ["notebooks/02_online_softmax.html", "docs/kill-matrix.html"])
-def test_no_window_scrolls_sideways_and_code_has_the_room_that_there_is(
-    site: Path, browser: Window, name: str
-) -> None:
-    """Code gets the available width just below and above the widths at which side lists appear or disappear."""
-    browser.page.goto((site / name).as_uri())
-    for width, least in ((360, 320), (1071, 700), (1073, 700), (1280, 860), (1313, 700), (1440, 860), (1920, 900)):  # fmt: skip
-        resize(browser, width)
-        assert browser.page.evaluate("document.documentElement.scrollWidth") <= width
-        assert browser.page.evaluate("document.querySelector('article').clientWidth") >= least, width
-    resize(browser, 1280)
-
-
-def brightness(colour: str) -> float:
-    """Return the brightness of a colour, from 0 for black to 255."""
-    return sum(float(number) for number in re.findall(r"[\d.]+", colour)[:3]) / 3
-
-
-@pytest.mark.needs_chromium
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_the_dark_is_dark_and_pictures_stay_on_white(site: Path, browser: Window, scheme: str) -> None:
-    browser.page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]
-    browser.page.goto((site / "notebooks/05_emulated_ring.html").as_uri())
-    page = brightness(browser.page.evaluate("getComputedStyle(document.body).backgroundColor"))
-    words = brightness(browser.page.evaluate("getComputedStyle(document.querySelector('article p')).color"))
-    plate = browser.page.evaluate(
-        "getComputedStyle(document.querySelector('.cell_output img')).backgroundColor"
-    )
-    browser.page.emulate_media(color_scheme="light")
-    assert (page < 60 and words > 180) if scheme == "dark" else (page > 240 and words < 60)
-    assert brightness(plate) == 255
 
 
 @pytest.mark.needs_chromium
@@ -376,52 +269,3 @@ def test_recorded_pictures_play(site: Path, browser: Window, slug: str) -> None:
     assert seen() == [0]
     player.get_by_role("button", name="Pause").click()
     page.evaluate("localStorage.clear()")
-
-
-@pytest.mark.needs_chromium
-def test_frames_are_loaded_once_somebody_plays(site: Path, browser: Window) -> None:
-    page = browser.page
-    page.goto((site / "notebooks/09_backward_ring.html").as_uri())
-    frames = page.locator("[data-frames] img")
-    loaded = "all => all.map(each => each.complete && each.naturalWidth > 0)"
-    assert frames.count() > 2 and not any(frames.evaluate_all(loaded)[1:])
-    page.locator("[data-frames]").get_by_role("slider").press("ArrowRight")
-    page.wait_for_function(f"({loaded})([...document.querySelectorAll('[data-frames] img')]).every(Boolean)")
-
-
-def test_only_sources_that_changed_are_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only changed sources are read again. Warnings are repeated, removed pages vanish, all pages show new titles."""
-    texts = {
-        "index.md": "# All\n\n```{toctree}\none\ntwo\n```\n",
-        "one.md": "# First\n",
-        "two.md": "# Second\n",
-    }
-    monkeypatch.setattr(website.stage, "_texts", lambda root, repository: texts.items())
-
-    def files(kind: str) -> dict[str, int]:
-        return {
-            path.stem: path.stat().st_mtime_ns
-            for path in tmp_path.glob(f"{kind}/*")
-            if path.suffix in (".html", ".doctree")
-        }
-
-    pages = website.made(tmp_path, CHECKOUT)
-    before = files("doctrees"), files("pages")
-    assert website.made(tmp_path, CHECKOUT) == pages and (files("doctrees"), files("pages")) == before
-    texts["one.md"] = "# Changed\n"
-    website.made(tmp_path, CHECKOUT)
-    changed = {name for name, when in files("doctrees").items() if when != before[0][name]}
-    assert changed == {"one"} and "Changed" in (pages / "two.html").read_text(encoding="utf-8")
-    texts["two.md"] = "# Second\n\n[nowhere](three.md)\n"
-    for _ in range(2):
-        with pytest.raises(SystemExit):
-            website.made(tmp_path, CHECKOUT)
-    del texts["two.md"]
-    texts["index.md"] = "# All\n\n```{toctree}\none\n```\n"
-    website.made(tmp_path, CHECKOUT)
-    assert not (pages / "two.html").exists() and (pages / "one.html").exists()
-
-
-def test_the_sources_of_an_unchanged_checkout_are_unchanged(site: Path) -> None:
-    """Unchanged sources are not written again; otherwise the next build would take as long as the first."""
-    assert not website.stage.write(website.kept(site) / "sources", CHECKOUT)

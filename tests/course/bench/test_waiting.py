@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from ringlab.cli import app
 from ringlab.errors import CourseError
 from ringlab_course.bench import everything
-from ringlab_course.bench.waiting import bench_lessons, kept
+from ringlab_course.bench.waiting import bench_lessons
 
 pytestmark = pytest.mark.thorough
 
@@ -38,25 +38,6 @@ def test_a_first_cell_is_timed_apart_from_its_lesson_and_from_the_kernel(tmp_pat
         bench_lessons(["02"], tmp_path)
     with pytest.raises(CourseError, match="one of the lessons 01, 02"):
         bench_lessons(["2"], tmp_path)
-
-
-def test_lessons_are_looked_for_in_a_checkout(tmp_path: Path) -> None:
-    with pytest.raises(CourseError, match="a checkout of ringlab"):
-        bench_lessons(checkout=tmp_path)
-
-
-def test_other_lessons_keep_their_seconds(tmp_path: Path) -> None:
-    file = tmp_path / "lessons.json"
-    file.write_text('{"seconds": {"a": 1, "b": 2}, "first_cell": {"a": 0.1, "b": 0.2}}')
-    new = {"seconds": {"b": 3}, "first_cell": {"b": 0.3}, "machine": "this"}
-    assert kept(new, file) == {
-        "seconds": {"a": 1, "b": 3},
-        "first_cell": {"a": 0.1, "b": 0.3},
-        "machine": "this",
-    }
-    file.write_text("[]")
-    with pytest.raises(CourseError, match="a file of `ringlab bench lessons`"):
-        kept(new, file)
 
 
 def test_a_bench_that_fails_replaces_nothing_and_the_next_is_run(

@@ -6,7 +6,6 @@ The course's commands print one JSON object on stdout, and have the right exit s
 from __future__ import annotations
 
 import json
-import re
 import shutil
 import subprocess
 import sys
@@ -71,17 +70,6 @@ def test_without_a_book_every_report_is_told_and_the_json_has_its_keys(folder: P
     assert call("grade", folder / "ada", "--json")[0] == 0
 
 
-def test_without_a_book_our_own_failure_is_an_error_and_stops_nobody_else(folder: Path) -> None:
-    path = write(folder, "bob", "sandbox")
-    status, out, err = call("grade", path, "--json")
-    assert status == 1 and json.loads(out)["error"]["kind"] == "SandboxError" and "needed" in err
-    status, out, _ = call("grade", folder, "--json")
-    found = json.loads(out)
-    assert (
-        status == 1 and len(found["submissions"]) == 2 and "SandboxError" in found["not_graded"][0]["reason"]
-    )
-
-
 def test_a_book_is_begun_gone_on_with_and_shown(folder: Path, tmp_path: Path) -> None:
     book = tmp_path / "grades.db"
     status, out, _ = call("grade", folder, "--book", book, "--seed", 3)
@@ -111,17 +99,6 @@ def test_a_book_is_begun_gone_on_with_and_shown(folder: Path, tmp_path: Path) ->
     assert status == 1 and "seed" in json.loads(out)["error"]["needed"]
 
 
-def test_a_learner_is_found_by_the_decomposed_name_too(tmp_path: Path) -> None:
-    composed, decomposed, book = "ren\u00e9", "rene\u0301", tmp_path / "grades.db"
-    write(tmp_path / "one", "x", "5")
-    assert call("grade", tmp_path / "one", "--book", book, "--learner", decomposed)[0] == 0
-    for name in (composed, decomposed):
-        shown = json.loads(call("gradebook", "show", book, "--learner", name, "--json")[1])
-        assert [each["learner"] for each in shown["entries"]] == [composed]
-    changed = call("gradebook", "override", book, decomposed, "05", 9, "--reason", "seen", "--json")
-    assert changed[0] == 0 and json.loads(changed[1])["entry"]["learner"] == composed
-
-
 def test_what_could_not_be_graded_is_told_and_is_no_zero(folder: Path, tmp_path: Path) -> None:
     write(folder, "bob", "bug")
     book = tmp_path / "grades.db"
@@ -131,37 +108,6 @@ def test_what_could_not_be_graded_is_told_and_is_no_zero(folder: Path, tmp_path:
     assert [
         row["score"] for row in read_csv(call("gradebook", "export", book)[1]) if row["learner"] == "bob"
     ] == [""]
-
-
-def test_lateness_costs_and_deadlines_move(folder: Path, tmp_path: Path) -> None:
-    book = tmp_path / "grades.db"
-    call("grade", folder, "--book", book)
-    call("gradebook", "policy", book, "--due", "2001-01-01T00:00Z", "--late", "10%/day, max 50%")
-    score = lambda: {e.learner: e.score for e in Gradebook(book).entries()}  # noqa: E731
-    assert score() == {"ada": 5, "bob": 0, "=cy": 0}
-    status, out, _ = call("gradebook", "policy", book, "--due", "2099-01-01T00:00Z")
-    assert status == 0 and "2099-01-01" in out and score() == {"ada": 10, "bob": 5, "=cy": 0}
-    for option, value in (("--late", "free"), ("--due", "2001-01-01T00:00")):
-        status, out, _ = call("gradebook", "policy", book, option, value, "--json")
-        assert status == 1 and json.loads(out)["error"]["kind"] == "CourseError"
-
-
-def test_an_override_counts_until_it_is_taken_back(folder: Path, tmp_path: Path) -> None:
-    book = tmp_path / "grades.db"
-    call("grade", folder, "--book", book)
-    assert call("gradebook", "override", book, "bob", "05", "9")[0] == 1, "an override needs a reason"
-    status, out, _ = call("gradebook", "override", book, "bob", "05", "9", "--reason", "oral", "--by", "X")
-    assert status == 0 and "bob  05: 9 of 10 points" in out and "oral (X" in out
-    assert "9 of 10" in call("gradebook", "show", book, "--explain")[1]
-    assert call("gradebook", "override", book, "bob", "05", "--reason", "r", "--json")[0] == 1, (
-        "an override needs a score or --clear"
-    )
-    found = call(
-        "gradebook", "override", book, "bob", "05", "--clear", "--reason", "no", "--by", "X", "--json"
-    )[1]
-    assert json.loads(found)["entry"]["score"] == 5
-    told = json.loads(call("gradebook", "show", book, "--json")[1])
-    assert [(each["score"], each["by"]) for each in told["overrides"]] == [(9, "X"), (None, "X")]
 
 
 def test_regrading_needs_a_book_and_an_exercise_that_is_there(folder: Path, tmp_path: Path) -> None:
@@ -185,13 +131,6 @@ def test_files_are_written_with_and_without_a_book(folder: Path, tmp_path: Path)
     other = tmp_path / "other.csv"
     assert call("gradebook", "export", book, "--csv", other)[0] == 0
     assert [row["score"] for row in read_csv(other.read_text())] == ["0", "10", "5"]
-
-
-def test_pages_are_written(folder: Path, tmp_path: Path) -> None:
-    status, _, _ = call("grade", folder, "--book", tmp_path / "grades.db", "--html", tmp_path / "pages")
-    assert status == 0 and (tmp_path / "pages" / "index.html").is_file()
-    status, out, _ = call("gradebook", "report", tmp_path / "grades.db", tmp_path / "again", "--json")
-    assert status == 0 and all(Path(page).is_file() for page in json.loads(out)["pages"])
 
 
 def test_explaining_says_message_mistake_and_hint(folder: Path, tmp_path: Path) -> None:
@@ -225,15 +164,6 @@ def test_an_interrupted_run_says_so_keeps_what_it_has_and_goes_on(
     assert "1 graded, 2 had their result" in call("grade", folder, "--book", book)[1]
 
 
-def test_no_scheduler_and_no_book_are_errors_with_a_remedy(folder: Path, tmp_path: Path) -> None:
-    for words in (
-        ("gradebook", "show", tmp_path / "none.db", "--json"),
-        ("gradebook", "export", folder / "ada" / "05_emulated_ring.ipynb", "--json"),
-    ):
-        status, out, err = call(*words)
-        assert status == 1 and json.loads(out)["error"]["remedy"] and "Traceback" not in err
-
-
 def test_a_folder_without_notebooks_is_no_success(tmp_path: Path) -> None:
     for words in ((), ("--book", tmp_path / "grades.db")):
         status, _, err = call("grade", tmp_path, *words)
@@ -264,16 +194,6 @@ def test_patience_reaches_the_judge_with_a_book_and_without(
     assert heard == [2.5] * 6
 
 
-def test_an_unknown_exercise_is_an_error_with_the_remedy_and_status_1() -> None:
-    status, out, err = said("exercise", "fresh", "77", "--json")
-    assert status == 1 and json.loads(out)["ok"] is False and "needed" in err
-
-
-def test_the_lessons_are_listed() -> None:
-    status, out, _ = said("exercise", "list", "--json")
-    assert status == 0 and [each["id"] for each in json.loads(out)["lessons"]][:2] == ["00", "01"]
-
-
 def test_grading_ones_own_exercise_is_kept_as_progress(monkeypatch, tmp_path: Path) -> None:
     import ringlab.checkout as checkout
     import ringlab_course.judge as judge
@@ -296,31 +216,6 @@ def test_grading_ones_own_exercise_is_kept_as_progress(monkeypatch, tmp_path: Pa
     assert status == 1 and "2 of 4 points" in out
     assert json.loads(said("progress", "--json")[1])["grades"] == {"05.step": {"earned": 2, "points": 4}}
     assert "2 of 4" in said("progress")[1]
-
-
-def test_the_history_has_every_result_and_override_with_its_time(folder: Path, tmp_path: Path) -> None:
-    book = tmp_path / "grades.db"
-    call("grade", folder, "--book", book)
-    write(folder, "bob", "10")
-    call("grade", folder, "--book", book)
-    call("gradebook", "override", book, "bob", "05", 7, "--reason", "seen [twice]", "--by", "prof")
-    call("gradebook", "override", book, "ada", "05", 8, "--reason", "on paper", "--by", "prof")
-    call("gradebook", "override", book, "ada", "05", "--clear", "--reason", "found", "--by", "prof")
-
-    def rows(learner: str) -> list[list[str]]:
-        lines = call("gradebook", "show", book, "--learner", learner, "--history")[1].splitlines()
-        cells = [[cell.strip() for cell in line.split("│")[1:-1]] for line in lines if line.startswith("│")]
-        assert all(re.fullmatch(r"20\d\d-\d\d-\d\d \d\d:\d\d:\d\d", each[2]) for each in cells)
-        return [[*each[3:6], *each[6].split("; ")] for each in cells]
-
-    first, second, word = rows("bob")
-    assert (first[:3], second[:3], word[:3]) == (
-        ["graded", "5", "10"], ["graded", "10", "10"], ["overridden", "7", "10"],
-    )  # fmt: skip
-    assert word[3:] == ["counts", "seen [twice] (prof)"] and "counts" not in first + second
-    graded, given, cleared = rows("ada")
-    assert graded[3] == "counts" and "counts" not in given + cleared
-    assert given[:2] == ["overridden", "8"] and cleared[:2] == ["override cleared", ""]
 
 
 @pytest.mark.needs_bwrap
@@ -368,17 +263,9 @@ def test_a_book_that_cannot_be_written_is_shown(folder: Path, tmp_path: Path) ->
     "words",
     [
         ("gradebook", "policy", "book", "--due", ODD),
-        ("gradebook", "show", ODD),
         ("gradebook", "show", "book", "--learner", ODD + "?"),
-        ("gradebook", "override", "book", ODD, "05", "1", "--reason", "r"),
-        ("gradebook", "policy", "book", "--late", ODD),
-        ("gradebook", "policy", "book", "--exercise", ODD, "--late", "10%/day"),
         ("lab", "preflight", "--transport", ODD),
-        ("lab", "l1", "--messages", ODD),
-        ("lab", "l1", "--dtype", ODD),
-        ("lab", "l2", "--layouts", ODD),
         ("exercise", "fresh", ODD),
-        ("build", ODD),
         ("bench", "all", "--output", "new", "--only", ODD),
     ],
     ids=" ".join,
@@ -388,21 +275,3 @@ def test_an_error_shows_a_text_of_the_user_as_it_is(words, folder: Path, monkeyp
     call("grade", folder, "--book", "book")
     status, out, err = call(*words)
     assert status in (1, 2) and flat(ODD) in flat(out + err)
-
-
-def test_a_learner_is_shown_as_called(tmp_path: Path) -> None:
-    name = ODD.replace("/", "")  # a folder's name
-    write(tmp_path / "class", name, "5")
-    book = tmp_path / "book"
-    assert flat(name) in flat(call("grade", tmp_path / "class", "--book", book)[1])
-    assert flat(name) in flat(call("gradebook", "override", book, name, "05", "7", "--reason", ODD)[1])
-    for option in ((), ("--history",), ("--explain",)):
-        shown = flat(call("gradebook", "show", book, *option)[1])
-        assert flat(name) in shown and flat(ODD) in shown, option
-
-
-def test_a_preflight_shows_findings_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    from ringlab_course.lab.preflight import Finding
-
-    monkeypatch.setattr("ringlab_course.lab.start.look", lambda *_: ([], [Finding(ODD, False, ODD, ODD)]))
-    assert flat(call("lab", "preflight")[1]).count(flat(ODD)) == 3

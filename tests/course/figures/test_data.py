@@ -11,26 +11,22 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ringlab import VirtualCluster, contiguous, ring_attention, striped
 from ringlab.comm.trace import Trace
-from ringlab.cost.flops import layout_work
 from ringlab.cost.sizes import Attention, element_bytes
 from ringlab.cost.traffic import block_s, hop_s, least_tokens_hidden
 from ringlab.layout import Layout
 from ringlab.merge import Partial, merge
 from ringlab.plan import work
 from ringlab.viz.style import png
-from ringlab_course.catalogue import LESSONS
 from ringlab_course.figures import (
     courier_view,
-    course_ring,
     decision_map,
     error_curves,
     load_mosaic,
-    loss_curves,
     ring_counts,
     ring_step,
     ring_view,
@@ -46,7 +42,6 @@ from ringlab_course.figures.decision_rules import (
     Question,
     question,
 )
-from ringlab_course.figures.kernel_access import boxes, counts
 from ringlab_course.figures.layout_tiles import FULL, LAYOUTS, PARTIAL, SKIP, tiles_of
 from ringlab_course.figures.memory_ledger import GB, Layer
 from ringlab_course.figures.online_softmax import stream
@@ -169,16 +164,6 @@ def test_tiles_of_a_layout_are_what_the_mask_makes_of_them(drawn) -> None:
     assert load_mosaic.mosaic(layout).work.tolist() == plan
 
 
-@pytest.mark.parametrize("tile", [None, 4])
-def test_cells_of_the_mosaic_are_the_work_of_each_rank_in_each_step(tile: int | None) -> None:
-    layout = LAYOUTS["striped"](30, 4)
-    expected = layout_work(layout, True, (tile, tile) if tile else None)
-    texts = load_mosaic.figure(layout, tile).axes[0].texts
-    shown = {(int(t.get_position()[1]), int(t.get_position()[0])): t.get_text() for t in texts}
-    assert all(shown[rank, step] == str(expected[rank, step]) for rank in range(4) for step in range(4))
-    assert shown[4, 4] == str(expected.max(axis=0).sum())
-
-
 @pytest.mark.parametrize("name", ring_step.LAYOUTS)
 @given(st.tuples(st.integers(1, 90), st.integers(1, 5)), st.data())
 def test_tiles_of_a_ring_step_are_what_the_position_mask_makes_of_them(name, size, data) -> None:
@@ -211,14 +196,6 @@ def test_a_tile_scan_computes_each_visible_tile_once(size, causal: bool, directi
     }
     done = [(step.q_tile, step.k_tile) for step in picture.steps]
     assert len(done) == len(set(done)) and set(done) == wanted
-
-
-def test_the_live_set_of_a_tile_scan_in_bytes() -> None:
-    """For t = 128, D = 64 and float32, Q, K, V and out have t·D elements each, the scores t·t, and lse t."""
-    forward = scan(1024, 128, 64)
-    assert forward.steps[0].live_bytes == 4 * (4 * 128 * 64 + 128 * 128 + 128)
-    assert forward.whole_bytes == 4 * 1024 * 1024
-    assert len({scan(S, 64, 32).peak_bytes for S in (64, 256, 1024)}) == 1
 
 
 @given(st.lists(st.floats(-50, 50) | st.just(-math.inf), min_size=1, max_size=20), st.integers(1, 7))
@@ -319,26 +296,6 @@ def test_rows_win_where_a_ring_of_them_hides() -> None:
     assert set(decision_map.WORDS) == set(decision_map.LOOKS)
 
 
-@given(st.integers(0, 1000), st.sampled_from(error_curves.PROBES), st.integers(1, 40))
-@settings(max_examples=20, deadline=None)
-def test_blocks_folded_in_float32_are_attention(seed: int, probe: str, P: int) -> None:
-    """The error is at most twice that of plain float32 attention, or the error that rounding the scores may
-    cause.
-
-    Scores of size s are off by δ = eps·s, weights by 2δ of themselves, out by 2δ of the size of v; lse likewise.
-    """
-    q, k, v = error_curves.inputs(probe, seed, rows=4, S=80, D=8)
-    right = error_curves.truth(q, k, v)
-    plain = torch.softmax(q @ k.T * 8**-0.5, -1) @ v
-    found = error_curves.relative_error(
-        error_curves.run(error_curves.Program(torch.float32), q, k, v, P), right
-    )
-    scores = float((q.abs() @ k.abs().T).max()) * 8**-0.5
-    share = float(v.square().mean().sqrt()) / float(np.sqrt((right**2).mean()))
-    floor = 2 * torch.finfo(torch.float32).eps * max(4.0, scores) * share
-    assert found <= max(2 * error_curves.relative_error(plain, right), floor)
-
-
 def test_every_fault_leaves_its_own_mark() -> None:
     found = {name: error_curves.curves(name, (1, 2, 8, 32), rows=16) for name in error_curves.FAULTS}
     sound = found.pop("sound")
@@ -350,44 +307,3 @@ def test_every_fault_leaves_its_own_mark() -> None:
         ]
         assert any(unlike) != (name == "arrival order"), name
         assert (max(curve["repeat"]) > 0) == (name == "arrival order"), name
-
-
-@given(st.lists(st.floats(0.1, 10.0), min_size=2, max_size=6), st.floats(1e-4, 1.0), st.data())
-def test_a_loss_that_leaves_the_first_is_told_from_one_that_lies_on_it(losses, far, data) -> None:
-    step = data.draw(st.integers(0, len(losses) - 1))
-    left = [loss * (1 + (far if number == step else 1e-7)) for number, loss in enumerate(losses)]
-    told = loss_curves.describe(
-        {"one": losses, "near": [loss * (1 + 1e-7) for loss in losses], "left": left}, "Title"
-    )
-    assert "near lies on it" in told and f"left leaves it in step {step + 1}." in told
-
-
-def test_the_ring_of_the_course_names_every_lesson_and_the_way_to_the_chosen_one() -> None:
-    texts = course_ring.draw_course("05").axes[0].texts
-    assert {item.id for item in LESSONS} <= {t.get_text() for t in texts}
-    bold = {t.get_text() for t in texts if t.get_weight() == "bold"}
-    assert {"Online softmax", "Tiled attention", "The emulated ring"} <= bold and "Numerics" not in bold
-
-
-def test_a_program_touches_the_rows_that_its_picture_boxes() -> None:
-    from types import SimpleNamespace
-
-    def access(program: int, kind: str, argument: str, first: int, rows: int = 4) -> SimpleNamespace:
-        at = np.arange(first * 2, (first + rows) * 2)
-        return SimpleNamespace(
-            program=(program, 0, 0),
-            kind=kind,
-            argument=argument,
-            offsets=at,
-            shape=(4, 2),
-            masked=8 - at.size,
-        )
-
-    shapes = {"k_ptr": (8, 2), "out_ptr": (8, 2)}
-    seen = [access(0, "load", "k_ptr", 0), access(1, "load", "k_ptr", 0), access(1, "load", "k_ptr", 4)]
-    seen += [access(1, "store", "out_ptr", 6, rows=2)]
-    assert counts(seen, "k_ptr", "load", (8, 2)).tolist() == [[2, 2]] * 4 + [[1, 1]] * 4
-    found = [(b.argument, b.kind, b.turn, b.rows, b.masked) for b in boxes(seen, shapes, (1, 0, 0))]
-    assert found == [
-        ("k_ptr", "load", 1, (0, 3), 0), ("k_ptr", "load", 2, (4, 7), 0), ("out_ptr", "store", 1, (6, 7), 4),
-    ]  # fmt: skip

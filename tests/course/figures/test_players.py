@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 from typing import Any
 
 import pytest
@@ -11,7 +10,6 @@ from ringlab import contiguous
 from ringlab.conformance.report.findings import Finding
 from ringlab.viz.frontend import FRAMES
 from ringlab.viz.lanes import Span
-from ringlab.viz.style import png
 from ringlab_course.catalogue import PAPERS
 from ringlab_course.clinic.suite import KillMatrix
 from ringlab_course.figures import (
@@ -24,7 +22,6 @@ from ringlab_course.figures import (
     overlap_view,
     papers,
     profiler_lanes,
-    tile_scan,
 )
 from tests.viz.test_keyboard import faults
 
@@ -61,23 +58,6 @@ class Moved:
         return len(set(self.seen)) == len(self.seen) and part in self.picture.value
 
 
-def test_buttons_choose_the_rank_of_a_profile() -> None:
-    which, picture = profiler_lanes.player(RUNS).children
-    assert list(which.options) == ["all ranks", "rank 0", "rank 1"]
-    assert "rank 0 computes" in picture.value and "rank 1 computes" in picture.value
-    which.value = "rank 1"
-    assert "rank 0 computes" not in picture.value
-
-
-def test_a_slider_moves_a_tile_scan() -> None:
-    which, sliders, picture = tile_scan.player(S=32, tile=8, D=4).children
-    moved = Moved(picture)
-    sliders.children[1].value = 5
-    assert moved.shows("step 5 of 10")
-    which.value = "backward"
-    assert moved.shows('<img alt="Backward, step 5') and "dK so far" in picture.value
-
-
 def test_every_control_moves_the_overlap_and_a_machine_sets_both_rates() -> None:
     *rows, picture = overlap_view.player().children[:5]
     (machine, chosen), (flops, bandwidth), (tokens, ranks), (group, causal) = (row.children for row in rows)
@@ -97,18 +77,6 @@ def test_every_control_moves_the_overlap_and_a_machine_sets_both_rates() -> None
     assert moved.shows("32 query and 4 key/value heads")
     causal.value = True
     assert moved.shows("causal and balanced")
-
-
-def test_the_slider_of_the_course_moves_its_ring(monkeypatch: pytest.MonkeyPatch) -> None:
-    shown: list[Any] = []
-    monkeypatch.setattr(course_ring, "is_live", lambda: True)
-    monkeypatch.setattr("IPython.display.display", shown.append)
-    course_ring.course_ring("05")
-    slider, picture = shown[0].children
-    for lesson, title in (("05", "The emulated ring"), ("08", "Striped and zig-zag")):
-        slider.value = lesson
-        drawn = base64.b64encode(png(course_ring.draw_course(lesson))).decode()
-        assert title in picture.value and drawn in picture.value
 
 
 def test_keys_move_over_the_kill_matrix_and_the_evidence_follows() -> None:

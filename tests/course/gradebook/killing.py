@@ -1,10 +1,9 @@
 """A program that kills a grading run, resumes it, and compares the gradebook with that of an undisturbed run.
 
-    python -m tests.course.gradebook.killing FOLDER MOMENTS SUBMISSIONS {grade,regrade} {Gradebook,a mutant} SEED
+    python -m tests.course.gradebook.killing FOLDER SUBMISSIONS {grade,regrade}
 
-MOMENTS is a number of random moments, "all", or "until": all moments up to the first that causes a fault. A
-moment is the number of lines of Python that the run has executed. The program is a process of its own because
-it forks. It prints JSON: the number of moments, the moments after which the resumed gradebook differs from
+A moment is the number of lines of Python that the run has executed. The program kills a run at every moment. It
+is a process of its own because it forks. It prints JSON: the number of moments, the moments after which the resumed gradebook differs from
 that of an undisturbed run (`wrong`), and the moments after which the gradebook lacked a result that the run
 had reported as done (`lost`).
 """
@@ -14,11 +13,9 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import random
 import shutil
 import signal
 import sys
-from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from types import FrameType
@@ -31,39 +28,6 @@ from ringlab_course.gradebook.store import Gradebook
 from tests.course.gradebook.stub import judge, submissions, write
 
 TRACED = ("gradebook/store.py", "gradebook/runner.py")
-
-
-class NoTransaction(Gradebook):
-    """A mutant that makes every statement a separate transaction."""
-
-    @contextlib.contextmanager
-    def _transaction(self) -> Iterator[None]:
-        yield
-
-
-class AllInOne(Gradebook):
-    """A mutant with one transaction for the whole run, committed at the end."""
-
-    @contextlib.contextmanager
-    def _transaction(self) -> Iterator[None]:
-        if not self._book.in_transaction:
-            self._book.execute("BEGIN IMMEDIATE")
-        yield
-
-    def close(self) -> None:
-        if self._book.in_transaction:
-            self._book.execute("COMMIT")
-        super().close()
-
-
-class AddsBlindly(Gradebook):
-    """A mutant that never checks whether the book already has a result."""
-
-    def _is_kept(self, *_: Any) -> bool:
-        return False
-
-
-BOOKS = {book.__name__: book for book in (Gradebook, NoTransaction, AllInOne, AddsBlindly)}
 
 
 class Countdown:
@@ -83,7 +47,6 @@ class Countdown:
 
 
 def run(
-    kind: type[Gradebook],
     path: Path,
     folder: Path,
     regrade: bool,
@@ -97,7 +60,7 @@ def run(
         watch = Watch(ended=lambda job, result: (os.write(descriptor, b"."), None)[1])
     sys.settrace(trace)
     try:
-        with kind(path) as book:
+        with Gradebook(path) as book:
             book.use_class_seed(7)
             grade_class(
                 book, submissions(folder), Here(judge), regrade=("05",) if regrade else (), watch=watch
@@ -117,13 +80,13 @@ def content(path: Path) -> list[Any]:
         return [*results, *ungraded, *sorted(book.wanted())]
 
 
-def killed(kind: type[Gradebook], path: Path, folder: Path, regrade: bool, left: int, told: Path) -> None:
+def killed(path: Path, folder: Path, regrade: bool, left: int, told: Path) -> None:
     """Run the grading in a child process that kills itself when it has executed `left` lines."""
     child = os.fork()
     if child == 0:
         with contextlib.suppress(BaseException):
-            run(kind, path, folder, regrade, Countdown(left), told)
-        os._exit(0)  # a mutant may execute fewer than `left` lines
+            run(path, folder, regrade, Countdown(left), told)
+        os._exit(0)
     os.waitpid(child, 0)
 
 
@@ -136,39 +99,33 @@ def done(path: Path) -> int:
 
 
 def main() -> None:
-    """Kill and resume a run at each chosen moment, and print the faults as JSON."""
+    """Kill and resume a run at each moment, and print the faults as JSON."""
     versions._sources = cache(versions._sources)  # the course's files do not change during this program
-    folder, moments, count, what, kind, seed = sys.argv[1:]
-    work, regrade, book = Path(folder), what == "regrade", BOOKS[kind]
+    folder, count, what = sys.argv[1:]
+    work, regrade = Path(folder), what == "regrade"
     handed_in, begun, undisturbed = work / "class", work / "begun", work / "undisturbed"
     for number in range(int(count)):
-        write(handed_in, f"learner {number:03}", "sandbox" if number % 50 == 49 else str(number % 11))
+        write(handed_in, f"learner {number:03}", str(number % 11))
     Gradebook(begun).close()
     if regrade:
-        run(Gradebook, begun, handed_in, False)
+        run(begun, handed_in, False)
     shutil.copy(begun, undisturbed)
     counted = Countdown(0)
-    run(Gradebook, undisturbed, handed_in, regrade, counted)
-    lines = counted.lines
-    expected, draw, before = content(undisturbed), random.Random(int(seed)), done(begun)
-    every = range(1, lines + 1)
-    number = lines if moments in ("all", "until") else int(moments)
-    chosen = draw.sample(every, number)
+    run(undisturbed, handed_in, regrade, counted)
+    expected, before = content(undisturbed), done(begun)
     wrong, lost = [], []
-    for moment in chosen:
+    for moment in range(1, counted.lines + 1):
         path, told = work / f"killed {moment}", work / f"told {moment}"
         shutil.copy(begun, path)
-        killed(book, path, handed_in, regrade, moment, told)
+        killed(path, handed_in, regrade, moment, told)
         if told.exists() and done(path) - before < told.stat().st_size:
             lost.append(moment)
-        run(book, path, handed_in, False)
+        run(path, handed_in, False)
         if content(path) != expected and regrade:  # killed before it recorded the regrade
-            run(book, path, handed_in, True)
+            run(path, handed_in, True)
         if content(path) != expected:
             wrong.append(moment)
-        if moments == "until" and (wrong or lost):
-            break
-    print(json.dumps({"moments": len(chosen), "wrong": wrong, "lost": lost, "results": len(expected)}))
+    print(json.dumps({"moments": counted.lines, "wrong": wrong, "lost": lost}))
 
 
 if __name__ == "__main__":

@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from ringlab.errors import CourseError
 from ringlab_course.gradebook.entry import Ungraded
 from ringlab_course.gradebook.export import (
-    COLUMNS,
     FORMULA,
     csv_text,
     entry_data,
@@ -23,10 +22,8 @@ from ringlab_course.gradebook.export import (
     json_text,
     write,
 )
-from ringlab_course.gradebook.readable import explained, headline
 from ringlab_course.gradebook.store import Gradebook
-from ringlab_course.gradebook.versions import contract_version
-from tests.course.gradebook.stub import data, read_csv, report
+from tests.course.gradebook.stub import data, read_csv
 
 texts = st.text(st.characters(codec="utf-8", exclude_characters="\r\x00"), max_size=20)
 
@@ -59,13 +56,6 @@ def test_csv_is_read_back(rows) -> None:
     assert not any(cell.startswith(tuple(FORMULA)) for cell in cells)
 
 
-def test_every_cell_is_in_quotes_for_programs_that_take_another_separator() -> None:
-    with Gradebook(None) as book:
-        book.record(**data(learner="a;=1+1"))
-        line = csv_text(book.entries()).splitlines()[1]
-    assert line.startswith('"a;=1+1","05",') and len(next(csv.reader([line]))) == len(COLUMNS)
-
-
 def test_json_is_read_back() -> None:
     with Gradebook(None) as book:
         book.record(**data(learner="a\u2028b", earned=5))
@@ -93,43 +83,3 @@ def test_files_are_replaced_at_once_and_nobody_elses_to_read(tmp_path: Path) -> 
     with pytest.raises(CourseError):
         write(tmp_path / "folder", "new")
     assert sorted(each.name for each in tmp_path.iterdir()) == ["folder", "grades.csv"]
-
-
-def test_each_failed_check_is_explained_with_message_mistake_hint_and_time() -> None:
-    with Gradebook(None) as book:
-        told = []
-        for digest in "abcd":
-            book.record(**data(digest=digest, earned=2))
-            told.append("\n".join(explained(book.entries()[0], book.history("ada", "05"))))
-    assert "ada  05: 2 of 10 points" in told[0] and "graded in 0.2 s" in told[0]
-    for text in (
-        "check 1 fails",
-        "[averages_blocks]",
-        "check 2 (held-out, 5 points",
-        "check 1 (stress, 3 points",
-    ):
-        assert text in told[0]
-    rungs = [next(line for line in text.splitlines() if "→ hint" in line) for text in told]
-    assert [
-        "a question" in rungs[0],
-        "a direction" in rungs[1],
-        "mathematics" in rungs[2],
-        "mathematics" in rungs[3],
-    ] == [True] * 4
-    assert "✗ check 0" not in told[0], "a check that passes needs no explanation"
-
-
-def test_one_line_says_what_is_behind_a_score() -> None:
-    with Gradebook(None) as book:
-        book.set_policy(None, due="2026-11-01T11:00Z", late="20%/day")
-        entry = book.record(**data(contract=contract_version("05")))
-        assert headline(entry) == "ada  05: 8 of 10 points  (10 earned, 2 off for 1 h late)"
-        entry = book.override("ada", "05", 9, "ill", "X")
-        assert "9 of 10" in headline(entry) and "overridden: ill (X, " in headline(entry)
-        assert headline(entry).count("10 earned") == 1 and "more than there are" not in headline(entry)
-        book.set_policy(None, due="", late="")
-        assert "(10 earned; overridden: ill (X, " in headline(book.entries()[0])
-        assert "more than there are to earn" in headline(book.override("ada", "05", 99, "a slip", "X"))
-        unreadable = {**report("p", earned=0).as_dict(), "reason": "broken JSON"}
-        told = headline(book.record(learner="b", exercise="05", path="p", digest="d", report=unreadable))
-        assert told == "b  05: 0 of 10 points  (broken JSON)"

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import sqlite3
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from ringlab.cli import app
-from ringlab_course.gradebook.pages import write_pages
 from ringlab_course.gradebook.pool import Here
 from ringlab_course.gradebook.runner import Run, grade_class
 from ringlab_course.gradebook.store import Gradebook
-from ringlab_course.gradebook.versions import Today, contract_version
+from ringlab_course.gradebook.versions import contract_version
 from tests.course.gradebook.stub import judge, submissions, write
 
 WORDS = {("ada", "05"): "10", ("ada", "06"): "10", ("bob", "05"): "5", ("cy", "05"): "0"}
@@ -80,23 +76,3 @@ def test_a_result_without_a_sandbox_gives_way_to_one_with_it(path: Path) -> None
     with Gradebook(path) as book:
         assert book.entries("05", "cy")[0].older_checks
         assert [entry.learner for entry in graded(book, path.parent / "class").graded] == ["cy"]
-
-
-def test_an_exercise_that_is_gone_has_no_newer_checks() -> None:
-    assert not Today().differs("99", "99-0123456789abcdef") and not Today().differs("05", "")
-    assert Today().differs("05", "05-0123456789abcdef") and not Today().differs("05", contract_version("05"))
-
-
-def test_the_commands_and_the_pages_say_so(path: Path) -> None:
-    said = CliRunner().invoke(app, ["grade", str(path.parent / "class"), "--book", str(path)])
-    assert said.exit_code == 0 and NOTE in said.stderr and "0 graded, 4 had their result" in said.stdout
-    said = CliRunner().invoke(app, ["gradebook", "show", str(path), "--learner", "ada", "--explain"])
-    assert said.stdout.count("graded by older checks") == 2
-    said = CliRunner().invoke(app, ["gradebook", "show", str(path), "--json"])
-    assert all(entry["older_checks"] for entry in json.loads(said.stdout)["entries"])
-    with Gradebook(path) as book:
-        write_pages(book.entries(), path.parent / "pages", "Class")
-        assert (path.parent / "pages/index.html").read_text().count("--regrade 05") == 1
-        graded(book, path.parent / "class", regrade=["05", "06"])
-        write_pages(book.entries(), path.parent / "pages", "Class")
-        assert "lder checks" not in (path.parent / "pages/index.html").read_text()

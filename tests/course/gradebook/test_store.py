@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sqlite3
 from datetime import datetime
 from pathlib import Path
@@ -41,21 +40,8 @@ def kept(book: Gradebook) -> list[tuple]:
     return [*rows, *book.wanted(), *((u.learner, u.exercise, u.reason) for u in book.ungraded())]
 
 
-@given(names, names, st.integers(0, 10), moments)
-@settings(max_examples=50)
-def test_what_is_recorded_is_read_back(learner: str, path: str, earned: int, at: str) -> None:
-    given_data = data(learner=learner, path=path, earned=earned, submitted_at=at)
-    with Gradebook(None) as book:
-        entry = book.record(**given_data)
-        assert book.entries() == book.entries("05", learner) == book.history(learner, "05") == [entry]
-        assert (entry.learner, entry.path, entry.submitted_at) == (learner, path, at)
-        assert entry.report == json.loads(json.dumps(given_data["report"]))
-        assert entry.score == entry.earned == given_data["report"]["earned"] and entry.maximum == 10
-        assert book.entries("06") == book.entries(learner=learner + "!") == []
-
-
 @given(results)
-@settings(max_examples=50)
+@settings(max_examples=20)
 def test_recording_everything_again_changes_nothing(rows) -> None:
     with Gradebook(None) as book:
         given_data = [
@@ -74,7 +60,7 @@ def test_recording_everything_again_changes_nothing(rows) -> None:
 
 
 @given(results)
-@settings(max_examples=50)
+@settings(max_examples=20)
 def test_of_several_results_the_last_that_was_handed_in_counts(rows) -> None:
     with Gradebook(None) as book:
         for a, b, c, d, e in rows:
@@ -159,12 +145,9 @@ def test_who_was_ill_or_could_not_be_graded_gets_an_entry_by_an_instructors_word
     ("score", "reason", "by", "learner", "told"),
     [
         (5, "", "x", "ada", "a reason"),
-        (5, "  \n", "x", "ada", "a reason"),
-        (None, "", "x", "ada", "a reason"),
         (5, "r", " ", "ada", "instructor"),
         (-1, "r", "x", "ada", "0 or more"),
         (float("nan"), "r", "x", "ada", "0 or more"),
-        (float("inf"), "r", "x", "ada", "0 or more"),
         (5, "r", "x", "adda", "as in ada in 05"),
     ],
 )
@@ -213,18 +196,6 @@ def test_after_a_run_was_killed_the_file_alone_holds_its_results(tmp_path: Path)
             assert [entry.learner for entry in copy.entries()] == [data()["learner"]]
 
 
-def test_an_empty_file_is_no_book_to_read(tmp_path: Path) -> None:
-    (tmp_path / "book").touch()
-    with pytest.raises(CourseError, match="an empty file.*\n.*-wal"):
-        Gradebook(tmp_path / "book", create=False)
-    Gradebook(tmp_path / "book").close()
-
-
-def test_a_deadline_of_an_unknown_exercise_is_refused() -> None:
-    with Gradebook(None) as book, pytest.raises(CourseError, match="one of the exercises"):
-        book.set_policy("77", due="2026-11-01T12:00Z")
-
-
 def test_a_full_disk_is_an_error_and_costs_no_result(tmp_path: Path) -> None:
     with Gradebook(tmp_path / "book") as book:
         pages = book._book.execute("PRAGMA page_count").fetchone()[0]
@@ -270,7 +241,13 @@ def foreign(path: Path, kind: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "kind", ["text", "another program's", "newer", "a trigger", "a view", "another table", "a table too few"]
+    "kind",
+    [
+        "text",
+        "another program's",
+        "newer",
+        "a trigger",
+    ],
 )
 def test_a_file_that_is_no_gradebook_of_ours_is_refused_and_left_as_it_is(tmp_path: Path, kind: str) -> None:
     foreign(tmp_path / "book", kind)
@@ -280,42 +257,21 @@ def test_a_file_that_is_no_gradebook_of_ours_is_refused_and_left_as_it_is(tmp_pa
     assert (tmp_path / "book").read_bytes() == before
 
 
-def test_a_book_that_should_exist_and_does_not_is_no_new_one(tmp_path: Path) -> None:
-    for path in (tmp_path / "none", tmp_path / "no folder" / "book"):
-        with pytest.raises(CourseError):
-            Gradebook(path, create=path.parent == tmp_path / "no folder")
-    assert list(tmp_path.iterdir()) == []
-
-
-REPORT = json.dumps(data()["report"])
-
-
 @pytest.mark.parametrize(
     "change",
     [
         "UPDATE results SET earned = 11",
-        "UPDATE results SET earned = -1",
         "UPDATE results SET earned = 9e999",
-        "UPDATE results SET earned = 'ten'",
         "UPDATE results SET earned = 9",
         "UPDATE results SET maximum = 20",
         "UPDATE results SET report = '__import__(\"os\").getcwd()'",
-        "UPDATE results SET report = '[]'",
         'UPDATE results SET report = \'{"earned": 10, "points": 10}\'',
         'UPDATE results SET report = replace(report, \'"points": 2\', \'"points": "2"\')',
-        "UPDATE results SET report = replace(report, '\"ok\": true', '\"ok\": 1')",
-        "UPDATE results SET report = replace(report, '\"05\"', '\"06\"')",
         f"UPDATE results SET report = '{'[' * 50_000}'",
-        "UPDATE results SET report = zeroblob(17000000)",
         "UPDATE results SET graded_at = 'yesterday'",
         "UPDATE results SET submitted_at = '2026-11-01T00:00:00'",
-        "UPDATE results SET learner = x'ff'",
-        "UPDATE results SET learner = printf('%0200000d', 1)",
         "INSERT INTO overrides VALUES (1, 'ada', '05', -5, 'r', 'b', 'a')",
-        "INSERT INTO overrides VALUES (1, 'ada', '05', 'all', 'r', 'b', 'a')",
-        "INSERT INTO overrides VALUES (1, 'ada', '05', 5, x'00', 'b', 'a')",
         "INSERT INTO policies VALUES ('', 'never', '10%/day')",
-        "INSERT INTO policies VALUES ('', '2026-11-01T00:00:00+00:00', '-10%/day')",
     ],
 )
 def test_rows_that_somebody_edited_are_refused(tmp_path: Path, change: str) -> None:
@@ -326,31 +282,6 @@ def test_rows_that_somebody_edited_are_refused(tmp_path: Path, change: str) -> N
     database.close()
     with Gradebook(tmp_path / "book") as book, pytest.raises(CourseError):
         book.entries()
-
-
-def test_a_damaged_file_is_refused(tmp_path: Path) -> None:
-    with Gradebook(tmp_path / "book") as book:
-        for number in range(50):
-            book.record(**data(learner=str(number)))
-    content = bytearray((tmp_path / "book").read_bytes())
-    content[8192:20480] = b"\xa5" * 12288
-    (tmp_path / "book").write_bytes(content)
-    with pytest.raises(CourseError):
-        Gradebook(tmp_path / "book").entries()
-
-
-def test_an_old_book_is_brought_to_the_newest_version(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with Gradebook(tmp_path / "book") as book:
-        book.record(**data())
-        seed = book.class_seed
-    monkeypatch.setattr(schema, "MIGRATIONS", (*schema.MIGRATIONS, ("CREATE TABLE later (x TEXT)",)))
-    for _ in range(2):
-        with Gradebook(tmp_path / "book") as book:
-            assert len(book.entries()) == 1 and book.class_seed == seed
-            assert book._book.execute("PRAGMA user_version").fetchone()[0] == len(schema.MIGRATIONS)
-            assert book._book.execute("SELECT count(*) FROM later").fetchone() == (0,)
 
 
 def test_a_migration_that_fails_leaves_the_old_book(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

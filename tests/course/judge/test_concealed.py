@@ -14,7 +14,7 @@ from ringlab_course.checking.reports import not_written, run_stage
 from ringlab_course.judge import judge
 from ringlab_course.judge.judge import grade, joined
 from ringlab_course.judge.sandbox import Bounds
-from ringlab_course.judge.session import SandboxedSubject, Session
+from ringlab_course.judge.session import SandboxedSubject
 from tests.course.judge.small_contract import DOUBLE, notebook
 
 pytestmark = pytest.mark.needs_bwrap
@@ -133,7 +133,7 @@ def _one_after_the_other(exercise, session, submission, seed):
 
 
 @pytest.mark.parametrize(
-    "teller", ["raises in later calls", "answers wrongly later", "leaves it in a file", "writes frames named after it"]
+    "teller", ["raises in later calls","leaves it in a file",]
 )  # fmt: skip
 def test_a_judge_that_mixes_hidden_checks_with_others_tells_them(tmp_path, monkeypatch, teller) -> None:
     monkeypatch.setattr(judge, "_graded", _one_after_the_other)
@@ -143,13 +143,6 @@ def test_a_judge_that_mixes_hidden_checks_with_others_tells_them(tmp_path, monke
         if any(secret in reports[-1] for secret in secrets(5)):
             return
     pytest.fail("nothing was told: " + "\n".join(reports))
-
-
-def test_what_a_worker_says_when_it_loads_is_kept_from_before_the_hidden_checks_only() -> None:
-    with Session(["import os\nX = 1 / 0\ndef f(): return X"], ["f"], torch=False, bounds=BOUNDS) as session:
-        session.conceal()
-        session.workers(1)
-        assert session.notes == []
 
 
 def test_the_parts_of_a_report_are_joined_in_the_contracts_order() -> None:

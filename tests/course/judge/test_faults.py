@@ -9,7 +9,6 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ringlab.errors import WorldSizeError
 from ringlab_course.checking.contract import Check, Stage
 from ringlab_course.checking.failures import Crashed, Failure, NotWritten
 from ringlab_course.checking.faults import Ended, Faults
@@ -39,18 +38,6 @@ def two_under_way(ring, x):
 def collective(ring, x):
     ring.barrier()
     return torch.cat(ring.all_gather(x)), ring.all_reduce(x, "max")
-def drops_what_is_late(ring, x):
-    total = x.clone()
-    for step in range(ring.world_size - 1):
-        begin = ring.comm.now()
-        x = ring.shift(x)
-        if ring.comm.now() - begin < 1:
-            total += x
-    return total
-def changes_what_it_sent(ring, x):
-    work = ring.post(x)
-    x.numpy()[:] = 0
-    return work.wait()[0]
 def swallows(ring, x):
     total = x.clone()
     for step in range(ring.world_size - 1):
@@ -60,13 +47,6 @@ def swallows(ring, x):
             break
         total += x
     return total
-def will_not_die(ring, x):
-    for step in range(ring.world_size - 1):
-        try:
-            x = ring.shift(x)
-        except:
-            pass
-    return x
 def says_it_in_its_own_words(ring, x):
     try:
         return ring.shift(x)
@@ -89,10 +69,6 @@ def shifts_in_threads(ring, x):
     for thread in threads: thread.start()
     for thread in threads: thread.join()
     return x
-def shifts_in_a_pool(ring, x):
-    from concurrent.futures import ThreadPoolExecutor
-    with ThreadPoolExecutor(2) as pool:
-        return pool.submit(ring.shift, x).result()
 def shifts_while_it_computes(ring, x):
     from threading import Thread
     thread = Thread(target=ring.shift, args=(x,))
@@ -107,21 +83,6 @@ def keeps_its_ring(ring, x):
     return KEPT[0].shift(x)
 def sends_eight_bits(ring, x):
     return ring.shift(x.to(torch.float8_e4m3fn)).to(x.dtype)
-def lengths_first(ring, x):
-    length, theirs = torch.tensor([x.shape[0]], dtype=torch.int16), torch.empty(1, dtype=torch.int16)
-    work = ring.comm.exchange(receive=(theirs,), source=ring.previous, send=(length,), to=ring.next)
-    return work.wait()[0]
-def complex_message(ring, x):
-    return ring.shift(torch.complex(x, -x)).imag
-def ranks_of_numpy(ring, x):
-    import numpy as np
-    into = torch.empty_like(x)
-    ring.comm.exchange(send=(x,), to=np.int64(ring.next), receive=(into,), source=np.int64(ring.previous)).wait()
-    return into
-def goes_on_after_an_error(ring, x):
-    try: ring.compute("fails", torch.add, x, "text")
-    except TypeError: pass
-    return ring.shift(x)
 def computes(ring, x):
     return ring.compute("block", lambda: sum((x @ x).sum() for _ in range(20)))
 def says_that_it_computes(ring, x):
@@ -153,8 +114,7 @@ BAD = [
 @pytest.fixture(scope="module")
 def session():
     """Yield a session whose workers have loaded PROGRAMS."""
-    may_change = {name: ["x"] if name == "changes_what_it_sent" else [] for name in NAMES}
-    with Session([PROGRAMS], may_change, torch=True, seconds=60, total_seconds=600) as session:
+    with Session([PROGRAMS], NAMES, torch=True, seconds=60, total_seconds=600) as session:
         yield session
 
 
@@ -194,42 +154,8 @@ def test_a_program_that_keeps_the_rules_answers_the_same_bits_on_any_network(ses
             )
 
 
-@pytest.mark.parametrize("faults", BAD[:2], ids=lambda f: f"seed{f.seed}")
-def test_the_times_of_a_bad_network_are_the_notebooks(session, faults) -> None:
-    judged, virtual = (s.run_ring(3, shards(3), faults=faults) for s in subjects(session, "overlapped"))
-    assert [times for _, times in judged.results] == [times for _, times in virtual.results]
-    for rank in range(3):
-        ours, theirs = ([e for e in o.trace.events if e.rank == rank] for o in (judged, virtual))
-        assert ours == theirs
-    usual = subjects(session, "overlapped")[0].run_ring(3, shards(3))
-    assert max(max(times) for _, times in judged.results) > max(max(times) for _, times in usual.results)
-
-
-def test_messages_of_different_pairs_overtake_each_other_and_those_of_one_pair_never_do() -> None:
-    costs = Faults(1, delay=3.0).costs()
-    links = {(a, b): costs.message(a, b, 8) for a in range(4) for b in range(4) if a != b}
-    assert len(set(links.values())) == len(links) and all(0.5 <= t <= 3.5 for t in links.values())
-    assert all(costs.message(*link, 1 << 20) == t for link, t in links.items())
-    assert links[0, 1] != Faults(2, delay=3.0).costs().message(0, 1, 8)
-
-
-def test_a_program_that_looks_at_the_clock_answers_something_else(session) -> None:
-    for subject in subjects(session, "drops_what_is_late"):
-        assert same(subject.run_ring(2, shards(2)).results[0], sum(shards(2)))
-        late = subject.run_ring(2, shards(2), faults=Faults(1, delay=8.0)).results
-        assert any(not torch.allclose(result, sum(shards(2))) for result in late)
-
-
-def test_what_is_changed_behind_torchs_back_is_sent_changed_where_posts_are_late(session) -> None:
-    judged, _ = subjects(session, "changes_what_it_sent")
-    usual = judged.run_ring(2, shards(2)).results
-    assert same(usual, shards(2)[::-1]), "without faults the judge takes a message at once"
-    late = judged.run_ring(2, shards(2), faults=Faults(late=1.0)).results
-    assert all(not result.any() for result in late)
-
-
-@pytest.mark.parametrize("kill", [(0, 0), (2, 0), (1, 1)])
-@pytest.mark.parametrize("name", ["ring_sum", "overlapped", "collective"])
+@pytest.mark.parametrize("kill", [(0, 0), (1, 1)])
+@pytest.mark.parametrize("name", ["ring_sum", "collective"])
 def test_when_a_rank_dies_the_others_get_the_error_of_a_real_run(session, name, kill) -> None:
     for subject in subjects(session, name):
         results = subject.run_ring(3, shards(3), faults=Faults(kill=kill)).results
@@ -249,13 +175,6 @@ def test_a_rank_that_goes_on_without_the_dead_returns_what_it_has(session) -> No
             assert torch.is_tensor(results[rank]) and not torch.allclose(results[rank], sum(shards(3)))
 
 
-def test_a_rank_that_catches_everything_is_dead_all_the_same(session) -> None:
-    for subject in subjects(session, "will_not_die"):
-        assert subject.run_ring(2, shards(2), faults=Faults(kill=(1, 0))).results[1] == Ended("Killed")
-    sandboxed, _ = subjects(session, "ring_sum")
-    assert same(sandboxed.run_ring(2, shards(2)).results[0], sum(shards(2)))
-
-
 def test_the_learners_own_error_is_an_end_too_and_a_skeleton_stays_unwritten(session) -> None:
     for subject in subjects(session, "says_it_in_its_own_words"):
         results = subject.run_ring(2, shards(2), faults=Faults(kill=(1, 0))).results
@@ -263,15 +182,6 @@ def test_the_learners_own_error_is_an_end_too_and_a_skeleton_stays_unwritten(ses
     for subject in subjects(session, "unwritten_at_the_end"):
         with pytest.raises(NotWritten):
             subject.run_ring(2, shards(2), faults=Faults(kill=(1, 0)))
-
-
-def test_a_rank_that_never_gets_so_far_is_not_killed_and_errors_are_told_as_ever(session) -> None:
-    for subject in subjects(session, "ring_sum"):
-        outcome = subject.run_ring(2, shards(2), faults=Faults(kill=(1, 1)))
-        assert same(outcome.results[0], sum(shards(2))) and outcome.trace.rounds(0) == 1
-    for subject in subjects(session, "ring_sum"):
-        with pytest.raises(Crashed, match="MismatchError"):
-            subject.run_ring(2, [torch.zeros(2), torch.zeros(3)], faults=Faults(kill=(1, 1)))
 
 
 def test_workers_are_not_lost_with_a_killed_rank(session, monkeypatch) -> None:
@@ -284,14 +194,12 @@ def test_workers_are_not_lost_with_a_killed_rank(session, monkeypatch) -> None:
     assert session.workers(3) == before and session.losses == 0
 
 
-def test_a_fault_of_a_rank_that_does_not_exist_is_refused(session) -> None:
-    for subject in subjects(session, "ring_sum"):
-        for faults in (Faults(kill=(2, 0)), Faults(slow=(5, 2.0))):
-            with pytest.raises(WorldSizeError, match="ranks 0..1"):
-                subject.run_ring(2, shards(2), faults=faults)
-
-
-@pytest.mark.parametrize("faults", [None, Faults(5, delay=2.0)])
+@pytest.mark.parametrize(
+    "faults",
+    [
+        None,
+    ],
+)
 def test_a_deadlock_is_told_rank_by_rank_and_no_tag_can_draw_it(session, faults) -> None:
     for subject in subjects(session, "waits_in_a_circle"):
         with pytest.raises(Crashed) as failure:
@@ -318,7 +226,6 @@ def test_a_mismatch_is_raised_where_both_ranks_wait_and_can_be_caught(session) -
 
 HONEST_MISTAKES = {
     "shifts_in_threads": "a call from the thread",
-    "shifts_in_a_pool": "a call from the thread",
     "shifts_while_it_computes": "a call from the thread",
     "keeps_its_ring": "a ring of an earlier run",
     "sends_eight_bits": "a tensor of float8_e4m3fn",
@@ -340,14 +247,6 @@ def test_an_honest_mistake_is_told_in_words_and_condemns_nobody(session, name) -
         told.append(failure.value.counterexample.rpartition("remedy: ")[2])
     assert told[0] == told[1] and not session.condemned
     SandboxedSubject(session, "ring_sum").run_ring(2, shards(2))
-
-
-@pytest.mark.parametrize(
-    "name", ["lengths_first", "complex_message", "ranks_of_numpy", "goes_on_after_an_error"]
-)
-def test_what_the_virtual_ranks_do_the_judge_does(session, name) -> None:
-    judged, virtual = (subject.run_ring(2, shards(2)).results for subject in subjects(session, name))
-    assert all(map(same, judged, virtual))
 
 
 def test_computing_that_is_a_word_alone_is_not_believed(session) -> None:
@@ -379,13 +278,6 @@ def test_a_function_of_one_process_is_held_to_the_same(source) -> None:
         with pytest.raises(Crashed, match="one of its threads is still computing"):
             SandboxedSubject(session, "f").call(1)
         assert not session.condemned
-
-
-def test_threads_that_wait_cost_nothing() -> None:
-    with Session([SPIN + WAITING], ["f"], torch=False, seconds=60) as session:
-        assert [SandboxedSubject(session, "f").call(x) for x in range(3)] == [0, 1, 2]
-        (worker,) = session.workers(1)
-        assert worker.tasks() > worker.settled
 
 
 TAKES_THE_GRADIENT_AWAY = """

@@ -1,11 +1,9 @@
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 
 import numpy as np
 import pytest
-import torch
 
 from ringlab.errors import CourseError
 from ringlab_course.checking.contract import Check, Exercise, Stage
@@ -25,20 +23,12 @@ def checks(report) -> dict:
     "source",
     [
         RIGHT,
-        "import numpy as np\ndef double(values): return np.add(values, values)",
         "def helper(x):\n    return x * x.dtype.type(2)\ndouble = lambda x: helper(x)",
-        "def double(x):\n    x = x + 0\n    x *= 2\n    return x",
     ],
 )
 def test_honest_variants_get_everything(tmp_path, source) -> None:
     report = grade(notebook(tmp_path, "print('experiment')\n1 / 0", source, "plt.plot(double(3))"), EXERCISE)
     assert report.ok and (report.earned, report.points) == (5, 5) and not report.reason and not report.label
-
-
-def test_the_report_is_data(tmp_path) -> None:
-    document = json.loads(json.dumps(grade(notebook(tmp_path, RIGHT), EXERCISE).as_dict()))
-    assert document["ok"] and document["earned"] == 5 and document["exercise"] == "90"
-    assert document["stages"][0]["checks"][0]["id"] == "values"
 
 
 def test_hidden_checks_never_show_the_probe(tmp_path) -> None:
@@ -125,16 +115,6 @@ def test_calls_measure_memory_and_keep_arguments_apart() -> None:
         assert x.tolist() == [0, 0, 0]
 
 
-@pytest.mark.parametrize(("name", "change"), [("q", "q /= 2"), ("v", "v[0] = 1")])
-def test_a_changed_argument_is_named(name, change) -> None:
-    source = f"def f({name}):\n    {change}\n    return {name}"
-    with (
-        Session([source], ["f"], torch=True) as session,
-        pytest.raises(Failure, match=f"changed its argument {name} in place"),
-    ):
-        SandboxedSubject(session, "f").call(torch.full((3,), 3.0))
-
-
 def test_a_session_is_given_up_after_three_lost_workers_and_after_its_time() -> None:
     with Session(["import os\ndef f(): os._exit(1)"], ["f"], torch=False) as session:
         subject = SandboxedSubject(session, "f")
@@ -167,13 +147,6 @@ def test_a_function_whose_workers_end_takes_no_points_from_the_others(tmp_path) 
     assert report.stages[1].ok and report.earned == DOUBLE.points
 
 
-def test_one_case_that_is_not_written_costs_that_case_alone(tmp_path) -> None:
-    source = "def double(x):\n    if x.dtype == 'float32':\n        raise NotImplementedError('no float32')\n    return 2 * x"
-    stage = grade(notebook(tmp_path, source), EXERCISE).stages[0]
-    assert (stage.status, stage.earned) == ("wrong", 2)
-    assert stage.checks[1].message == "`double` raised NotImplementedError."
-
-
 def test_texts_of_megabytes_do_not_get_into_the_report(tmp_path) -> None:
     def quote(subject, rng):
         raise Failure("wrong", "x" * 10**6 + str(subject.call(0)))
@@ -181,9 +154,3 @@ def test_texts_of_megabytes_do_not_get_into_the_report(tmp_path) -> None:
     stage = replace(DOUBLE, checks=(Check("values", 2, "visible", "values", quote),))
     (check,) = grade(notebook(tmp_path, RIGHT), replace(EXERCISE, stages=(stage,))).stages[0].checks
     assert len(check.counterexample) == 5000
-
-
-def test_a_notebook_without_metadata_is_the_exercise_that_its_name_says(tmp_path) -> None:
-    path = notebook(tmp_path, "x = 1", grade="", name="01_naive_attention (2).ipynb")
-    assert grade(path).exercise == "01"
-    assert "no cell that is marked" in grade(notebook(tmp_path, "x = 1", grade="")).reason

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from ringlab_course.checking.failures import Crashed, NotWritten
+from ringlab_course.checking.failures import Crashed
 from ringlab_course.checking.protocol import ProtocolError
 from ringlab_course.judge import records, sandbox
 from ringlab_course.judge.session import Condemned, SandboxedSubject, Session
@@ -87,13 +87,6 @@ def test_a_store_outside_of_its_tensor_is_a_message_not_a_crash(session) -> None
 
 @pytest.mark.needs_bwrap
 @pytest.mark.needs_triton
-def test_a_kernel_without_a_body_is_not_written(session) -> None:
-    with pytest.raises(NotWritten):
-        SandboxedSubject(session, "empty").call(torch.zeros(4))
-
-
-@pytest.mark.needs_bwrap
-@pytest.mark.needs_triton
 def test_only_workers_of_kernels_have_the_interpreter_on(session) -> None:
     assert SandboxedSubject(session, "setting").call() == "1"
     plain = "import os\ndef setting():\n    return os.environ.get('TRITON_INTERPRET', '')"
@@ -134,18 +127,11 @@ def test_records_are_what_they_were() -> None:
     "change",
     [
         {"names": "x"},
-        {"names": [1]},
         {"kinds": np.array([0, 2])},
-        {"kinds": np.array([0, -1])},
         {"arguments": np.array([0, 1])},
-        {"programs": np.zeros((2, 2), np.int64)},
         {"lengths": np.array([2, 2])},
-        {"lengths": np.array([4, -1])},
         {"offsets": np.array([4.0, 5.0, 4.0])},
-        {"shapes": np.full((1, 1), 2)},
-        {"masked": np.zeros((2, 1), np.int64)},
         {"lengths": np.array([(1 << 63) - 1, (1 << 63) - 1])},
-        {"lengths": np.array([1, 1])},
         {
             **{
                 key: np.repeat(part[:1], records.MOST + 1, axis=0)

@@ -4,8 +4,7 @@ import pytest
 import torch
 
 from ringlab.comm.virtual.cluster import VirtualCluster
-from ringlab.layout import zigzag
-from ringlab_course.checking.failures import Crashed, NotWritten
+from ringlab_course.checking.failures import Crashed
 from ringlab_course.judge import network
 from ringlab_course.judge.session import Condemned, SandboxedSubject, Session
 from tests.course.judge.hostile.small import CHANNEL
@@ -44,12 +43,6 @@ def collective(ring, x):
     ring.barrier()
     everything = ring.all_gather(x)
     return torch.cat(everything), ring.all_reduce(x, "max")
-def gathers(ring, x):
-    return sum(ring.all_gather(x))
-SEEN = {}
-def through_globals(ring, x):
-    SEEN[ring.rank] = x
-    return sum(SEEN.values()) if len(SEEN) == ring.world_size else x * float("nan")
 def one_sided(ring, x):
     return ring.shift(x) if ring.rank != 1 else x
 def another_shape_for_one(ring, x):
@@ -86,8 +79,6 @@ def lies(ring, x):
     if ring.rank == 1:
         channel().send("wait", index=7)
     return ring.shift(x)
-def unwritten(ring, x):
-    raise NotImplementedError("write me")
 def holds(ring, x, mib):
     hoard = torch.ones(mib, 1 << 18)
     return hoard.sum().item()
@@ -104,20 +95,12 @@ def writes_too_early(ring, x):
     work = ring.post(x)
     x[0] += 1
     return work.wait()[0]
-def never_ends(ring, x):
-    channel().send("begin", label="for ever")
-    return ring.shift(x)
-def long_label(ring, x):
-    channel().send("begin", label="x" * 1000)
-    return x
-def laid_out(ring, x, layout, scale=1.0):
-    return torch.from_numpy(layout.positions(ring.rank)) * scale
 """
 )
 NAMES = [
-    "ring_sum", "overlapped", "collective", "gathers", "through_globals", "one_sided",
-    "wrong_tag", "never_waits", "smuggles", "raises_on_one", "lingers", "leaves", "lies", "unwritten", "holds", "laid_out",
-    "inside_a_computation", "one_buffer", "writes_too_early", "reads_too_early", "never_ends", "long_label", "shifts_late", "uneven",
+    "ring_sum", "overlapped", "collective", "one_sided",
+    "wrong_tag", "never_waits", "smuggles", "raises_on_one", "lingers", "leaves", "lies", "holds",
+    "inside_a_computation", "one_buffer", "writes_too_early", "reads_too_early", "shifts_late", "uneven",
     "another_shape_for_one",
 ]  # fmt: skip
 
@@ -158,7 +141,7 @@ def same(a, b) -> bool:
     return len(a) == len(b) and all(map(same, a, b)) if isinstance(a, (list, tuple)) else a == b
 
 
-@pytest.mark.parametrize("P", [1, 2, 3])
+@pytest.mark.parametrize("P", [1, 3])
 @pytest.mark.parametrize(("name", "count"), [("ring_sum", 1), ("overlapped", 2), ("collective", 1)])
 def test_the_outcome_equals_the_virtual_clusters(session, name, count, P) -> None:
     arguments = [shards(P, 1, 2, 5, 4) for _ in range(count)]
@@ -179,7 +162,7 @@ def test_the_outcome_equals_the_virtual_clusters(session, name, count, P) -> Non
     assert all(e.posted <= e.waited <= e.done for e in judged.trace.exchanges())
 
 
-@pytest.mark.parametrize("P", [1, 2, 5])
+@pytest.mark.parametrize("P", [5])
 @pytest.mark.parametrize("name", ["overlapped", "shifts_late", "uneven"])
 def test_the_virtual_clock_is_the_virtual_clusters(session, name, P) -> None:
     """The judge and the virtual cluster record equal events and times on every rank, whatever the real speed."""
@@ -201,24 +184,6 @@ def test_a_buffer_in_flight_holds_nothing_that_could_be_computed_with(session) -
     data = shards(2, 4)
     early, late = SandboxedSubject(session, "reads_too_early").run_ring(2, data).results[0]
     assert torch.isnan(early).all() and torch.equal(late, data[1])
-
-
-@pytest.mark.parametrize("name", ["never_ends", "long_label"])
-def test_computations_that_do_not_add_up_condemn_the_submission(session, name) -> None:
-    with pytest.raises(Condemned):
-        SandboxedSubject(session, name).run_ring(2, shards(2, 4))
-
-
-def test_gathering_gives_the_right_answer_and_is_seen(session) -> None:
-    data = shards(3, 4)
-    outcome = SandboxedSubject(session, "gathers").run_ring(3, data)
-    assert torch.allclose(outcome.results[0], sum(data))
-    assert outcome.trace.peers(0) == {1, 2}, "the program has two peers; a ring program would have one"
-
-
-def test_ranks_share_no_globals(session) -> None:
-    outcome = SandboxedSubject(session, "through_globals").run_ring(2, shards(2, 4))
-    assert all(torch.isnan(result).all() for result in outcome.results)
 
 
 def test_data_under_a_control_tag_is_counted(session) -> None:
@@ -270,11 +235,6 @@ def test_a_rank_that_breaks_the_protocol_condemns_the_submission(session) -> Non
         SandboxedSubject(session, "ring_sum").run_ring(2, shards(2, 4))
 
 
-def test_a_skeleton_is_not_written(session) -> None:
-    with pytest.raises(NotWritten):
-        SandboxedSubject(session, "unwritten").run_ring(2, shards(2, 4))
-
-
 def test_the_peak_is_the_systems_and_begins_anew_with_each_run(session) -> None:
     subject = SandboxedSubject(session, "holds")
     for mib in (64, 16, 48):
@@ -282,19 +242,6 @@ def test_the_peak_is_the_systems_and_begins_anew_with_each_run(session) -> None:
         assert outcome.results == [mib * 2.0**18, 2.0**18]
         assert mib - 2 <= outcome.memory[0].peak_bytes / 2**20 <= mib + 6  # counted per processor
         assert outcome.memory[1].peak_bytes / 2**20 <= 7
-
-
-def test_layouts_and_keywords_reach_every_rank(session) -> None:
-    layout = zigzag(11, 3)
-    outcome = SandboxedSubject(session, "laid_out").run_ring(3, shards(3, 1), [layout] * 3, scale=2)
-    assert [r.tolist() for r in outcome.results] == [
-        (2 * layout.positions(rank)).tolist() for rank in range(3)
-    ]
-
-
-def test_every_rank_needs_an_entry(session) -> None:
-    with pytest.raises(ValueError, match="3 entries"):
-        SandboxedSubject(session, "ring_sum").run_ring(3, shards(2, 4))
 
 
 def test_a_ring_exercise_is_graded(tmp_path) -> None:

@@ -10,7 +10,6 @@ import copy
 import functools
 import json
 import os
-import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -67,17 +66,10 @@ BAD = {
     "broken JSON": b'{"cells": [',
     "deep JSON": b'{"cells":' + b"[" * 100_000,
     "UTF-16": json.dumps(GOOD).encode("utf-16"),
-    "Latin-1": '{"cells": ["é"]}'.encode("latin-1"),
-    "a list": [],
     "no cells": {**GOOD, "cells": None},
     "format 3": {**GOOD, "nbformat": 3, "worksheets": []},
-    "no format": {"cells": []},
-    "format that cannot be shown": {**GOOD, "nbformat": "\ud800"},
-    "cell no object": {**GOOD, "cells": [1]},
-    "source no text": {**GOOD, "cells": [{"cell_type": "code", "source": 5}]},
     "source of numbers": {**GOOD, "cells": [{"cell_type": "code", "source": [5]}]},
     "too many cells": {**GOOD, "cells": [{}] * 6000},
-    "too much code": {**GOOD, "cells": [{"cell_type": "code", "source": "x" * (1 << 20)}]},
     "lone surrogate": b'{"nbformat":4,"cells":[{"cell_type":"code","source":"\\ud800"}]}',
     "endless number": b'{"nbformat":' + b"4" * 10_000 + b',"cells":[]}',
 }
@@ -147,29 +139,17 @@ def filled(unit: bytes, count: int = N, head: bytes = HEAD, tail: bytes = b"0]}"
 # Files that the reader must refuse before it parses them, because their parsed form is fifty times as large.
 TOO_MANY = {
     "brackets": lambda: b'{"cells":' + b"[" * N,
-    "empty lists": lambda: filled(b"[],"),
-    "empty objects": lambda: filled(b"{},"),
-    "objects of one": lambda: filled(b'{"":0},'),
     "nested objects": lambda: filled(b'{"":' * 900 + b"0" + b"}" * 900 + b","),
-    "two letters": lambda: filled(b'"ab",'),
     "decimals": lambda: filled(b"1.1,"),
     "lines of code": lambda: filled(b'"",', head=b'{"nbformat":4,"cells":[{"source":[', tail=b'""]}]}'),
-    "a format of numbers": lambda: filled(b"1,", head=b'{"cells":[],"nbformat":['),
 }
 # For each kind of file, the largest one with few enough brackets and commas to be parsed.
 JUST_SO = {
-    "objects of one": lambda: filled(b'{"":0},', 400_000),
     "nested objects": lambda: filled(b'{"":' * 900 + b"0" + b"}" * 900 + b",", 500),
-    "other letters": lambda: filled('"ä\U0001f600",'.encode(), 3_900_000),
     "decimals": lambda: filled(b"1.1,", 3_900_000),
-    "long integers": lambda: filled(b"9" * 4300 + b","),
     "a number of megabytes": lambda: b'{"nbformat":4,"cells":[],"x":' + b"1" * (N - 40) + b".5}",
-    "an exponent of megabytes": lambda: b'{"nbformat":4,"cells":[],"x":1e' + b"1" * (N - 40) + b"}",
-    "text of four bytes each": lambda: HEAD + b'"' + "\U0001f600".encode() * (N // 4 - 20) + b'"]}',
-    "escaped text": lambda: HEAD + b'"' + b"\\u0000" * (N // 6 - 20) + b'"]}',
     "escaped code": lambda: b'{"nbformat":4,"cells":[{"cell_type":"code","source":"' + b"\\u0001" * (N // 6 - 40) + b'"}]}',
     "the same key": lambda: filled(b'"aaaaaaaa":0,', head=b'{"nbformat":4,"cells":[],"x":{', tail=b'"z":0}}'),
-    "white space": lambda: b'{"nbformat":4,' + b" " * (N - 40) + b'"cells":[]}',
 }  # fmt: skip
 CHILD = """
 import re, resource, sys
@@ -206,26 +186,7 @@ def test_what_may_be_read_stays_within_its_bounds(tmp_path, name) -> None:
     assert int(done.stdout) < MEMORY
 
 
-def test_large_honest_notebooks_are_read(tmp_path) -> None:
-    picture, table = b"A" * (8 << 20), b"[" + b"0.12345678," * 1_000_000 + b"0]"
-    path = tmp_path / "n.ipynb"
-    path.write_bytes(
-        b'{"nbformat":4,"metadata":{},"cells":[{"cell_type":"code","source":"x = 1","metadata":{},"outputs":['
-        b'{"data":{"image/png":"' + picture + b'","application/json":' + table + b"}}]}]}"
-    )
-    assert read_submission(path).code == ["x = 1"]
-
-
-@pytest.mark.parametrize("form", ["[" * 980 + "]" * 980, '{"a":' * 980 + "1" + "}" * 980, "4" * 4299])
-def test_a_strange_format_is_named_briefly(tmp_path, form) -> None:
-    path = tmp_path / "n.ipynb"
-    path.write_text(f'{{"cells":[],"nbformat":{form}}}')
-    with pytest.raises(UnreadableError) as error:
-        read_submission(path)
-    assert len(error.value.got) < 60
-
-
-EXERCISES = ("01", "05", "10")
+EXERCISES = ("01",)
 """Exercises whose solutions are handed in: one in NumPy, a ring over virtual ranks, several precisions."""
 Notebook = dict[str, Any]
 
@@ -236,13 +197,6 @@ def each_cell(change: Callable[[Notebook], None]) -> Callable[[Notebook], None]:
             change(cell)
 
     return changed
-
-
-def as_format_4_0(notebook: Notebook) -> None:
-    notebook["nbformat_minor"] = 0
-    for cell in notebook["cells"]:
-        cell.pop("id", None)
-        cell["metadata"].setdefault("collapsed", False)
 
 
 def as_colab(notebook: Notebook) -> None:
@@ -259,13 +213,6 @@ def as_colab(notebook: Notebook) -> None:
             "outputId": "1",
         }
         cell["source"] = lines(cell)
-
-
-def as_vs_code(notebook: Notebook) -> None:
-    notebook["metadata"]["language_info"] = {"name": "python", "version": "3.11.9"}
-    for number, cell in enumerate(notebook["cells"]):
-        cell["metadata"] |= {"vscode": {"languageId": "python"}}
-        cell["id"] = f"X{number:02}sZmlsZQ=="
 
 
 def without_metadata(notebook: Notebook) -> None:
@@ -291,34 +238,12 @@ def with_helper_cells(notebook: Notebook) -> None:
     notebook["cells"] = cells
 
 
-def in_one_cell_each(notebook: Notebook) -> None:
-    """Move each graded function to an unmarked cell, and call it from a new function in its marked cell."""
-    cells = []
-    for cell in notebook["cells"]:
-        source = text(cell)
-        name = re.search(r"^def (\w+)\(", source, re.MULTILINE)
-        if cell["cell_type"] == "code" and cell["metadata"].get("grade") and name:
-            plain = {"cell_type": "code", "outputs": [], "execution_count": None}
-            own = f"class Written_{name[1]}:\n    pass"
-            given = f"Written_{name[1]}.call = staticmethod({name[1]})"
-            call = f"def {name[1]}(*args, **kwargs):\n    return Written_{name[1]}.call(*args, **kwargs)"
-            cells += [{**plain, "metadata": {}, "source": part} for part in (source, own, given)]
-            cells.append({**cell, "source": call})
-        else:
-            cells.append(cell)
-    notebook["cells"] = cells
-
-
 FORMATS = {
-    "nbformat 4.0": as_format_4_0,
     "Colab": as_colab,
-    "VS Code": as_vs_code,
     "no metadata": without_metadata,
     "CRLF": with_windows_ends,
     "helper cells": with_helper_cells,
-    "classes over cells": in_one_cell_each,
     "source as lines": each_cell(lambda cell: cell.update(source=lines(cell))),
-    "no ids": each_cell(lambda cell: cell.pop("id", None)),
     "a mark of byte order": lambda notebook: None,
 }
 

@@ -140,10 +140,6 @@ def test_a_check_that_is_at_fault_itself_waits_for_a_person(folder: Folder) -> N
     assert "may be at fault" in folder.said("doubtful")
 
 
-def test_points_that_an_instructor_changed_are_kept_in_proportion(folder: Folder) -> None:
-    assert folder.grades("ada")["02-update-check"] == (16, False)
-
-
 def test_cells_of_the_instructors_own_are_graded_by_a_person(folder: Folder) -> None:
     """A person grades the instructor's cells, because no code runs here and nbgrader gives silent tests full marks."""
     grades, cells = folder.grades("ada"), folder.cells("ada")

@@ -17,7 +17,7 @@ from ringlab_course.builder.sources import targets
 from ringlab_course.checking.loading import exercise_ids, load_exercise
 from ringlab_course.judge.submission import read_submission
 from ringlab_course.nbgrader.course import source_notebook
-from ringlab_course.nbgrader.submitted import Known, check_id, read, solution_id, stages_of
+from ringlab_course.nbgrader.submitted import Known, check_id, read, solution_id
 
 CHECKOUT = Path(__file__).resolve().parents[3]
 SOLUTION = Known("05-step", "code", "def ring_step(): ...", "abc", solution=True, stage="05.step")
@@ -71,43 +71,12 @@ def test_every_solution_stands_between_nbgraders_marks() -> None:
         assert plain == [c.source for c in exercise.cells if "grade" not in c.metadata]
 
 
-def test_the_learners_code_is_kept_and_their_metadata_are_not(tmp_path: Path) -> None:
-    mine = cell(
-        "def ring_step(): return 1", grade="05.step", nbgrader={"schema_version": 99, "points": "x"}, evil=1
-    )
-    locked = cell("check = print", nbgrader={"grade_id": "05-step-check", "points": 1000, "grade": True})
-    notebook = read(written(tmp_path, mine, locked, cell("x = 1", nbgrader=[1])), KNOWN)
-    assert [c.source for c in notebook.cells] == [
-        "def ring_step(): return 1", 'check("05.step")', "x = 1", "YOUR ANSWER HERE",
-    ]  # fmt: skip
-    assert notebook.cells[0].metadata == {
-        "deletable": False, "grade": "05.step",
-        "nbgrader": {
-            "grade_id": "05-step", "schema_version": 3, "cell_type": "code", "checksum": "abc",
-            "grade": False, "solution": True, "task": False, "locked": False,
-        },
-    }  # fmt: skip
-    assert notebook.cells[1].metadata["nbgrader"]["points"] == 8
-    assert notebook.cells[2].metadata == {}
-    nbformat.validate(notebook)
-
-
-def test_of_two_cells_of_one_name_the_last_counts_as_it_does_when_run(tmp_path: Path) -> None:
-    path = written(tmp_path, cell("first", grade="05.step"), cell("second", grade="05.step"))
-    notebook = read(path, KNOWN)
-    assert [(c.source, i) for c, i in zip(notebook.cells, ids(notebook), strict=True)][:3] == [
-        ("first", ""), ("second", "05-step"), ('check("05.step")', "05-step-check"),
-    ]  # fmt: skip
-
-
-def test_a_cell_of_another_type_does_not_stand_for_it(tmp_path: Path) -> None:
-    notebook = read(written(tmp_path, cell("def ring_step(): ...", "markdown", grade="05.step")), KNOWN)
-    assert ids(notebook) == ["", "05-step-check", "essay"]
-    assert notebook.cells[0].source.startswith("```text")
-
-
 @pytest.mark.parametrize(
-    "evil", ["<script>alert(1)</script>", "```\n<b>", "[x](javascript:alert(1))", "~~~\n````\n"]
+    "evil",
+    [
+        "<script>alert(1)</script>",
+        "```\n<b>",
+    ],
 )
 def test_text_that_is_not_the_courses_is_shown_letter_by_letter(tmp_path: Path, evil: str) -> None:
     path = written(tmp_path, cell(evil, "markdown"), cell("# Ours", "markdown"), cell(evil, "raw"))
@@ -117,14 +86,7 @@ def test_text_that_is_not_the_courses_is_shown_letter_by_letter(tmp_path: Path, 
     assert ours.source == "# Ours" and raw == first | {"id": raw.id}
 
 
-def test_an_answer_in_words_is_kept_as_text_and_an_untouched_one_as_released(tmp_path: Path) -> None:
-    said = cell("**mine** <i>", "markdown", nbgrader={"grade_id": "essay"})
-    assert read(written(tmp_path, said), KNOWN).cells[0].source == "```text\n**mine** <i>\n```"
-    same = cell("YOUR ANSWER HERE", "markdown", nbgrader={"grade_id": "essay"})
-    assert read(written(tmp_path, same), KNOWN).cells[0].source == "YOUR ANSWER HERE"
-
-
-@pytest.mark.parametrize("data", [b"", b"{", b"\xff\xfe", b"[]", b'{"cells": 1, "nbformat": 4}'])
+@pytest.mark.parametrize("data", [b"{", b'{"cells": 1, "nbformat": 4}'])
 def test_what_is_no_notebook_has_every_graded_cell_and_a_reason(tmp_path: Path, data: bytes) -> None:
     path = tmp_path / "x.ipynb"
     path.write_bytes(data)
@@ -177,10 +139,3 @@ def test_whatever_the_cells_claim_each_graded_cell_is_there_once_and_the_noteboo
     handed_in = read_submission(path)
     kept = [c.source for c in handed_in.cells if c.code]
     assert Counter(code) <= Counter(kept)  # no code is invented
-
-
-def test_stages_are_found_by_what_was_released() -> None:
-    stages = load_exercise("05").stages
-    assert {name: stage.id for name, stage in stages_of(KNOWN, stages).items()} == {
-        "05-step-check": "05.step"
-    }
