@@ -137,6 +137,24 @@ ANOTHER_NAME = SOUND_CHART | {"fault": "blind rows"}
 OWN = PATIENTS["elm"].source
 
 
+@pytest.mark.parametrize(
+    ("chart", "earned"),
+    [
+        (None, 0),
+        (SOUND_CHART | {"matters": []}, 0),
+        (ANOTHER_NAME, 2),
+        (ANOTHER_NAME | {"found": "masks by rank"}, 4),
+        (SOUND_CHART, 4),
+    ],
+)
+def test_a_right_ring_earns_what_the_diagnosis_of_its_patient_is_worth(
+    chart: dict[str, object] | None, earned: int
+) -> None:
+    stage = next(stage for stage in e16_mend.STAGES if stage.id == "16.cedar")
+    answers = {"cedar": SOUND[FORWARD].program, "chart": lambda name: chart}
+    assert run_in_process(stage, answers, tier="all", seed=5).earned == earned
+
+
 def test_no_visible_check_gives_the_name_of_a_fault_away() -> None:
     stages = (e16_charts.STAGE, e16_mend.STAGES[2])
     right, wrong = (

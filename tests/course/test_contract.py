@@ -21,7 +21,7 @@ from ringlab_course.checking.emulated import Emulated, compare_emulated
 from ringlab_course.checking.failures import Failure
 from ringlab_course.checking.in_process import InProcessSubject
 from ringlab_course.checking.loading import load_exercise
-from ringlab_course.checking.reports import run_in_process
+from ringlab_course.checking.reports import run_in_process, run_stage
 
 SUMS = Misconception("sums", "You summed; the mean divides by the number of rows.", lambda x: x.sum(0))
 FIRST = Misconception("first", "You took the first row.", lambda x: x[0])
@@ -132,6 +132,20 @@ def test_a_function_that_writes_into_its_arguments_cannot_alter_the_checks_own()
     tensor = torch.ones(2)
     subject.call([tensor, {"x": tensor}])
     assert tensor.sum() == 2
+
+
+def test_probes_depend_on_the_seed_and_on_the_check_alone():
+    seen = []
+
+    def look(subject, rng):
+        seen.append(float(rng.random()))
+
+    def stage(*names):
+        return Stage("91.m", "m", "t", tuple(Check(n, 1, "visible", "t", look) for n in names), HINTS)
+
+    for names, seed in ((("a", "b"), 1), (("b",), 1), (("b",), 2)):
+        run_stage(stage(*names), InProcessSubject(stage(*names), {"m": print}), seed=seed)
+    assert seen[1] == seen[2] and len(set(seen)) == 3
 
 
 def test_memory_of_a_call_is_measured_for_numpy_and_torch():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -87,6 +88,20 @@ def test_a_call_that_breaks_off_on_large_arguments_is_not_made_again(monkeypatch
     monkeypatch.setattr(explain, "LARGEST", 7)
     monkeypatch.setattr(explain, "_programs", lambda stage: pytest.fail("a wrong answer is called"))
     assert name(noted(broken, (HERE, HERE))) is None
+
+
+def test_variants_of_a_mistake_are_tried_too(monkeypatch) -> None:
+    exercise, wrong = "01", explain.wrong_answers("01")
+    first = next(w for w in wrong if w.misconception == "strict")
+    assert "<" in first.source
+    varied = [replace(w, variants=("<", "!=")) if w is first else w for w in wrong]
+    monkeypatch.setattr(explain, "wrong_answers", lambda each: varied if each == exercise else ())
+    explain._programs.cache_clear()
+    try:
+        calls = noted(lambda q, k, window=None: q[:, None] != k, (HERE, HERE))
+        assert name(calls) == "strict"
+    finally:
+        explain._programs.cache_clear()
 
 
 def test_answers_that_the_check_reads_alike_are_alike() -> None:

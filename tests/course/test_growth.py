@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -14,6 +16,13 @@ MIB = 1 << 20
 MUCH = 1 << 40
 
 
+@pytest.mark.parametrize("order", [0, 1, 2])
+def test_the_exponent_of_a_power_is_its_own(order):
+    growth = Growth(SIZES, tuple(3 * MIB * (s // 512) ** order for s in SIZES))
+    assert growth.exponent == pytest.approx(order, abs=1e-9)
+    assert not growth.faster_than(order, MUCH)
+
+
 @given(
     order=st.sampled_from([0, 1, 2]),
     constant=st.floats(0, 64 * MIB),
@@ -23,6 +32,15 @@ MUCH = 1 << 40
 def test_no_reading_within_its_error_makes_a_right_program_wrong(order, constant, factor, off):
     peaks = [constant + factor * (s / 512) ** order + e for s, e in zip(SIZES, off, strict=True)]
     assert Growth(SIZES, tuple(max(0, int(p)) for p in peaks)).at_least <= order + 1e-3
+
+
+@pytest.mark.parametrize("order", [0, 1])
+def test_one_factor_of_the_size_too_many_is_found_from_a_few_mebibytes_on(order):
+    rng = np.random.default_rng(order)
+    for _ in range(200):
+        off = rng.uniform(-GRAIN, GRAIN, 3)
+        peaks = [3 * MIB * (s / 512) ** (order + 1) + e for s, e in zip(SIZES, off, strict=True)]
+        assert Growth(SIZES, tuple(map(int, peaks))).faster_than(order, MUCH), peaks
 
 
 def test_memory_without_need_at_small_sizes_hides_no_growth():

@@ -150,6 +150,13 @@ def test_the_table_of_progress(exercise, capsys, file):
     assert lines[4] == ["predictions: 1 made and measured, 1 of them right"]
 
 
+@pytest.mark.parametrize(("guess", "right"), [(44, True), (42, False), (43, False)])
+def test_a_count_has_to_be_exact(capsys, guess, right):
+    predict("91.messages", "?", answer=guess)
+    compare("91.messages", 44)
+    assert ("right" in capsys.readouterr().out) is right
+
+
 @pytest.mark.parametrize("damage", ["{", '{"version": 99}', b"\xff\xfe"])
 def test_a_damaged_file_is_kept_aside_and_said_so(file, capsys, damage):
     file.path.parent.mkdir()

@@ -101,6 +101,20 @@ def test_the_mistakes_of_a_stage_are_those_that_its_entries_name(written) -> Non
     ]
 
 
+def test_an_answer_has_variants(written) -> None:
+    written(STRICT.replace("strict\n\nA query", "strict · variants <, <<\n\nA query"))
+    strict, again = wrong_answers("01")
+    assert strict.sources == (strict.source, strict.source.replace("<", "<<"))
+    assert again.sources == (again.source,)
+
+
+@pytest.mark.parametrize("field", ["check origin · ", "of plain · "])
+def test_an_edit_without_a_check_or_a_right_answer_is_refused(written, field) -> None:
+    written(STRICT.replace(field, ""))
+    with pytest.raises(CourseError, match="entry 'strict' of 01.causal"):
+        wrong_answers("01")
+
+
 def test_of_a_module_what_a_function_uses_is_kept_in_its_order() -> None:
     source = (
         '"""About the whole."""\n\nimport math\nimport numpy as np\n\nBASE = 2.0\nUNUSED = 3\n\n\n'

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from ringlab.errors import CourseError, MissingExtraError
 from ringlab_course.gradebook import pages
 from ringlab_course.gradebook.entry import Entry, Ungraded
-from ringlab_course.gradebook.readable import TEXT, prose
+from ringlab_course.gradebook.readable import TEXT, points, prose
 from tests.course.gradebook.page_checks import Page, faults
 from tests.course.gradebook.sample_class import HIDDEN, SEED, WRONG, a_class, entry, graded, saying
 
@@ -57,6 +57,25 @@ def test_every_check_and_its_score_is_on_the_learners_page() -> None:
 
 def _state(stage: dict, check: dict) -> str:
     return "✓ holds" if check["ok"] else "– open" if stage["status"] == "not written" else "✗ fails"
+
+
+def test_totals_equal_the_entries(tmp_path) -> None:
+    entries = a_class()
+    texts = rendered(tmp_path, entries)
+    for made in entries:
+        page = page_of(texts, made.learner)
+        assert f"{points(made.score)} of {points(made.maximum)} points" in page.text
+        if made.learner.startswith("Learner"):
+            cells = [td.text for td in page.all("td") if td.attributes.get("class") == "number"]
+            assert sum(float(cell.split()[0]) for cell in cells) == made.earned
+            assert sum(float(cell.split()[2]) for cell in cells) == made.maximum
+    index = Page(texts["index.html"])
+    both = sum(made.score for made in entries if made.learner == "Ada")
+    row = next(re.sub(r"\s+", " ", r.text) for r in index.all("tr") if r.text.strip().startswith("Ada"))
+    assert row.split()[-1] == points(both)
+    assert (
+        page_of(texts, "Ada").text.count(f"{points(both)} of {points(36 + entries[-1].maximum)} points") == 1
+    )
 
 
 def test_lateness_overrides_and_reasons_are_told(tmp_path) -> None:

@@ -284,6 +284,17 @@ def test_rows_that_somebody_edited_are_refused(tmp_path: Path, change: str) -> N
         book.entries()
 
 
+def test_a_damaged_file_is_refused(tmp_path: Path) -> None:
+    with Gradebook(tmp_path / "book") as book:
+        for number in range(50):
+            book.record(**data(learner=str(number)))
+    content = bytearray((tmp_path / "book").read_bytes())
+    content[8192:20480] = b"\xa5" * 12288
+    (tmp_path / "book").write_bytes(content)
+    with pytest.raises(CourseError):
+        Gradebook(tmp_path / "book").entries()
+
+
 def test_a_migration_that_fails_leaves_the_old_book(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with Gradebook(tmp_path / "book") as book:
         book.record(**data())

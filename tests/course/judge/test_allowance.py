@@ -25,6 +25,7 @@ from ringlab_course.judge import allowance, deadline, judge
 from ringlab_course.judge.allowance import UnreadableAnswer, reading
 from ringlab_course.judge.deadline import Deadline
 from ringlab_course.judge.judge import grade
+from ringlab_course.judge.process import Overdue
 from ringlab_course.judge.session import SandboxedSubject, Session
 from tests.course.judge.small_contract import HINTS, notebook
 
@@ -88,6 +89,11 @@ def test_a_tier_that_has_used_up_its_seconds_is_not_run_on_and_the_next_begins_a
     checks = {check.id: check for check in report.stages[0].checks}
     assert [check.ok for check in checks.values()] == [True, False, True, True]
     assert "visible checks of one function may take 0.5 s of computing" in checks["second"].message
+
+
+def test_patience_multiplies_what_a_tier_may_compute(tmp_path) -> None:
+    path = notebook(tmp_path, CODE, grade="90.slow")
+    assert grade(path, exercise("computes", *FOUR), timeout=60, patience=20.0).ok
 
 
 def test_what_an_ended_worker_computed_still_counts_and_loading_does_not() -> None:
@@ -188,6 +194,13 @@ def test_a_check_is_not_to_blame_for_what_it_cannot_digest(tmp_path, monkeypatch
     report = grade(notebook(tmp_path, source, grade="90.slow"), exercise("runs", *checks))
     huge, small = report.stages[0].checks
     assert "too large" in huge.message and not huge.broken and small.ok
+
+
+def test_after_a_call_that_hung_the_next_ones_have_less_time() -> None:
+    with Session([], [], torch=False, seconds=20) as session:
+        for seconds in (20, 10, 5, 5):
+            assert session.call_seconds == seconds
+            assert f"within {seconds} s" in session.lost("`f`", Overdue("an answer in time", "none")).message
 
 
 @pytest.fixture
