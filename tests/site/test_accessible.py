@@ -23,6 +23,7 @@ OF_DOCUMENTS = [
 OTHERS = [
     "index.html",
     "play.html",
+    "five-minutes.html",
     "errors.html",
     "search.html",
     "genindex.html",

@@ -25,6 +25,7 @@ def page(site: Path, browser: Window) -> Iterator[Any]:
     browser.asked.clear()
     browser.complaints.clear()
     browser.page.goto((site / "play.html").as_uri())
+    browser.page.locator(".play-all summary").click()
     yield browser.page
     assert browser.complaints == [] and strangers(browser) == []
 
@@ -84,12 +85,87 @@ def test_a_change_is_compared_with_the_value_before_the_first_step(page: Any) ->
     assert re.search(r"times as fast as with all-gather \(", headline(page))
 
 
-@pytest.mark.parametrize(
-    ("H", "K"),
-    [
-        (8, 128),
-    ],
-)
+def test_the_run_before_stays_as_an_outline_on_the_same_axis(page: Any) -> None:
+    def end_of(picture: str) -> float:
+        return float(page.locator(f".play-timeline {picture}").last.get_attribute("x"))
+
+    whole = end_of(".play-axis")
+    page.get_by_label("zig-zag").check()
+    assert page.locator(".play-saved").text_content() == "\N{MINUS SIGN}47 %"
+    assert float(page.locator(".play-before-end").get_attribute("x1")) == pytest.approx(whole)
+    assert end_of(".play-axis") - 52 == pytest.approx((whole - 52) * 27.2 / 50.9, rel=0.01)
+    page.go_back()
+    page.wait_for_function("location.hash.includes('contiguous')")
+    assert page.locator(".play-saved").count() == 0 and "50.9 ms" in headline(page)
+
+
+def test_messages_are_red_while_their_rank_waits(site: Path, page: Any) -> None:
+    """In a slow ring, ranks wait as long as messages to them are on their way while they do not compute."""
+    page.get_by_role("button", name="When the link is too slow").click()
+    widths = "all => all.map(each => Number(each.getAttribute('width'))).reduce((a, b) => a + b, 0)"
+    exposed = page.locator(".play-exposed").evaluate_all(widths)
+    rows = page.locator(".play-row").evaluate_all(widths)
+    assert exposed / rows == pytest.approx(0.80, abs=0.02)  # as the headline says
+    page.get_by_role("button", name="Why zig-zag?").click()
+    page.get_by_label("zig-zag").check()
+    assert page.locator(".play-exposed").evaluate_all(widths) == 0
+    assert page.locator(".play-hidden").count() > 0
+
+
+def test_the_triangle_has_as_many_rows_of_each_rank_and_the_sums_are_the_work(page: Any) -> None:
+    rows = "all => all.map(each => [Number(each.dataset.rank), Number(each.getAttribute('width'))])"
+    for label, equal in (("contiguous", False), ("zig-zag", True)):
+        page.get_by_label(label).check()
+        sums = [0.0] * 8
+        for rank, width in page.locator("rect.play-pairs").evaluate_all(rows):
+            sums[rank] += width
+        bars = page.locator(".play-sum").evaluate_all("all => all.map(each => parseFloat(each.style.width))")
+        page.wait_for_timeout(50)
+        assert (max(sums) - min(sums) < 1e-6) == equal
+        assert [each / max(bars) for each in bars] == pytest.approx(
+            [each / max(sums) for each in sums], abs=0.04
+        )
+
+
+def test_a_guess_is_kept_until_the_answer_is_seen(page: Any) -> None:
+    question = page.locator(".play-question")
+    question.get_by_role("button", name="4", exact=True).click()
+    assert question.inner_text() == "You guessed 4. Now choose zig-zag."
+    page.get_by_label("zig-zag").check()
+    assert "1.87 times, in this model. You guessed 4." in question.inner_text()
+    page.get_by_role("button", name="When the link is too slow").click()
+    assert question.get_by_role("button").all_inner_texts() == ["32Ki", "128Ki", "512Ki", "2Mi"]
+
+
+def test_the_first_page_moves_once_and_ends_on_the_ratio(site: Path, browser: Window) -> None:
+    shown = browser.page
+    shown.goto((site / "index.html").as_uri())
+    assert "50.9 ms" in shown.locator(".play-headline").inner_text()
+    shown.wait_for_function("document.querySelector('.play-headline').textContent.startsWith('Same GPUs')")
+    assert headline(shown) == "Same GPUs, same bytes, 1.87 × as fast (simulated)."
+
+
+def test_the_five_minutes_can_be_touched(site: Path, browser: Window) -> None:
+    browser.complaints.clear()
+    shown = browser.page
+    shown.goto((site / "five-minutes.html").as_uri())
+    who, ring, wait, zigzag = (
+        shown.locator(f"[data-five={name}]") for name in ("who", "ring", "wait", "zigzag")
+    )
+    who.get_by_role("slider").press("Home")
+    assert "needs 1 key: 1 of its own GPU alone" in who.inner_text()
+    who.get_by_role("slider").press("End")
+    assert "16 keys: 4 of its own GPU, and 12 of GPUs 0, 1 and 2" in who.inner_text()
+    assert who.locator(".five-far").count() == 12
+    ring.get_by_role("slider").press("End")
+    assert "every query has met every key" in ring.inner_text()
+    assert "compute 53 % of the time" in wait.inner_text()
+    zigzag.get_by_label("zig-zag").check()
+    assert "27.2 ms: 1.87 times as fast" in zigzag.inner_text()
+    assert browser.complaints == [] and strangers(browser) == []
+
+
+@pytest.mark.parametrize(("H", "K"), [(8, 128)])
 def test_an_address_says_no_more_than_controls_can(site: Path, page: Any, H: int, K: int) -> None:
     opened(site, page, f"#H={H}&K={K}")
     most = min(H, K)
@@ -115,13 +191,7 @@ def test_it_is_moved_by_keys(page: Any) -> None:
     assert page.locator("#play-layout-striped").is_checked()
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "Why zig-zag?",
-        "Two nodes",
-    ],
-)
+@pytest.mark.parametrize("name", ["Why zig-zag?", "Two nodes"])
 def test_an_example_shows_what_it_says(page: Any, name: str) -> None:
     page.get_by_role("button", name=name).click()
     assert page.get_by_role("button", name=name).get_attribute("aria-pressed") == "true"

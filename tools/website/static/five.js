@@ -43,7 +43,7 @@
       }));
       const home = word - owner(word) * each + 1, away = word + 1 - home;
       const others = ["", " GPU 0", " GPUs 0 and 1", " GPUs 0, 1 and 2"][owner(word)];
-      return `Word ${word} is on GPU ${owner(word)}. It needs ${word + 1} keys: ${home} of its own GPU${away ? `, and ${away} of${others}` : " alone"}.`;
+      return `Word ${word} is on GPU ${owner(word)}. It needs ${word + 1} ${word ? "keys" : "key"}: ${home} of its own GPU${away ? `, and ${away} of${others}` : " alone"}.`;
     });
     place.append(picture, label, said);
   }
