@@ -32,21 +32,11 @@ for each in apps.values():
 hid, old, sho = apps.values()
 
 
-class Backport:
-    """An entry point of the package `importlib_metadata`, which can replace the standard library's."""
-
-    def __init__(self, name: str, value: str, group: str) -> None:
-        self.name, self.module, self.group, self.dist = name, value.partition(":")[0], group, None
-        self.load = EntryPoint(name, value, group).load
-
-
-@pytest.fixture(params=[EntryPoint, Backport])
-def added(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> list[int]:
+@pytest.fixture
+def added(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Add another package's entry points; return a list that grows by one when entry points are looked up."""
     names = {name: f"{__name__}:{name}" for name in ("one", *apps)} | {"gone": "no_such_package:main"}
-    theirs = [
-        request.param(name, where, GROUP) for name, where in {**names, "plan": f"{__name__}:one"}.items()
-    ]
+    theirs = [EntryPoint(name, where, GROUP) for name, where in {**names, "plan": f"{__name__}:one"}.items()]
     looked: list[int] = []
 
     def found(group: str) -> list[Any]:

@@ -86,53 +86,28 @@ def test_what_does_not_fit_ends_with_status_1_and_names_the_nearest() -> None:
 
 def test_json_has_everything_and_nothing_else_is_printed() -> None:
     found = told(FITS)
-    wanted = {
-        "fits",
-        "degrees",
-        "layout",
-        "chunk_tokens",
-        "hidden",
-        "step_s",
-        "tokens_per_s",
-        "limit",
-        "suggestions",
-    }
-    wanted |= {
-        "memory",
-        "time",
-        "alternatives",
-        "assumptions",
-        "communication",
-        "command",
-        "work_max_over_mean",
-    }
-    assert wanted <= found.keys()
-    degrees = found["degrees"]
+    wanted = "fits degrees layout chunk_tokens hidden step_s tokens_per_s limit suggestions memory time alternatives"
+    assert {*wanted.split(), "assumptions", "communication", "command", "work_max_over_mean"} <= found.keys()
+    degrees, memory = found["degrees"], found["memory"]
     assert degrees["dp"] * degrees["tp"] * degrees["ring"] * degrees["ulysses"] == found["gpus"] == 64
-    entries = found["memory"]["entries"]
-    assert sum(entry["bytes"] for entry in entries) == found["memory"]["total_bytes"]
-    assert (
-        found["memory"]["total_bytes"]
-        < found["memory"]["usable_bytes"]
-        == 0.94 * hardware("h100").memory_bytes
-    )
+    assert sum(entry["bytes"] for entry in memory["entries"]) == memory["total_bytes"]
+    assert memory["total_bytes"] < memory["usable_bytes"] == 0.94 * hardware("h100").memory_bytes
 
 
 @pytest.mark.parametrize(
     "words",
     [f"{FITS} --batch 2", f"{FITS} --details", f"{ASKED} --nodes 4 --inference serve --batch 2 --details"],
 )
-@pytest.mark.parametrize("width", [80, 120])
-def test_it_stays_within_the_width_of_the_terminal(width: int, words: str) -> None:
-    """No printed line is wider than the terminal; each run is a new process with a console of that width."""
+def test_it_stays_within_the_width_of_the_terminal(words: str) -> None:
+    """No printed line is wider than 80 columns; each run is a new process with a console of that width."""
     code = (
         "from rich.console import Console; import ringlab.cli.output as o, ringlab.cli.plan as p; "
-        f"o.people = p.people = Console(width={width}); from ringlab.cli import app; app()"
+        "o.people = p.people = Console(width=80); from ringlab.cli import app; app()"
     )
     command = [sys.executable, "-c", code, "plan", *shlex.split(words)]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert max(map(len, done.stdout.splitlines())) <= width
+    assert max(map(len, done.stdout.splitlines())) <= 80
 
 
 @pytest.mark.parametrize(
@@ -169,21 +144,6 @@ def test_a_pipeline_and_offloaded_activations_are_shown() -> None:
     assert found["degrees"]["pp"] == 4 and found["memory"]["host_bytes"] > 0 and found["time"]["bubble_s"] > 0
 
 
-def test_degrees_layout_and_tile_are_taken_as_given() -> None:
-    found = told(f"{ASKED} --nodes 8 --tp 2 --ulysses 2 --dp 1 --fsdp 32 --layout striped --tile 64x128")
-    assert found["degrees"] == {
-        "dp": 1,
-        "tp": 2,
-        "cp": 32,
-        "ring": 16,
-        "ulysses": 2,
-        "fsdp": 32,
-        "pp": 1,
-        "ep": 1,
-    }
-    assert found["layout"] == "striped" and found["chunk_tokens"] == 1
-
-
 def test_experts_pieces_and_offloads_are_taken_as_given_and_shown() -> None:
     words = "--model qwen3-30b-a3b --tokens 128Ki --hardware h100 --nodes 2 --ep 8 --ffn-chunk 4Ki --offload optimizer"
     status, out, _ = call(f"{words} --details")
@@ -201,12 +161,6 @@ def test_experts_pieces_and_offloads_are_taken_as_given_and_shown() -> None:
     )
     models = {it["name"]: it for it in told("--list")["models"]}
     assert models["deepseek-v3"]["parameters"] > 18 * models["deepseek-v3"]["active_parameters"]
-
-
-@pytest.mark.parametrize("tokens", ["1M", "1000000", "1000k", "1_000_000"])
-def test_tokens_are_read_with_their_suffix(tokens: str) -> None:
-    assert told(f"--model llama3-8b --tokens {tokens} --hardware h100 --nodes 4")["tokens"] == 10**6
-    assert told("--model llama3-8b --tokens 1Mi --hardware h100 --nodes 4")["tokens"] == 2**20
 
 
 def test_serving_says_tokens_a_second_and_the_time_to_the_first_token() -> None:
@@ -258,16 +212,6 @@ def test_a_plan_to_serve_more_than_fits_names_the_sequences_that_do() -> None:
     assert not told(one_more.removeprefix("ringlab plan "))["fits"]
 
 
-def test_weights_too_large_for_the_gpus_that_feed_prompts() -> None:
-    """Feeding prompts on 8 GPUs takes 101 GB of weights a GPU, so the plan for one node suggests tp 16."""
-    found = told("--model llama3-405b --tokens 128Ki --hardware h100 --nodes 2 --inference serve --tp 8")
-    assert not found["fits"] and found["memory"]["entries"][0]["note"].startswith(
-        "of a GPU that feeds prompts"
-    )
-    wider = next(it for it in found["suggestions"] if it["kind"] == "degrees")
-    assert "--tp 16" in wider["command"] and told(wider["command"].removeprefix("ringlab plan "))["fits"]
-
-
 def test_who_travels_is_told() -> None:
     """Burst sends least if each query head has its own K/V head; without a ring no schedule is reported."""
     every = "--model llama2-7b --tokens 1Mi --hardware h100 --nodes 8 --tp 1 --ulysses 1 --logits-chunk 4Ki"
@@ -280,99 +224,54 @@ def test_who_travels_is_told() -> None:
         assert told(words)["travel"] is None and "Who travels" not in call(f"{words} --details")[1]
 
 
-BAD = {
+BAD = {  # one of each kind; tests/cost/test_planner.py has the constraints of degrees
     "--model lama3-70b --tokens 1M --hardware h100": ("a known model", "nearest: llama3-70b"),
     "--model llama3-70b --tokens 1M --hardware h10": ("a known hardware", "h100"),
-    "--model llama3-70b --tokens 0 --hardware h100": ("a whole number from 1", ""),
     "--model llama3-70b --tokens -5 --hardware h100": ("a whole number from 1", ""),
     "--model llama3-70b --tokens many --hardware h100": ("tokens, such as", "suffixes"),
-    "--model llama3-70b --tokens 1.5 --hardware h100": ("a whole number", ""),
-    f"{ASKED} --nodes 0": ("nodes >= 1", ""),
     f"{ASKED} --nodes -3": ("nodes >= 1", ""),
     f"{ASKED} --gpus-per-node 0": ("gpus_per_node >= 1", ""),
-    f"{ASKED} --batch 0": ("batch >= 1", ""),
-    f"{ASKED} --tp 0": ("tp >= 1", ""),
+    f"{ASKED} --batch {10**23}": ("batch <= 1,048,576", ""),
+    f"{ASKED} --nodes 1048576": ("nodes × GPUs of a node <= 1,048,576", ""),
     f"{ASKED} --tp 3": ("divides the H=64 query heads", "2 or 4"),
     f"{ASKED} --tp 8 --ulysses 3": ("tp × ulysses that divides", "16 or 32"),
-    f"{ASKED} --ulysses 48 --gpus-per-node 48": ("tp × ulysses that divides", "32 or 64"),
     f"{ASKED} --tp 8 --cp 2 --dp 1": ("dp × tp × cp = 8 GPUs", "cp=1 with this dp and tp"),
-    f"{ASKED} --cp 3": ("dp × tp × cp = 8 GPUs", "1, 2, 4, 8"),
     f"{ASKED} --ring 4 --ulysses 2 --cp 4": ("ring × ulysses = cp", "--cp 8"),
     f"{ASKED} --dp 2": ("batch divisible by dp", "--batch 2"),
-    f"{ASKED} --tp 1 --dp 1 --cp 8 --fsdp 3": ("fsdp that divides", "2 or 4"),
-    "--model llama3-70b --tokens 4 --hardware h100 --tp 1": ("at least one token per rank", "fewer nodes"),
     f"{ASKED} --nodes 4 --fsdp 7": ("fsdp that divides dp × cp, here at most 32 ranks", "--fsdp 4 or 8"),
     f"{ASKED} --nodes 4 --tp 2 --fsdp 32": ("fsdp that divides dp × cp, here 16 ranks", "--fsdp 16"),
-    f"{ASKED} --layout no-such-layout": ("layout among", ""),
+    "--model llama3-70b --tokens 4 --hardware h100 --tp 1": ("at least one token per rank", "fewer nodes"),
     f"{ASKED} --layout zigzga": ("layout among", "nearest: zigzag"),
     f"{ASKED} --recomputation ful": ("recomputation among", "nearest: full"),
     f"{ASKED} --dtype int8": ("one of the dtypes", "nearest: float8"),
-    f"{ASKED} --nodes {10**23}": ("nodes <= 1,048,576", ""),
-    f"{ASKED} --nodes 1048576": ("nodes × GPUs of a node <= 1,048,576", ""),
-    f"{ASKED} --batch {10**23}": ("batch <= 1,048,576", ""),
-    f"{ASKED} --tp {10**23}": ("tp <= 1,048,576", ""),
-    f"{ASKED} --logits-chunk 10G": ("logits_chunk <= 2,147,483,648", ""),
     f"{ASKED} --pp 3": ("pp that divides the 8 GPUs", ""),
-    f"{ASKED} --pp 0": ("pp >= 1", ""),
     f"{ASKED} --nodes 20 --pp 160": ("pp <= 80 layers", ""),
     f"{ASKED} --interleave 2": ("interleave of a pipeline", "--pp"),
     f"{ASKED} --pp 8 --interleave 11": ("pp × interleave <= 82", ""),
     f"{ASKED} --pp 8 --interleave 2 --batch 4": ("that pp divides where stages interleave", ""),
-    f"{ASKED} --pp 2 --cp 8": ("dp × tp × cp × pp = 8 GPUs", "1, 2, 4"),
     f"{ASKED} --pp 2 --inference prefill": ("pp for training only", "--cp and --tp"),
-    f"{ASKED} --offload all": ("offload among", ""),
     f"{ASKED} --offload activation": ("offload among", "nearest: activations"),
-    f"{ASKED} --offload activations --inference decode": ("offload for training only", ""),
     "--model llama3-8b --tokens 1M --hardware tpu-v4 --gpus-per-node 8 --offload activations": (
-        "hardware with a host link",
-        "host",
+        "hardware with a host link", "host",
     ),
-    f"{ASKED} --tile 99999999999999999999999x1": (
-        "a tile of rows x keys, both from 1 to 1,048,576",
-        "128x128",
-    ),
-    f"{ASKED} --recomputation much": ("recomputation among", ""),
-    f"{ASKED} --inference finetuning": ("purpose among", ""),
-    f"{ASKED} --dtype int3": ("one of the dtypes", ""),
-    f"{ASKED} --dtype float64": ("a dtype that h100 computes in", ""),
-    f"{ASKED} --tile 128": ("a tile of rows x keys", "128x128"),
     f"{ASKED} --tile 0x128": ("a tile of rows x keys", "128x128"),
-    f"{ASKED} --reserve 1.2": ("reserve", ""),
     f"{ASKED} --reserve nan": ("reserve", ""),
     f"{ASKED} --logits-chunk 0": ("a whole number from 1", ""),
-    f"{ASKED} --inference decode --ulysses 2": ("decode without ulysses", "--cp"),
-    "--bound circle": ("one of the bounds", ""),
-    "--bound strip": ("one of the bounds", "nearest: striped"),
-    "--bound context --model ring-7b --hardware a100 --ranks 0": ("ranks >= 1", ""),
-    f"--bound context --model ring-7b --hardware a100 --ranks {10**23}": ("ranks <= 1,048,576", ""),
-    "--bound striped --model striped-1b --ranks 4 --tokens 1000000000000000": ("tokens <= 2,147,483,648", ""),
-    "--bound striped --model striped-1b --ranks 1025 --tokens 1M": ("ranks <= 1,024", ""),
-    "--bound striped --model striped-1b --ranks 0 --tokens 1M": ("ranks >= 1", ""),
-    "--bound ring --hardware a100 --link betwen": ("a link: inside or between", "nearest: between"),
-    "--bound striped --model striped-1b --ranks 4 --tokens 2": ("a token for each", ""),
-    "--bound striped --model striped-1b --ranks 4 --tokens 4096 --attention-weight 0": (
-        "attention_weight > 0",
-        "",
-    ),
-    "--bound ring --hardware a100 --link around": ("a link: inside or between", ""),
-    "--bound ring --hardware a100 --bandwidth 12.5": ("bytes/s with a unit", ""),
-    "--bound ring --hardware a100 --dtype float8": ("a dtype that a100 computes in", ""),
-    f"{ASKED} --inference serve --ulysses 2": ("serve without ulysses", "--cp"),
     f"{ASKED} --inference serv": ("purpose among", "nearest: serve"),
     f"{ASKED} --inference serve --sharing heliks": ("sharing among", "nearest: helix"),
     f"{ASKED} --inference decode --sharing helix": ("sharing for serve only", "--inference serve"),
-    f"{ASKED} --generated 1Ki": ("generated for serve only", "--inference serve"),
-    f"{ASKED} --inference prefill --chunk 1Ki": ("chunk for serve only", "--inference serve"),
-    f"{ASKED} --inference serve --generated 1M": ("generated: an integer from 0 to 999,999", "prompt"),
-    f"{ASKED} --inference serve --chunk 100": ("chunk >= 245", ""),
-    f"{ASKED} --inference serve --chunk 0": ("a whole number from 1", ""),
+    f"{ASKED} --inference serve --ulysses 2": ("serve without ulysses", "--cp"),
     f"{ASKED} --inference serve --no-causal": ("a causal model to serve", ""),
     f"{ASKED} --inference serve --fsdp 2": ("serve without fsdp", "--sharing dcp"),
     f"{ASKED} --inference serve --tp 16 --cp 2 --nodes 4 --sharing helix": (
-        "tp that divides the K=8",
-        "--sharing copies",
+        "tp that divides the K=8", "--sharing copies",
     ),
-}
+    "--bound strip": ("one of the bounds", "nearest: striped"),
+    "--bound context --model ring-7b --hardware a100 --ranks 0": ("ranks >= 1", ""),
+    "--bound striped --model striped-1b --ranks 1025 --tokens 1M": ("ranks <= 1,024", ""),
+    "--bound ring --hardware a100 --link betwen": ("a link: inside or between", "nearest: between"),
+    "--bound ring --hardware a100 --bandwidth 12.5": ("bytes/s with a unit", ""),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("words", list(BAD))
@@ -430,18 +329,6 @@ def test_striped_bound_as_published() -> None:
     assert 1.41 < tiled["max_speedup"] < found["max_speedup"]
 
 
-@pytest.mark.parametrize(
-    "bandwidth, block, sequence", [("300 GB/s", 1040, 6240), ("12.5 GB/s", 24960, 149_760)]
-)
-def test_ring_bound_as_published(bandwidth: str, block: int, sequence: int) -> None:
-    """The block and sequence bounds equal table 2 of arXiv 2310.01889 for NVLink and for InfiniBand."""
-    found = told(f"--bound ring --hardware a100 --bandwidth '{bandwidth}'")
-    assert found["min_block_tokens"] == pytest.approx(block)
-    assert found["min_sequence_tokens"] == pytest.approx(sequence)
-    inside = told("--bound ring --hardware a100")
-    assert inside["min_block_tokens"] == pytest.approx(1040) and inside["link"] == "NVLink 3"
-
-
 def test_ring_bound_says_whose_rates_it_takes_and_how_to_give_the_papers() -> None:
     """With the paper's 268 GB/s for TPU v4 the bounds are the paper's; the project's table differs."""
     asked = "--bound ring --hardware tpu-v4"
@@ -483,7 +370,7 @@ def test_the_list_has_every_name_with_its_source() -> None:
 
 
 @pytest.mark.parametrize(
-    "words", [f"{ASKED} --nodes 4", f"{ASKED} --inference serve", "--list", "--bound ring --hardware a100"]
+    "words", [f"{ASKED} --nodes 4", f"{ASKED} --inference serve", "--bound ring --hardware a100"]
 )
 def test_torch_is_not_imported(words: str) -> None:
     """A plan imports no heavy package: torch alone takes longer to import than a plan may take."""

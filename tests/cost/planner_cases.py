@@ -52,14 +52,15 @@ def forget() -> None:
         function.cache_clear()
 
 
-def failures(checks: Iterable[Callable[[], object]], mutant: tuple[object, str, object]) -> tuple[str, ...]:
-    """Return the names of the checks that fail with one mutant: (object, attribute name, replacement)."""
+def fails(checks: Iterable[Callable[[], object]], mutant: tuple[object, str, object]) -> bool:
+    """Return whether a check fails with one mutant: (object, attribute name, replacement)."""
     forget()
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(*mutant)
-        found = tuple(check.__name__ for check in checks if _fails(check))
-    forget()
-    return found
+    try:
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(*mutant)
+            return any(_fails(check) for check in checks)
+    finally:
+        forget()
 
 
 def _fails(check: Callable[[], object]) -> bool:

@@ -16,6 +16,8 @@ from ringlab.cost import choose
 from ringlab.cost.choose import ring_exposed_s, weigh_rings
 from ringlab.cost.hardware import hardware
 from ringlab.cost.memory import attention_bytes
+from ringlab.cost.planner import Request, plan
+from ringlab.cost.planner.ring_table import RingTable
 from ringlab.cost.simulate import FullMesh, simulate
 from ringlab.cost.sizes import Attention
 from ringlab.cost.traffic import (
@@ -29,6 +31,7 @@ from ringlab.cost.traffic import (
 )
 from ringlab.errors import BackendError, CostError
 from ringlab.tile import Tile
+from tests.cost.planner_cases import ideal, small_model
 from tests.cost.test_closed_form import allgather_s
 
 LAYERS = st.builds(
@@ -117,13 +120,6 @@ def test_the_order_and_the_reasons(sizes: Attention, P: int, rates, memory: floa
             assert it.reason != "hidden" or it.exposed_s == 0
 
 
-def test_grouped_heads_turn_ring_and_ulysses_around() -> None:
-    """The ratio of ring bytes to Ulysses bytes is P·K/(H + K), so P/2 if K = H and P/9 if H = 8·K."""
-    for K, P, ratio in ((64, 8, 4), (8, 8, 8 / 9), (8, 4, 4 / 9), (16, 16, 16 / 5)):
-        ring, ulysses = (choose.way(Attention(H=64, K=K), P, *key) for key in (("ring", 1), ("ulysses", P)))
-        assert ring.sent_bytes / ulysses.sent_bytes == pytest.approx(ratio)
-
-
 @pytest.mark.parametrize(
     ("call", "needed"),
     [
@@ -198,16 +194,6 @@ def test_the_choice() -> None:
     assert {it.schedule for it in found} == set(RINGS)
 
 
-def test_a_latent_of_deepseek() -> None:
-    """DeepSeek's latent is so small that computation hides a ring of it, but not a ring of K and V."""
-    sizes = Attention(H=128, K=128, D=192, Dv=128)
-    shown = {
-        latent: weigh_rings(sizes, 256, 8, (4e14, 5e10, 0.0), training=False, latent=latent)[0].reason
-        for latent in (0, 576)
-    }
-    assert shown == {0: "exposed", 576: "hidden"}
-
-
 def test_a_latent_is_recommended_no_schedule_that_refuses_it() -> None:
     """Multi-ring is not offered for a latent, which has no heads, though it is best for K and V here."""
     sizes, rates = Attention(H=128, K=128, D=192, Dv=128), (4e14, 25e9, 0.0)
@@ -223,3 +209,58 @@ def test_a_latent_is_recommended_no_schedule_that_refuses_it() -> None:
 def refuse_a_latent(ring: Ring) -> None:
     given = (torch.zeros(shape) for shape in ((1, 2, 2, 6), (1, 2, 3), (1, 2, 2), (2, 4, 3), (2, 4, 3)))
     latent_attention(*given, ring=ring, layout=contiguous(4, 2), schedule="multi-ring")
+
+
+# The schedules of a plan's ring.
+
+SPLIT = {"dp": 1, "tp": 2, "ring": 8, "ulysses": 1, "fsdp": 1, "recomputation": "full"}
+
+
+def ring_table(K: int, purpose: str = "training", **changes: object) -> RingTable:
+    given = {"hardware": ideal()} | SPLIT | changes
+    asked = Request(small_model(H=32, K=K), 2**16, nodes=2, purpose=purpose, **given)  # type: ignore[arg-type]
+    table = plan(asked).ring_table
+    assert table is not None
+    return table
+
+
+def test_with_all_heads_burst_sends_least() -> None:
+    """With as many K/V heads as query heads, burst sends less than the ring.
+
+    A rank has 16 of 32 heads and 8,192 tokens. Blocks make 7 hops and gradients 8. Burst's q, dout, lse,
+    delta and dq take fewer bytes than the ring's K, V, dK and dV.
+    """
+    table, tokens, head = ring_table(32), 8192 * 16, 128
+    kv = 7 * 2 * head * 2
+    ring = tokens * (2 * kv + 8 * 2 * head * 4)
+    burst = tokens * (kv + 7 * (2 * head * 2 + 2 * 4) + 8 * head * 4)
+    sent = {it.schedule: it.sent_bytes for it in table.options}
+    assert sent["ring"] == ring and sent["burst"] == burst < ring
+    assert table.least.schedule == "burst" and table.latent_below == 2 * 16 * head
+
+
+def test_with_grouped_heads_the_ring_sends_least() -> None:
+    """With 4 of 8 K/V heads on each rank, the ring sends the fewest bytes; a prompt has no gradients."""
+    table = ring_table(8, "prefill", recomputation=None)
+    assert table.least is table.ring and table.ring.sent_bytes == 7 * 8192 * 2 * 4 * 128 * 2
+    assert table.latent_below == 2 * 4 * 128
+
+
+def test_the_links_of_a_ring() -> None:
+    """On a torus, a rank sends to both neighbours at once; between nodes, a hop takes the slower link."""
+    slow = replace(ideal(between=1e9), name="slow")
+    table = ring_table(8, "prefill", hardware=slow, recomputation=None)
+    torus = replace(slow, name="tpu-made-up")
+    both = ring_table(8, "prefill", hardware=torus, recomputation=None)
+    assert (table.links, both.links, table.link) == (1, 2, "between")
+    assert both.shortest.schedule != "ring" and (both.shortest.exposed_s or 0) < 0.7 * (
+        table.shortest.exposed_s or 0
+    )
+    hop = 8192 * 2 * 4 * 128 * 2 / 1e9
+    assert 0.8 * 7 * hop < (table.ring.exposed_s or 0) < 7 * hop
+
+
+def test_nothing_is_said_without_a_ring_or_of_a_token() -> None:
+    for changes in ({"ring": 1, "ulysses": 8}, {"purpose": "decode", "recomputation": None}):
+        asked = Request(small_model(), 2**16, ideal(), 2, **(SPLIT | changes))  # type: ignore[arg-type]
+        assert plan(asked).ring_table is None and plan(asked).as_dict()["travel"] is None

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import os
 import re
-import tomllib
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -15,13 +13,11 @@ from hypothesis import strategies as st
 
 from ringlab.cost import toml_file
 from ringlab.cost.hardware import (
-    TABLES,
     Hardware,
     Host,
     Link,
     MeasuredBlock,
     Reached,
-    check_name,
     hardware,
     hardware_names,
     read_hardware,
@@ -130,26 +126,12 @@ def test_the_form_in_the_docstring_is_read(tmp_path: Path) -> None:
 
 REFUSED = {  # for each case: the old text, the new text, and words that the error must contain
     "bare number": ('"24 GB"', "24", 5, "mine.memory", "with a unit"),
-    "no unit": ('"24 GB"', '"24"', 5, "mine.memory", "add the unit"),
     "wrong dimension": ('"24 GB"', '"24 GB/s"', 5, "mine.memory", "unit of bytes/s"),
-    "bytes where FLOP/s is due": ('"165 TFLOP/s"', '"165 TB/s"', 10, "mine.flops.bfloat16", "FLOP/s are due"),
-    "unknown unit": ('"10 us"', '"10 lightyears"', 16, "mine.inside.latency", "units: s"),
-    "wrong case": ('"10 us"', '"10 Us"', 16, "mine.inside.latency", "mind the case: us"),
-    "negative": ('"24 GB"', '"-24 GB"', 5, "mine.memory", "above zero"),
-    "zero": ('"25 GB/s"', '"0 GB/s"', 15, "mine.inside.bandwidth", "above zero"),
     "negative latency": ('"10 us"', '"-10 us"', 16, "mine.inside.latency", "zero or more"),
     "misspelt key": ("memory_bandwidth", "memory_bandwith", 6, "mine.memory_bandwith", "'memory_bandwidth'"),
-    "unknown key": (
-        'name = "Ethernet"',
-        'colour = "red"',
-        20,
-        "mine.between.colour",
-        "keys here: name, bandwidth",
-    ),
     "unknown dtype": ("bfloat16 =", "bfloat =", 10, "mine.flops.bfloat", "'bfloat16'"),
     "missing key": ('latency = "10 us"\n', "", 13, "mine.inside", "the key 'latency'"),
     "misspelt table": ("[mine.between]", "[mine.betwen]", 19, "mine.betwen", "'between'"),
-    "missing table": (MINE[MINE.index("[mine.between]") :], "", 2, "mine", "the key 'between'"),
     "no table": (
         MINE[MINE.index("[mine.flops]") : MINE.index("[mine.inside]")],
         'flops = "165 TFLOP/s"\n',
@@ -158,7 +140,6 @@ REFUSED = {  # for each case: the old text, the new text, and words that the err
         "a table, begun with",
     ),
     "no tables at all": (MINE, "# nothing\n", 1, "", "at least one table"),
-    "a value for a table": (MINE, "mine = 3\n", 1, "mine", "a table, begun with"),
     "no dtype": (
         'bfloat16 = "165 TFLOP/s"\nfloat32 = "82 TFLOP/s"\n',
         "",
@@ -166,36 +147,23 @@ REFUSED = {  # for each case: the old text, the new text, and words that the err
         "mine.flops",
         "at least one of float8",
     ),
-    "ranks in quotes": (
-        "ranks_per_node = 8",
-        'ranks_per_node = "8"',
-        4,
-        "mine.ranks_per_node",
-        "without quotes",
-    ),
     "half a rank": ("ranks_per_node = 8", "ranks_per_node = 8.5", 4, "mine.ranks_per_node", "whole number"),
-    "no ranks": ("ranks_per_node = 8", "ranks_per_node = 0", 4, "mine.ranks_per_node", "from 1"),
     "true": ("ranks_per_node = 8", "ranks_per_node = true", 4, "mine.ranks_per_node", "whole number"),
-    "title is no text": ('"Eight cards under my desk"', "[8]", 3, "mine.title", "text in quotes"),
     "empty source": ('"the data sheet"', '" "', 7, "mine.source", "text in quotes"),
     "control characters": ("Eight cards", "\\u001b[31mEight", 3, "mine.title", "printable"),
-    "control characters in a key": ("title =", '"\\u001b[31m" =', 3, r"mine.'\x1b[31m'", "a known key"),
     "table twice": ("[mine.between]", "[mine.inside]", 19, "", "twice|overwrite|Cannot"),
-    "key twice": ("title =", 'title = "a"\ntitle =', 4, "", "overwrite"),
     "unclosed quote": ('"24 GB"', '"24 GB', 5, "", "valid TOML"),
-    "unclosed bracket": ("[mine.inside]", "[mine.inside", 13, "", "valid TOML"),
-    "no value": ('memory = "24 GB"', "memory =", 5, "", "valid TOML"),
     "a name with a path": ("[mine]", '["../mine"]', 2, "../mine", "a name of at most"),
 }
 
 
 @pytest.mark.parametrize("fault", REFUSED)
-@pytest.mark.parametrize("newline", ["\n", "\r\n"], ids=["lf", "crlf"])
-def test_faults_are_refused_with_file_line_and_key(fault: str, newline: str, tmp_path: Path) -> None:
+def test_faults_are_refused_with_file_line_and_key(fault: str, tmp_path: Path) -> None:
+    """The line is right in files with the line ends of Windows, too."""
     old, new, line, key, told = REFUSED[fault]
     assert old in MINE
     path = tmp_path / "mine.toml"
-    path.write_bytes(MINE.replace(old, new, 1).replace("\n", newline).encode())
+    path.write_bytes(MINE.replace(old, new, 1).replace("\n", "\r\n").encode())
     with pytest.raises(CostError) as raised:
         read_hardware(path)
     text = str(raised.value)
@@ -217,12 +185,6 @@ def test_files_that_are_no_text_or_endless_are_refused(tmp_path: Path) -> None:
         hardware(path)
     path.write_text("x = " + "[" * 50_000 + "]" * 50_000)
     with pytest.raises(CostError, match="ordinary size and depth"):
-        hardware(path)
-    path.write_text("x = " + "9" * 50_000)
-    with pytest.raises(CostError, match="ordinary size and depth"):
-        hardware(path)
-    path.write_text("x = [" + "1,\n" * 80_000 + "]")
-    with pytest.raises(CostError, match="line 1, x: a table"):
         hardware(path)
     path.write_text("x = 1\n" + "a." * 100_000 + "b = 1")
     with pytest.raises(CostError, match="line 2: at most 200 dots"):
@@ -306,12 +268,6 @@ def test_a_file_that_a_link_points_at_is_replaced_and_the_link_stays(tmp_path: P
     assert (tmp_path / "link.toml").is_symlink() and hardware(tmp_path / "real.toml") == hardware("h100")
 
 
-@pytest.mark.parametrize(("name", "near"), [("a:b", "a-b"), ("x y", "x-y"), ("", "this-machine")])
-def test_a_name_that_no_file_can_have_is_told_the_nearest(name: str, near: str) -> None:
-    with pytest.raises(CostError, match=f"nearest: {near}$"):
-        check_name(name)
-
-
 @pytest.mark.parametrize(
     "change",
     [
@@ -385,33 +341,3 @@ def test_lines_of_keys() -> None:
     }
     assert toml_file.line_of(("t", "c", 1, "d"), found) == 8
     assert toml_file.line_of(("nowhere",), found) == 1
-
-
-@pytest.mark.parametrize("file", sorted(TABLES.glob("*.toml")), ids=lambda path: path.name)
-def test_lines_of_the_built_in_tables(file: Path) -> None:
-    """Each key is on its reported line, and all keys have a reported line."""
-    text = file.read_text()
-    found, written = toml_file.lines(text), text.splitlines()
-    for place, line in found.items():
-        # Tables with the same name are numbered, and the reported line has the name.
-        assert str(place[-2] if isinstance(place[-1], int) else place[-1]) in written[line - 1]
-
-    def places(table: Any, above: tuple[str | int, ...] = ()) -> set[tuple[str | int, ...]]:
-        items = list(table.items() if isinstance(table, dict) else enumerate(table))
-        inside = [
-            (k, v)
-            for k, v in items
-            if isinstance(v, dict) or (isinstance(v, list) and isinstance(v[0], dict))
-        ]
-        return {(*above, k) for k, _ in items}.union(*(places(v, (*above, k)) for k, v in inside))
-
-    assert set(found) == places(tomllib.loads(text))
-
-
-@pytest.mark.parametrize("name", ["a100", "a100-40gb", "h100", "h200", "b200"])
-def test_the_source_says_whether_memory_is_the_drivers_or_the_sheets(name: str) -> None:
-    """The source of a memory size names the driver if it is a whole number of MiB, otherwise decimal GB."""
-    it = hardware(name)
-    reported = f"driver reports it, {it.memory_bytes / 2**20:.0f} MiB" in it.source
-    assert reported != ("decimal GB, which is conservative" in it.source)
-    assert reported == (it.memory_bytes % 2**20 == 0)

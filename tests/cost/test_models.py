@@ -2,55 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from ringlab.cost import models
-from ringlab.cost.models import Model, model, model_names, read_models
+from ringlab.cost.models import model, model_names, read_models
 from ringlab.errors import CostError
 
 PRINTED = 2e-3  # the allowed relative difference, because 65.286 is published as 65.2
-PUBLISHED = {  # billions of weights, and their source
-    "llama2-7b": (6.738, "safetensors index of meta-llama/Llama-2-7b-hf"),
-    "llama2-13b": (13.016, "safetensors index of meta-llama/Llama-2-13b-hf"),
-    "llama2-70b": (68.977, "safetensors index of meta-llama/Llama-2-70b-hf"),
-    "llama3-8b": (8.030, "safetensors index of meta-llama/Meta-Llama-3-8B"),
-    "llama3-70b": (70.554, "safetensors index of meta-llama/Meta-Llama-3-70B"),
-    "llama3-405b": (405.853, "safetensors index of meta-llama/Llama-3.1-405B"),
-    "mistral-7b": (7.242, "safetensors index of mistralai/Mistral-7B-v0.1"),
-    "qwen2.5-7b": (7.616, "safetensors index of Qwen/Qwen2.5-7B"),
-    "qwen2.5-72b": (72.706, "safetensors index of Qwen/Qwen2.5-72B"),
-    "qwen3-8b": (8.191, "safetensors index of Qwen/Qwen3-8B"),
-    "qwen3-32b": (32.762, "safetensors index of Qwen/Qwen3-32B"),
-    "gpt3-175b": (174.6, "arXiv 2005.14165, appendix D: 174,600 M"),
-    "ring-7b": (6.738, "the sizes of Llama 7B"),
-    "ring-13b": (13.016, "the sizes of Llama 13B"),
-    "ring-30b": (32.5, "arXiv 2302.13971, table 2"),
-    "ring-65b": (65.2, "arXiv 2302.13971, table 2, cut after one digit"),
+EXACT = {  # from the safetensors indices of the models on huggingface.co; nothing is left out
+    "llama2-7b": 6_738_415_616,
+    "llama3-8b": 8_030_261_248,
+    "llama3-70b": 70_553_706_496,
+    "llama3-405b": 405_853_388_800,
+    "mistral-7b": 7_241_732_096,
+    # ringlab leaves out biases of Q, K and V, and norms of Q and K.
+    "qwen2.5-7b": 7_615_616_512 - 28 * (28 + 4 + 4) * 128,
+    "qwen3-8b": 8_190_735_360 - 36 * 2 * 128,
+}
+ROUNDED = {  # billions of weights
+    "llama2-13b": 13.016,  # the safetensors index, as for the next three
+    "llama2-70b": 68.977,
+    "qwen2.5-72b": 72.706,
+    "qwen3-32b": 32.762,
+    "gpt3-175b": 174.6,  # arXiv 2005.14165, appendix D
+    "ring-7b": 6.738,  # the sizes of Llama 7B
+    "ring-13b": 13.016,  # the sizes of Llama 13B
+    "ring-30b": 32.5,  # arXiv 2302.13971, table 2
+    "ring-65b": 65.2,  # the same, cut after one digit
 }
 
 
-@pytest.mark.parametrize("name", PUBLISHED)
-def test_weights_as_published(name: str) -> None:
-    assert model(name).parameters / 1e9 == pytest.approx(PUBLISHED[name][0], rel=PRINTED)
-
-
-def test_weights_to_the_last_one() -> None:
-    """Weights of models without biases equal the published totals exactly, because nothing is left out."""
-    exact = {
-        "llama2-7b": 6_738_415_616,
-        "llama3-8b": 8_030_261_248,
-        "llama3-70b": 70_553_706_496,
-        "llama3-405b": 405_853_388_800,
-        "mistral-7b": 7_241_732_096,
-    }
-    assert {name: model(name).parameters for name in exact} == exact
-    # ringlab's number of weights leaves out biases of Q, K and V, and norms of Q and K.
-    assert 7_615_616_512 - model("qwen2.5-7b").parameters == 28 * (28 + 4 + 4) * 128
-    assert 8_190_735_360 - model("qwen3-8b").parameters == 36 * 2 * 128
+def test_weights_as_published() -> None:
+    assert {name: model(name).parameters for name in EXACT} == EXACT
+    found = {name: model(name).parameters / 1e9 for name in ROUNDED}
+    assert found == pytest.approx(ROUNDED, rel=PRINTED)
 
 
 KINDS = {  # billions of weights in all and for each token, and their source
@@ -81,35 +69,6 @@ def test_weights_of_models_of_several_kinds_as_published(name: str) -> None:
     assert min(abs(each - active) for each in found) <= near(active)
 
 
-def replaced(it: Model, **changes: object) -> Model:
-    return replace(it, kind=tuple(replace(each, **changes) for each in it.kind))  # type: ignore[arg-type]
-
-
-KIND_MUTANTS: dict[str, tuple[str, Callable[[Model], Model]]] = {
-    "an expert less": ("qwen3-30b-a3b", lambda it: replaced(it, experts=127)),
-    "an active expert more": ("gpt-oss-120b", lambda it: replaced(it, active_experts=5)),
-    "K and V of every head for a latent": (
-        "deepseek-v3",
-        lambda it: replaced(it, kv_latent=None, rope=None, q_latent=None),
-    ),
-    "experts in the first layers": ("deepseek-v3", lambda it: replace(it, kind=(replace(it.kind[1], layers=61),))),
-    "no shared expert, and experts of the dense width": (
-        "deepseek-v3", lambda it: replace(it, kind=(it.kind[0], replace(it.kind[1], shared_d_ff=None, d_ff=4096))),
-    ),
-    "experts of another width": ("qwen3-next-80b-a3b", lambda it: replace(it, d_ff=600)),
-    "embeddings not tied": ("gemma3-27b", lambda it: replace(it, tied_embeddings=False)),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("mutant", KIND_MUTANTS)
-def test_published_totals_catch_wrong_kinds(mutant: str) -> None:
-    name, change = KIND_MUTANTS[mutant]
-    wrong = change(model(name))
-    with pytest.MonkeyPatch.context() as patched, pytest.raises(AssertionError):
-        patched.setattr(f"{__name__}.model", lambda _: wrong)
-        test_weights_of_models_of_several_kinds_as_published(name)
-
-
 def test_one_layer_of_each_kind_by_hand() -> None:
     """Weights of layers of DeepSeek-V3, Qwen3-Next and gpt-oss, matrix by matrix."""
     dense, sparse = model("deepseek-v3").kinds
@@ -129,20 +88,6 @@ def test_one_layer_of_each_kind_by_hand() -> None:
     assert model("gpt-oss-20b").main is model("gpt-oss-20b").kinds[1]
 
 
-MUTANTS = {
-    "two feed-forward matrices for three": lambda m: replace(m, ffn_matrices=5 - m.ffn_matrices),
-    "as many K/V heads as query heads": lambda m: replace(m, K=m.H if m.K < m.H else m.H // 2),
-    "embeddings tied the other way": lambda m: replace(m, tied_embeddings=not m.tied_embeddings),
-    "a layer less": lambda m: replace(m, layers=m.layers - 1),
-}
-
-
-@pytest.mark.parametrize("mutant", MUTANTS)
-def test_published_totals_catch(mutant: str) -> None:
-    for name, (billions, _) in PUBLISHED.items():
-        assert MUTANTS[mutant](model(name)).parameters / 1e9 != pytest.approx(billions, rel=PRINTED)
-
-
 @pytest.mark.parametrize("name", model_names())
 def test_every_model_has_a_source_and_sizes_that_fit(name: str) -> None:
     it = model(name)
@@ -154,18 +99,6 @@ def test_every_model_has_a_source_and_sizes_that_fit(name: str) -> None:
     assert (sizes.B, sizes.H, sizes.K, sizes.D, sizes.dtype, sizes.causal) == (
         2, it.H, it.K, it.D, "float32", False,
     )  # fmt: skip
-
-
-def test_striped_models_are_those_of_the_paper() -> None:
-    """The striped models have the sizes of table 1 of arXiv 2311.09431."""
-    table = {
-        "1b": (32000, 2048, 5504, 22, 16),
-        "3b": (32000, 3200, 8640, 26, 32),
-        "7b": (32000, 4096, 11008, 32, 32),
-    }
-    for name, row in table.items():
-        it = model(f"striped-{name}")
-        assert (it.vocabulary, it.d_model, it.d_ff, it.layers, it.H) == row
 
 
 @pytest.mark.parametrize(
@@ -209,13 +142,10 @@ def test_kinds_in_the_docstring_are_read(tmp_path: Path) -> None:
     [
         ("layers = 24", "layers = 25", r"line \d+, mine.layers: 25 \+ 8, the layers of all kinds"),
         ("window = 1024", "windows = 1024", r"mine.kind.0.windows: a known key(.|\n)*did you mean 'window'"),
-        ("window = 1024", "window = 0", r"mine.kind.0.window: a whole number from 1"),
         ("window = 1024", "K = 5", r"mine.kind: kinds with K = 5 that divides H = 32"),
-        ("window = 1024", "linear = 1", r"mine.kind.0.linear: true or false"),
         ("window = 1024", "window = 8\nlinear = true", r"mine.kind.0.window: a kind without linear"),
         ("window = 1024", "kv_latent = 8", r"mine.kind.0.kv_latent: a kind that has rope"),
         ("active_experts = 4", "", r"mine.kind.1.experts: a kind that has active_experts"),
-        ("active_experts = 4", "active_experts = 65", r"mine.kind.1.active_experts: at most 64"),
         ("experts = 64\n", "shared_d_ff = 64\n", r"a kind that has experts"),
     ],
 )
@@ -234,16 +164,10 @@ def test_faults_of_kinds_are_refused_with_file_line_and_key(
     [
         ("K = 8", "K = 5", r"line \d+, mine.K: a divisor of H = 32"),
         ("layers = 32", "layers = 0", r"line \d+, mine.layers: a whole number from 1"),
-        ("layers = 32", "layers = -1", r"mine.layers"),
-        ("layers = 32", 'layers = "32 layers"', r"without quotes"),
         ("layers = 32", "layer = 32", r"mine.layer: a known key(.|\n)*did you mean 'layers'"),
-        ("D = 128\n", "", r"the key 'D'"),
         ("ffn_matrices = 3", "ffn_matrices = 4", r"mine.ffn_matrices: 2 \(plain\) or 3 \(gated\)"),
-        ("tied_embeddings = false", "tied_embeddings = 0", r"true or false"),
         ("d_ff = 14336", "d_ff = 10000000000", r"to 1000000000"),
-        ("d_ff = 14336", "d_ff = nan", r"mine.d_ff"),
         ("[mine]", "[llama-3.1-8b]", r'llama-3\.1-8b: a known key(.|\n)*in quotes: \["llama-3\.1-8b"\]'),
-        ("[mine]", "[a.b.c]", r'in quotes: \["a\.b\.c"\]'),
         ("[mine]", '["a:b.c"]', r'for example \["a-b\.c"\]'),
     ],
 )
@@ -253,12 +177,6 @@ def test_faults_are_refused_with_file_line_and_key(old: str, new: str, told: str
     with pytest.raises(CostError, match=told) as raised:
         read_models(path)
     assert str(path) in str(raised.value)
-
-
-def test_a_name_may_have_dots_in_quotes(tmp_path: Path) -> None:
-    path = tmp_path / "mine.toml"
-    path.write_text(example().replace("[mine]", '["llama-3.1-8b"]'))
-    assert model(path).name == "llama-3.1-8b" and model(f"{path}:llama-3.1-8b") == model(path)
 
 
 @pytest.mark.parametrize(

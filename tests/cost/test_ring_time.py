@@ -23,7 +23,6 @@ from ringlab.cost.simulate import simulate
 from ringlab.layout import LAYOUTS, get_layout
 from ringlab.mask import Mask
 from tests.cost.planner_cases import forget, ideal, small_model
-from tests.cost.test_closed_form import backward_uniform_s, ring_s
 
 
 def seen_by_step(layout: str, S: int, P: int, causal: bool, tile: tuple[int, int], window: int) -> np.ndarray:
@@ -69,13 +68,6 @@ def test_work_in_a_window_where_tokens_are_dealt_one_by_one() -> None:
     work, tokens = window_work("striped", S, P, True, (1, 1), window)
     assert tokens == S // P and work.shape == (1, P)
     assert abs(work[0] - exact).max() <= tokens
-
-
-def test_hops_of_a_window_are_those_of_the_ring() -> None:
-    """A window of w tokens takes ceil((w − 1)/n) hops over contiguous shards of n tokens."""
-    for window, hops in ((1, 0), (2, 1), (1024, 1), (1025, 1), (1026, 2), (8192, 7), (10**6, 7)):
-        work, _ = window_work("contiguous", 8192, 8, True, (128, 128), window)
-        assert work.shape[1] - 1 == hops
 
 
 NAMED = [name for name, make in LAYOUTS.items() if make in FORMULAS]
@@ -134,22 +126,6 @@ def test_measured_blocks_take_as_long_as_in_the_simulation(
             )
 
 
-@pytest.mark.parametrize("later, hop", [(1.0, 0.5), (1.0, 3.0), (0.2, 0.9)])
-@pytest.mark.parametrize("P", [1, 2, 7, 300])
-def test_links_all_alike_give_the_closed_form(P: int, later: float, hop: float) -> None:
-    compute = np.full((P, P), later)
-    compute[:, 0] = 2.0
-    same = np.ones(P)
-    assert ring_forward_s(compute, hop * same, 0 * same) == pytest.approx(ring_s(P, 2.0, later, hop))
-
-
-def test_a_hidden_backward_gives_the_closed_form() -> None:
-    for P in (1, 2, 5, 300):
-        same = np.ones(P)
-        seconds = ring_backward_s(np.ones((P, P)), 0.2 * same, 0.4 * same, 0 * same)
-        assert seconds == pytest.approx(backward_uniform_s(P, 1.0, 0.4))
-
-
 def test_the_short_cut_and_the_bound_for_large_rings(monkeypatch) -> None:
     """The short cut gives the same times as following all ranks, and the bound is never below them."""
     rng = np.random.default_rng(5)
@@ -186,10 +162,3 @@ def test_the_formulas_of_work_equal_the_count(layout: str, tile: tuple[int, int]
         assert np.array_equal(
             np.broadcast_to(counts, (P, P)), layout_work(get_layout(layout, S, P), causal, tile)
         )
-
-
-def test_where_tiles_do_not_divide_the_formulas_are_close() -> None:
-    for layout in NAMED:
-        counts, _ = counted(layout, 100_000, 6, True, (128, 128))
-        formula, _ = by_formula(layout, 100_000, 6, True, (128, 128))
-        assert formula.mean() == pytest.approx(counts.mean(), rel=0.01)

@@ -6,7 +6,6 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,23 +14,20 @@ import torch
 from torch import Tensor
 
 from ringlab import Ring, VirtualCluster, ring_attention
-from ringlab.comm.clocked.cluster import ClockedCluster
 from ringlab.comm.trace import Exchange, Trace
 from ringlab.comm.virtual.cluster import Costs
 from ringlab.cost.block_time import MeasuredTime, PeakTime, block_time, tile_scores
-from ringlab.cost.flops import layout_work
 from ringlab.cost.hardware import MeasuredBlock, hardware
 from ringlab.cost.shape_block import Prices, ShapeBlock
 from ringlab.cost.simulate import Network, Simulation, simulate
 from ringlab.cost.sizes import Attention
 from ringlab.errors import CostError
-from ringlab.layout import Layout, contiguous, dealt, per_document, striped, zigzag
+from ringlab.layout import Layout, contiguous, dealt, per_document, zigzag
 from ringlab.mask import Mask
 from ringlab.plan import Tile, tiles
 
-RESULTS = Path(__file__).parents[2] / "benchmarks/results"
 SIZES = Attention(H=4, K=2, D=8, dtype="float32")
-LAYOUTS = [contiguous(50, 4), striped(50, 4), zigzag(50, 4), dealt(50, 4, chunk=3), zigzag(64, 4)]
+LAYOUTS = [contiguous(50, 4), dealt(50, 4, chunk=3), zigzag(64, 4)]
 SCHEDULES = ["ring", "allgather", "ulysses", "hybrid(ring=2, ulysses=2)", "double-ring(node=2)"]
 SCHEDULES += ["query-ring", "burst", "bidirectional", "multi-ring"]
 IDS = [f"{layout!r}" for layout in LAYOUTS]
@@ -98,7 +94,6 @@ def messages(trace: Trace, rank: int) -> list[tuple[Any, ...]]:
     )
 
 
-@pytest.mark.sweep(3)
 @pytest.mark.parametrize("backward", [False, True], ids=["forward", "backward"])
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("layout", LAYOUTS, ids=IDS)
@@ -108,9 +103,8 @@ def test_its_messages_are_those_of_a_run_with_data(layout: Layout, schedule: str
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("schedule", SCHEDULES)
-@pytest.mark.parametrize("layout", [contiguous(50, 4), zigzag(64, 4)], ids=repr)
-def test_its_messages_under_a_window_are_those_of_a_run_with_data(layout: Layout, schedule: str) -> None:
-    same_messages(layout, schedule, True, Mask(window=7))
+def test_its_messages_under_a_window_are_those_of_a_run_with_data(schedule: str) -> None:
+    same_messages(zigzag(64, 4), schedule, True, Mask(window=7))
 
 
 def same_messages(layout: Layout, schedule: str, backward: bool, mask: Mask) -> None:
@@ -181,26 +175,6 @@ def times(event: Any) -> tuple[float, ...]:
     return event.start, event.end
 
 
-@pytest.mark.parametrize("tile", [None, (1, 1), (4, 4), (8, 2), (128, 128)], ids=str)
-@pytest.mark.parametrize("layout", LAYOUTS, ids=IDS)
-def test_work_in_tiles_is_that_of_the_layout(layout: Layout, tile: tuple[int, int] | None) -> None:
-    """Tiles of the plan and tiles on a grid over the mask give the same work if runs begin on the grid.
-
-    Otherwise both have at least the visible pairs, and at most a whole row and column of tiles more.
-    """
-    work, visible = layout_work(layout, tile=tile), layout_work(layout)
-    runs = [run.length for rank in range(4) for run in layout.runs(rank)]
-    aligned = tile in (None, (1, 1)) or layout.name == "contiguous" or not any(n % max(tile) for n in runs)
-    for rank in range(layout.P):
-        for step in range(layout.P):
-            parts = tiles(layout, rank, (rank - step) % layout.P)
-            mine = sum(tile_scores(part, tile) for part in parts)
-            if aligned:
-                assert mine == work[rank, step]
-            edge = 0 if tile is None else max(tile) * (layout.length(rank) + max(tile))
-            assert visible[rank, step] <= mine <= visible[rank, step] + len(parts) * edge
-
-
 def test_kernel_tiles_count_wholly_unless_wholly_masked() -> None:
     assert tile_scores(Tile(0, 8, 0, 8, True), (4, 4)) == 3 * 16
     assert tile_scores(Tile(0, 8, 0, 8, False), (4, 4)) == 64
@@ -209,24 +183,6 @@ def test_kernel_tiles_count_wholly_unless_wholly_masked() -> None:
     assert tile_scores(Tile(0, 8, 0, 8, True), (8, 2)) == 64
     assert tile_scores(Tile(0, 8, 0, 8, True), (2, 8)) == 64
     assert tile_scores(Tile(0, 8, 0, 8, True), None) == 36
-
-
-def test_a_slow_rank_holds_all_up() -> None:
-    layout = zigzag(1 << 17, 8)
-    plain, slow = run(layout), run(layout, slow={3: 2.0})
-    assert slow.busy_s[3] == pytest.approx(2 * plain.busy_s[3])
-    assert slow.makespan_s >= slow.busy_s[3]
-    assert slow.waited_s.max() > plain.waited_s.max()
-
-
-def test_nodes_are_joined_by_slower_links() -> None:
-    layout = contiguous(64, 16)
-    free = PeakTime(1e30, 1e30)
-    near, far = (
-        run(layout, block_time=free, network=Network(16, 1e9, 0.0, 1e6, 0.0, per_node))
-        for per_node in (16, 8)
-    )
-    assert far.makespan_s == pytest.approx(1000 * near.makespan_s, rel=1e-6)
 
 
 def test_jitter_depends_on_the_seed_alone_and_is_each_ranks_own() -> None:
@@ -284,17 +240,9 @@ def test_packed_documents_dealt_one_by_one_are_balanced() -> None:
 @pytest.mark.parametrize(
     ("layout", "how", "told"),
     [
-        (lambda: contiguous(3, 4), {}, "one token per rank"),
-        (lambda: zigzag(8, 2), {"schedule": "star"}, "one of the schedules ring, allgather"),
         (lambda: zigzag(2**20, 2), {"mask": Mask(window=15)}, "a window of at least 16 tokens"),
-        (lambda: zigzag(8, 2), {"tile": (0, 4)}, "kernel tile"),
-        (lambda: zigzag(8, 2), {"slow": {2: 1.5}}, "slow ranks from 0 to 1"),
         (lambda: zigzag(8, 2), {"slow": {1: 0.0}}, "slow factors > 0"),
-        (lambda: zigzag(8, 2), {"jitter": -0.1}, "jitter"),
         (lambda: zigzag(8, 2), {"jitter": float("nan")}, "jitter"),
-        (lambda: zigzag(8, 2), {"seed": -1, "jitter": 0.1}, "seed >= 0"),
-        (lambda: zigzag(5000, 4097), {"jitter": 0.1}, "at most 4,096 ranks"),
-        (lambda: zigzag(8, 2), {"tile": (2**21, 1)}, "rows of a tile"),
     ],
 )
 def test_what_cannot_be_simulated_is_refused(
@@ -303,26 +251,11 @@ def test_what_cannot_be_simulated_is_refused(
     with pytest.raises(CostError, match=told):
         run(layout(), **how)
 
-
-def test_a_dtype_that_the_hardware_has_not_is_refused() -> None:
     with pytest.raises(CostError, match="float64"):
         simulate(Attention(dtype="float64"), zigzag(8, 2), hardware("tpu-v4"))
-
-
-def test_a_network_that_is_none_is_refused() -> None:
     for wrong in ((0, 1.0, 0.0, 1.0, 0.0, 1), (1, 0.0, 0.0, 1.0, 0.0, 1), (1, 1.0, -1.0, 1.0, 0.0, 1)):
         with pytest.raises(CostError):
             Network(*wrong)
-
-
-def test_figures_are_ready_for_json_and_fit_each_other() -> None:
-    done = run(zigzag(1024, 4), backward=True)
-    figures = done.as_dict()
-    assert figures["makespan_s"] == pytest.approx(figures["exposed_s"] + done.free.makespan_s)
-    assert figures["busy_fraction"] == pytest.approx(done.busy_s.sum() / 4 / done.makespan_s)
-    assert figures["bytes_sent"] == done.trace().bytes_sent()
-    assert len(figures["per_rank"]["waited_s"]) == 4
-    assert ClockedCluster(2).run(lambda ring: ring.rank).results == [0, 1]
 
 
 def test_the_first_simulation_of_a_process_counts_no_more_memory_than_later_ones() -> None:

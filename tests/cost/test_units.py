@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ringlab.cost import units
-from ringlab.cost.units import counted, duration, quantity, short, short_count, tokens, written
+from ringlab.cost.units import duration, quantity, short_count, tokens, written
 from ringlab.errors import CostError
 
 dimensions = st.sampled_from(sorted(units.UNITS))
@@ -19,20 +19,14 @@ dimensions = st.sampled_from(sorted(units.UNITS))
     ("text", "dimension", "value"),
     [
         ("312 TFLOP/s", "FLOP/s", 312e12),
-        ("989.4 TFLOP/s", "FLOP/s", 989.4e12),
         ("2.25 PFLOP/s", "FLOP/s", 2.25e15),
-        ("96GFLOPS", "FLOP/s", 96e9),
-        ("80 GB", "bytes", 80e9),
         ("80 GiB", "bytes", 80 * 2**30),
         ("80 Gb", "bytes", 10e9),
         ("400 Gb/s", "bytes/s", 50e9),
-        ("450 GB/s", "bytes/s", 450e9),
-        ("3.35 TB/s", "bytes/s", 3.35e12),
         ("5 us", "seconds", 5e-6),
         ("5 µs", "seconds", 5e-6),  # micro sign
         ("5 μs", "seconds", 5e-6),  # Greek mu
         ("0.3 ms", "seconds", 3e-4),
-        ("1e-6 s", "seconds", 1e-6),
         ("65.5 %", "percent", 0.655),
         ("  7  B ", "bytes", 7.0),
     ],
@@ -47,8 +41,6 @@ def test_reading(text: str, dimension: str, value: float) -> None:
         ("1M", 10**6),
         ("1Mi", 2**20),
         ("128Ki", 131072),
-        ("128k", 128000),
-        ("131_072", 131072),
         ("0.5M", 500_000),
         ("2 tokens", 2),
         (1024, 1024),
@@ -58,9 +50,7 @@ def test_tokens(text: str | int, value: int) -> None:
     assert tokens(text) == value
 
 
-@pytest.mark.parametrize(
-    "text", ["", "0", "-1", "1.5", "0.0001k", "1T B", "1m", "abc", "1e30", True, 2.5, None, "1" * 100, "٣"]
-)
+@pytest.mark.parametrize("text", ["", "0", "-1", "1.5", "1T B", "1m", "1e30", True, None, "1" * 100, "٣"])
 def test_tokens_refused(text: object) -> None:
     with pytest.raises(CostError, match="tokens"):
         tokens(text)  # type: ignore[arg-type]
@@ -70,25 +60,17 @@ def test_tokens_refused(text: object) -> None:
     ("text", "dimension", "told"),
     [
         (450, "bytes/s", "bare int"),
-        (4.5, "bytes/s", "bare float"),
         (True, "bytes", "bare bool"),
         ("450", "bytes/s", "add the unit"),
         ("80 GB", "bytes/s", "unit of bytes; here bytes/s are due"),
-        ("80 GB/s", "FLOP/s", "unit of bytes/s"),
         ("5 US", "seconds", "mind the case"),
         ("5 gb/s", "bytes/s", "mind the case: .*GB/s or Gb/s|Gb/s or GB/s"),
         ("5 parsecs", "seconds", "units: s"),
-        ("fast", "bytes/s", "450 GB/s"),
         ("", "bytes", "80 GB"),
         ("nan s", "seconds", "5 us"),
-        ("inf s", "seconds", "5 us"),
         ("1e31 B", "bytes", "10\\^30"),
-        ("1e999 B", "bytes", "10\\^30"),
-        ("1e9999999999 B", "bytes", "80 GB"),
         ("9" * 10_000 + " B", "bytes", "80 GB"),
-        ("1 " + "G" * 10_000, "bytes", "80 GB"),
         (None, "bytes", "80 GB"),
-        (["80 GB"], "bytes", "bare list"),
     ],
 )
 def test_refused(text: object, dimension: str, told: str) -> None:
@@ -108,11 +90,8 @@ def test_what_is_written_is_read_back_exactly(value: float, dimension: str) -> N
     ("value", "dimension", "text"),
     [
         (450e9, "bytes/s", "450 GB/s"),
-        (80e9, "bytes", "80 GB"),
         (5e-6, "seconds", "5 us"),
-        (989.4e12, "FLOP/s", "989.4 TFLOP/s"),
         (0.655, "percent", "65.5 %"),
-        (0.0, "seconds", "0 s"),
         (1500.0, "bytes", "1.5 kB"),
         (90.0, "seconds", "90 s"),
     ],
@@ -121,21 +100,10 @@ def test_written_as_people_write(value: float, dimension: str, text: str) -> Non
     assert written(value, dimension) == text
 
 
-def test_short() -> None:
-    assert short(0.0123456, "seconds") == "12.3 ms"
-    assert short(327_680_000_000, "bytes") == "328 GB"
-    assert short(float("inf"), "bytes") == "inf"
-
-
 @given(st.text(max_size=40), dimensions)
 def test_any_text_is_read_or_refused(text: str, dimension: str) -> None:
     with contextlib.suppress(CostError):
         assert isinstance(quantity(text, dimension), float)
-
-
-def test_bits_and_bytes_are_not_the_same() -> None:
-    assert quantity("400 Gb/s", "bytes/s") * 8 == quantity("400 GB/s", "bytes/s")
-    assert quantity("1 GiB", "bytes") != quantity("1 GB", "bytes")
 
 
 def test_counts_read_back_as_they_were_and_times_read_well() -> None:
@@ -143,8 +111,3 @@ def test_counts_read_back_as_they_were_and_times_read_well() -> None:
         assert tokens(short_count(n)) == n
     assert (short_count(10**6), short_count(131072)) == ("1M", "128Ki")
     assert (duration(332.4), duration(90000), duration(0.0123)) == ("332 s", "25 hours", "12.3 ms")
-
-
-@pytest.mark.parametrize(("n", "words"), [(1, "1 sequence"), (2, "2 sequences"), (1024, "1,024 sequences")])
-def test_counts_with_their_noun(n: int, words: str) -> None:
-    assert counted(n, "sequence") == words
