@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from ringlab.bench import conformance
-from ringlab.bench.answers import bench_answers, bench_simulator
+from ringlab.bench.answers import bench_answers
 from ringlab.cli import app
 from ringlab.errors import RinglabError
 
@@ -32,16 +32,6 @@ def test_the_first_answer_is_not_counted_and_the_command_writes_what_it_prints(t
 def test_an_error_is_no_answer(arguments: tuple[str, ...]) -> None:
     with pytest.raises(RinglabError, match="an answer of ringlab plan"):
         bench_answers(1, [arguments])
-
-
-def test_a_simulation_says_its_memory() -> None:
-    words = ("simulate", "--tokens", "64Ki", "--ranks", "8", "--layout", "zigzag", "--json")
-    (found,) = bench_simulator([words])["cases"]
-    assert found["simulated"]["ranks"] == 8
-    assert 2**27 < found["measured"]["peak_rss_bytes"] < 2**29, (
-        "the peak is that of the command's own process"
-    )
-    assert 0 < found["measured"]["process_cpu_s"] and found["wall_s"] < found["measured"]["process_wall_s"]
 
 
 def test_what_cannot_be_checked_is_no_timing(monkeypatch: pytest.MonkeyPatch) -> None:

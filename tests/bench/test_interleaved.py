@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -11,13 +10,11 @@ import pytest
 import torch
 
 from ringlab import ring_attention, zigzag
-from ringlab.bench.device import Cpu, Cuda, machine, no_cuda
+from ringlab.bench.device import Cpu, machine
 from ringlab.bench.emulate import Work, bench_emulate, block_alone, ring_program, sdpa, shards
 from ringlab.bench.interleaved import Turn, interleaved, paired, speed_ratio, statistics_of
-from ringlab.bench.processes import bench_processes
 from ringlab.blocks.native import Native
 from ringlab.comm.virtual.cluster import VirtualCluster
-from ringlab.errors import DeviceError
 
 pytestmark = pytest.mark.thorough
 
@@ -36,15 +33,6 @@ def test_each_round_every_contender_runs_once_and_another_begins() -> None:
     assert interleaved({}, Cpu(), rounds=2) == {}
 
 
-def test_every_time_goes_to_its_contender_and_preparing_is_not_timed() -> None:
-    turns = {
-        "slow": Turn(lambda _: time.sleep(0.05)),
-        "fast": Turn(lambda _: None, lambda: time.sleep(0.05)),
-    }
-    times = interleaved(turns, Cpu(), rounds=3, warm_up=1)
-    assert min(times["slow"]) >= 0.05 > min(times["fast"])
-
-
 def test_a_ratio_is_the_median_of_the_rounds() -> None:
     times = {"ours": (1.0, 2.0, 8.0), "theirs": (2.0, 2.0, 2.0)}
     assert speed_ratio(times, "ours", "theirs") == 1.0  # the median of 2, 1 and 1/4; their mean is larger
@@ -54,15 +42,6 @@ def test_a_ratio_is_the_median_of_the_rounds() -> None:
     of_flops = statistics_of((4.0, 1.0, 2.0), flops=6e12)
     assert (of_flops["median_s"], of_flops["fastest_s"], of_flops["slowest_s"]) == (2.0, 1.0, 4.0)
     assert of_flops["tflops"] == 3.0
-
-
-def test_without_a_gpu_the_clock_of_gpus_says_what_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(DeviceError) as raised:
-        Cuda()
-    error = raised.value
-    assert error.needed == "an NVIDIA GPU" and "make gpu" in error.remedy
-    assert str(no_cuda()).startswith(f"needs {error.needed}: {error.got}; ")
 
 
 def test_both_sides_do_the_same_work() -> None:
@@ -114,10 +93,3 @@ def test_a_report_has_what_readers_need() -> None:
     memory = report["memory"]["forward_backward"]
     assert len(memory["peak_bytes"]) == 2 and 0 < memory["largest_bytes"] <= max(memory["peak_bytes"])
     assert {"processor", "cores", "torch", "date", "gpus"} <= set(machine())
-
-
-@pytest.mark.slow
-def test_processes_are_reported_likewise() -> None:
-    report = bench_processes(Work(H=1, S=64, D=16), P=2, pairs=2)
-    assert json.loads(json.dumps(report)) == report
-    assert report["forward_ratio"] > 0 and len(report["forward_backward"]["baseline_s"]) == 2

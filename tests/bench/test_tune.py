@@ -12,9 +12,8 @@ from ringlab.bench.device import Cpu
 from ringlab.bench.tune import Gpu, Race, Tuned, merged, tune
 from ringlab.blocks.triton import configs
 from ringlab.blocks.triton.candidates import Slot, candidates
-from ringlab.blocks.triton.configs import Config, Row, choose_row, table
-from ringlab.blocks.triton.offline import Compiled, Job, recorded
-from ringlab.errors import DeviceError
+from ringlab.blocks.triton.configs import Config, choose_row, table
+from ringlab.blocks.triton.offline import Compiled, Job
 
 pytestmark = pytest.mark.thorough
 
@@ -78,25 +77,6 @@ def test_a_tuned_row_takes_its_place_in_the_file_and_nothing_else_changes(tmp_pa
         128,
         "16-bit",
     )
-
-
-def test_numbers_of_compiling_are_recorded_row_by_row(tmp_path: Path) -> None:
-    rows = [Row(kernel, 64, "16-bit", FAST, "because") for kernel in configs.KERNELS]
-    found = [Compiled(SLOT.job("sm_90", FAST), 100 + index, 0, index) for index in range(3)]
-    path = tmp_path / "t.toml"
-    path.write_text(recorded("sm_90", rows, found), encoding="utf-8")
-    assert [row.compiled for row in configs.read(path)] == [(100, 0, 0), (101, 0, 1), (102, 0, 2)]
-    with pytest.raises(ValueError, match="zip"):
-        recorded("sm_90", rows, found[:2])
-
-
-def test_without_a_gpu_the_error_says_what_to_do(monkeypatch) -> None:
-    import torch
-
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(DeviceError, match="NVIDIA GPU") as raised:
-        Gpu()
-    assert raised.value.remedy
 
 
 @pytest.mark.needs_interpreter

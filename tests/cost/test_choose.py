@@ -194,6 +194,16 @@ def test_the_choice() -> None:
     assert {it.schedule for it in found} == set(RINGS)
 
 
+def test_a_latent_of_deepseek() -> None:
+    """DeepSeek's latent is so small that computation hides a ring of it, but not a ring of K and V."""
+    sizes = Attention(H=128, K=128, D=192, Dv=128)
+    shown = {
+        latent: weigh_rings(sizes, 256, 8, (4e14, 5e10, 0.0), training=False, latent=latent)[0].reason
+        for latent in (0, 576)
+    }
+    assert shown == {0: "exposed", 576: "hidden"}
+
+
 def test_a_latent_is_recommended_no_schedule_that_refuses_it() -> None:
     """Multi-ring is not offered for a latent, which has no heads, though it is best for K and V here."""
     sizes, rates = Attention(H=128, K=128, D=192, Dv=128), (4e14, 25e9, 0.0)

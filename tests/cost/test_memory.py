@@ -270,3 +270,8 @@ def test_a_backward_sums_dq_in_float32_between_steps() -> None:
     block, rows = 32 * 128 * 256 * 2, 2 * 32 * 256 * 4
     own = 3 * block
     assert measured_bytes(32, 32, 3, True) == own + 19 * block + rows
+
+
+def test_logits() -> None:
+    assert memory.logits_bytes(EIGHT, 1000) == 1000 * 128256 * 4
+    assert memory.logits_bytes(EIGHT, 1000, "bfloat16", tp=8) == 1000 * 16032 * 2

@@ -16,7 +16,7 @@ from ringlab.cost.planner import Request, plan
 from ringlab.cost.planner import serve_time as module
 from ringlab.cost.planner.memory_table import decode_memory, most_sequences, prefill_memory
 from ringlab.cost.planner.search import search
-from ringlab.cost.planner.serve_time import ServeRequest, decode_time, serve_time, serving_time
+from ringlab.cost.planner.serve_time import ServeRequest, chunk_s, decode_time, serve_time, serving_time
 from ringlab.cost.serving import decode_heads_traffic, prefill_traffic
 from ringlab.cost.simulate_serving import simulate_decode, simulate_prefill
 from ringlab.cost.sizes import Attention
@@ -115,6 +115,11 @@ def test_the_figures_of_a_plan_by_hand() -> None:
     assert plan.tokens_per_s == 8 / plan.token_s
     assert len(plan.chunks_s) == 16 and plan.first_token_s == sum(plan.chunks_s)
     assert plan.as_dict()["token_s"] == plan.token_s
+
+
+def test_a_short_chunk_after_a_long_prefix_takes_longer_if_keys_travel() -> None:
+    kv, q, auto = (chunk_s(replace(BASE, travels=way), 1 << 20, 256) for way in ("kv", "q", "auto"))
+    assert auto == q < kv
 
 
 def test_to_decode_is_to_serve_with_copies() -> None:

@@ -68,21 +68,3 @@ def test_an_exercise_imports_its_own_folder_and_what_is_below(folder: str) -> No
     assert modules
     for module in modules:
         assert strangers(folder, module.read_text(encoding="utf-8")) == [], module.name
-
-
-@pytest.mark.parametrize(
-    "source",
-    [
-        "from ringlab_course.exercises.e05_emulated_ring.forward import STAGE",
-        "from ringlab_course.exercises import e05_emulated_ring",
-        "import ringlab_course.exercises.e05_emulated_ring.forward as ring",
-        "def late():\n    from ..e05_emulated_ring import forward",
-        "from ringlab_course.notebook import predictions",
-    ],
-)
-def test_an_import_of_another_exercise_or_from_above_is_noticed(source: str) -> None:
-    assert len(strangers("e06_what_it_costs", source)) == 1
-    assert strangers("e05_emulated_ring", source) == [] or "notebook" in source
-    assert (
-        strangers("e06_what_it_costs", "from .table import x\nfrom ringlab_course.checking import work") == []
-    )

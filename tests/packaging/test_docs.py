@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-import ringlab
 from tools.docs import __main__ as docs
 from tools.docs import benchmarks
 
@@ -21,10 +20,6 @@ PAGES = dict(docs.pages())
 @pytest.mark.parametrize("name", PAGES)
 def test_a_generated_page_is_up_to_date(name: str) -> None:
     assert (CHECKOUT / name).read_text(encoding="utf-8") == PAGES[name], f"out of date: {docs.COMMAND}"
-
-
-def test_every_public_name_has_a_section() -> None:
-    assert [name for name in ringlab._HOME if f"\n## {name}\n" not in PAGES["docs/api.md"]] == []
 
 
 def test_results_of_a_gpu_are_shown(tmp_path: Path) -> None:

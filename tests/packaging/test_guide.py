@@ -116,14 +116,3 @@ def anchors(text: str) -> set[str]:
         for heading in re.findall(r"^#+ (.+)$", text, re.MULTILINE)
     ]
     return {f"{each}-{plain[:n].count(each)}" if each in plain[:n] else each for n, each in enumerate(plain)}
-
-
-def test_a_broken_link_is_found(tmp_path: Path) -> None:
-    (tmp_path / "there.md").write_text("# A title, *twice*\n\n## one\n\n## one\n")
-    page = tmp_path / "page.md"
-    page.write_text(
-        "[a](there.md) [b](there.md#one-1) [c](https://x.org/y) `[d](code.md)` [e](#here)\n\n# here\n"
-    )
-    assert broken_links(page) == []
-    page.write_text("[a](gone.md) [b](there.md#two) [c](#nowhere) [d](there.md#a-title-twice)")
-    assert broken_links(page) == ["page.md: gone.md", "page.md: there.md#two", "page.md: #nowhere"]

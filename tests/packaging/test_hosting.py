@@ -32,8 +32,3 @@ def test_the_container_installs_what_make_lab_installs_and_opens_lesson_00() -> 
     assert container["onCreateCommand"] in (CHECKOUT / "Makefile").read_text(encoding="utf-8")
     for name in container["customizations"]["codespaces"]["openFiles"]:
         assert (CHECKOUT / name).exists()
-
-
-def test_binder_finds_the_learners_install_at_the_root() -> None:
-    """There is no folder binder or .binder, which Binder would prefer to the root; `-e .` needs the root."""
-    assert not (CHECKOUT / "binder").exists() and not (CHECKOUT / ".binder").exists()

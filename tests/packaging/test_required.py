@@ -71,14 +71,6 @@ def test_what_may_be_absent_is_said_in_one_loud_line(tmp_path: Path, required: b
     assert len(loud) == 1 and "2 TESTS NOT RUN: needs an NVIDIA GPU" in loud[0] and "make gpu" in loud[0]
 
 
-@pytest.mark.thorough
-def test_no_skip_of_ones_own_passes_for_an_absent_gpu(tmp_path: Path) -> None:
-    """A skip for an absent GPU counts only with the exact reason from tests/needs.py."""
-    tests = "import pytest\ndef test_shirks(): pytest.skip('needs an NVIDIA GPU')\n"
-    output = run(tmp_path, required=True, tests=tests)
-    assert "1 failed" in output and "NOT RUN" not in output
-
-
 @pytest.mark.parametrize(("user", "printed"), [("1000", True), ("0", False)])
 def test_the_missing_packages_are_named_loudly(tmp_path: Path, user: str, printed: bool) -> None:
     """Without root the script prints the install command and continues; as root it calls apt (a stand-in)."""
@@ -144,17 +136,6 @@ def test_a_chosen_python_that_is_too_old_is_refused(checkout: Path, tmp_path: Pa
     assert not (checkout / ".venv").exists()
 
 
-def test_no_python_that_will_do(checkout: Path, tmp_path: Path) -> None:
-    tools = tmp_path / "bin"
-    for name in ("python3", "python3.12"):
-        script(tools / name, OLD)
-    tools.joinpath("dirname").symlink_to(str(shutil.which("dirname")))
-    done = setup(checkout, PATH=str(tools))
-    assert done.returncode == 1
-    assert "got: Python 3.8.18" in done.stderr
-    assert "make lab PYTHON=/path/to/python3.12" in done.stderr
-
-
 def test_a_newer_python_is_found_where_python3_is_too_old(checkout: Path, tmp_path: Path) -> None:
     tools = tmp_path / "bin"
     script(tools / "python3", OLD)
@@ -185,12 +166,6 @@ def test_the_second_run_installs_nothing_and_a_changed_lock_installs_again(check
         lock.write("zzz==1\n")
     assert setup(checkout).returncode == 0
     assert log.read_text() == first * 2
-
-
-def test_make_lab_installs_the_learners_extra_and_make_test_all() -> None:
-    command = ["make", "--dry-run", "--no-print-directory", "setup-lab", "setup-test"]
-    done = subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines() == ["sh tools/setup.sh lab", "sh tools/setup.sh test,site"]
 
 
 def test_the_lab_serves_this_machine_only_and_asks_nobody_for_news() -> None:

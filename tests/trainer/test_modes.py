@@ -86,7 +86,7 @@ def penalty_on(what: str, ring: Ring) -> Any:
     return error_of(lambda: (loss + 10 * gradient.pow(2).sum()).backward())
 
 
-PENALTIES = ("a sum", "a square", "lse", "dout", "the gradient of v", "sinks", "the gradient of sinks")
+PENALTIES = ("a sum", "lse", "dout", "the gradient of v", "the gradient of sinks")
 
 
 @pytest.mark.parametrize("what", PENALTIES)
@@ -143,8 +143,9 @@ KEPT = {
 
 
 @pytest.mark.parametrize("changed", [False, True], ids=["kept as they were", "changed or not"])
-@pytest.mark.parametrize("schedule", schedules())
-@pytest.mark.parametrize("block", KEPT)
+@pytest.mark.parametrize(
+    ("block", "schedule"), [("native", "ring"), *(("naive", name) for name in schedules())]
+)
 def test_selective_checkpoints_change_no_bit(block: str, schedule: str, changed: bool) -> None:
     """Selective checkpoints change no bit, because no code writes into the kept result of the operator.
 
@@ -183,7 +184,7 @@ def test_without_a_graph(mode: Callable[[], Any], block: str) -> None:
     assert not any(out.requires_grad for (out,) in found)
 
 
-@pytest.mark.parametrize("frozen", ["q", "k", "v", "qk", "kv"])
+@pytest.mark.parametrize("frozen", ["q", "k", "v", "kv"])
 @pytest.mark.parametrize("block", BLOCKS)
 def test_frozen_inputs(frozen: str, block: str) -> None:
     def program(ring: Ring) -> dict[str, Tensor]:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from matplotlib.collections import PolyCollection
 
 from ringlab import VirtualCluster, contiguous, ring_attention, zigzag
-from ringlab.comm.trace import Choice, Compute, Exchange, Trace
+from ringlab.comm.trace import Compute, Exchange, Trace
 from ringlab.comm.virtual.cluster import Costs
 from ringlab.errors import CommError
 from ringlab.plan import work
@@ -78,17 +78,6 @@ def test_every_event_is_a_bar_with_its_times(make) -> None:
             assert drawn(figure, kind, rank) == expected, (kind, rank)
 
 
-def test_busy_and_waited_are_the_sums_of_the_trace() -> None:
-    layout = contiguous(32, 4)
-    one = chart(trace := run(layout))
-    for rank in range(4):
-        total = sum(work(layout, rank, origin) for origin in range(4))
-        assert one.busy(rank) == pytest.approx(1e-6 * total)
-        assert one.waited(rank) == pytest.approx(trace.exposed(rank))
-    assert one.makespan == pytest.approx(1e-6 * sum(work(layout, 3, origin) for origin in range(4)))
-    assert one.busy_fraction == pytest.approx(sum(map(one.busy, range(4))) / (4 * one.makespan))
-
-
 @given(st.lists(st.tuples(st.floats(0, 9), st.floats(0, 9)), min_size=1, max_size=8))
 def test_nested_computations_count_once(spans) -> None:
     spans = [(min(span), max(span)) for span in spans]
@@ -107,12 +96,6 @@ def test_real_clocks_start_at_the_first_event_and_stalls_of_a_GPU_are_waiting() 
     assert {(bar.kind, bar.start, bar.end) for bar in one.bars} == {
         ("forward", 0, 1), ("message", 0, 1), ("wait", 1, 1.5),
     }  # fmt: skip
-
-
-def test_control_messages_are_told_apart_and_choices_are_no_bars() -> None:
-    trace = Trace(1, [exchange(0, 0, 0, 1, tag="control:agree"), Choice(0, "block='auto'", "native", 1.0)])
-    one = chart(trace)
-    assert [bar.kind for bar in one.bars] == ["control"] and one.waited(0) == 0
 
 
 def test_every_word_can_be_read() -> None:
@@ -148,14 +131,6 @@ def test_a_comparison_has_one_time_axis() -> None:
     assert ends == pytest.approx([chart(trace).makespan / scale for trace in traces])
 
 
-def test_a_part_of_a_run_has_no_shares_of_the_whole() -> None:
-    trace = run(contiguous(32, 4))
-    drawn = gantt.figure(trace), gantt.figure(trace, until=chart(trace).makespan / 2)
-    whole, part = (figure.axes[0].get_title(loc="left") for figure in drawn)
-    assert "ranks compute" in whole and "ranks compute" not in part
-    assert "the first" in part
-
-
 def test_many_ranks_are_thinned_and_said_so() -> None:
     trace = Trace(40, [Compute(rank, "attend 0", 0.0, 1.0) for rank in range(40)])
     ax = gantt.figure(trace).axes[0]
@@ -176,13 +151,6 @@ def test_what_cannot_be_drawn_is_refused() -> None:
         gantt.compare([trace], ["a", "b"])
     with pytest.raises(CommError, match="ranks from 0 to 0"):
         gantt.figure(trace, ranks=[1])
-
-
-@pytest.mark.parametrize(
-    ("seconds", "sign"), [(90, "s"), (1, "s"), (0.02, "ms"), (4.7e-4, "µs"), (3e-10, "ns"), (0, "s")]
-)
-def test_the_unit_fits(seconds: float, sign: str) -> None:
-    assert time_unit(seconds)[1] == sign
 
 
 def test_the_words_give_makespan_and_shares() -> None:
@@ -222,10 +190,3 @@ def test_a_chart_of_gpus_says_that_its_bars_are_launches() -> None:
         assert "bars show launches, GPUs compute later" in text and "%" not in text
     assert not [text for text in figure.axes[0].texts if "busy" in text.get_text()]
     assert "rank 0 launches for 100 µs" in words
-
-
-def test_without_a_person_all_charts_are_shown(monkeypatch) -> None:
-    shown = []
-    monkeypatch.setattr(gantt, "show", lambda figure, alt: shown.append((figure, alt)))
-    gantt.play({"contiguous": run(contiguous(32, 4)), "zig-zag": run(zigzag(32, 4))})
-    assert len(shown[0][0].axes) == 2 and "contiguous: 4 ranks" in shown[0][1]

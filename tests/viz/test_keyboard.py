@@ -66,13 +66,6 @@ def test_keys_are_enough(name: str) -> None:
     assert faults(player) == [] and len(list(controls(player))) >= 2
 
 
-def test_a_list_or_a_nameless_slider_would_be_found() -> None:
-    box = ipywidgets.VBox(
-        [ipywidgets.HBox([ipywidgets.Dropdown(options=[1], description="x")]), ipywidgets.IntSlider()]
-    )
-    assert faults(box) == ["Dropdown is not for keys", "IntSlider has no name"]
-
-
 @pytest.mark.parametrize("live", [True, False])
 def test_the_player_is_shown_to_people_only(monkeypatch: pytest.MonkeyPatch, live: bool) -> None:
     happened: list[str] = []
@@ -80,14 +73,6 @@ def test_the_player_is_shown_to_people_only(monkeypatch: pytest.MonkeyPatch, liv
     monkeypatch.setattr("IPython.display.display", happened.append)
     frontend.show_player(lambda: "the player", lambda: happened.append("the still"))
     assert happened == (["the player"] if live else ["the still"])
-
-
-def test_the_slider_of_a_step_player_changes_the_picture() -> None:
-    controls, picture = frontend.step_player(["<b>0</b>", "<b>1</b>", "<b>2</b>"], "block").children
-    play, slider = controls.children
-    assert (play.max, slider.max, slider.description) == (2, 2, "block") and picture.value == "<b>0</b>"
-    slider.value = 2
-    assert picture.value == "<b>2</b>"
 
 
 @pytest.mark.parametrize("live", [True, False])

@@ -37,15 +37,6 @@ def test_a_figure_is_the_same_bytes_twice_and_names_no_software():
     assert b"Software" not in style.png(draw()) and b"matplotlib" not in style.png(draw()).lower()
 
 
-def test_the_style_ends_with_its_block():
-    import matplotlib
-
-    before = dict(matplotlib.rcParams)
-    with style.styled():
-        assert matplotlib.rcParams["axes.spines.top"] is False
-    assert dict(matplotlib.rcParams) == before
-
-
 def test_what_is_shown_carries_its_text(monkeypatch):
     shown = []
     monkeypatch.setattr("IPython.display.display", lambda *a, **k: shown.append((a, k)))
@@ -55,16 +46,6 @@ def test_what_is_shown_carries_its_text(monkeypatch):
     assert bundle["image/png"].startswith("iVBOR")
     with pytest.raises(ValueError, match="say in words"):
         style.show(draw(), alt=" ")
-
-
-def test_a_person_gets_an_element_with_its_words(monkeypatch):
-    shown = []
-    monkeypatch.setattr("IPython.display.display", lambda bundle, **k: shown.append(bundle))
-    monkeypatch.setattr(style, "is_live", lambda: True)
-    style.show(draw(), alt='a "line" < a peak')
-    assert shown[0]["text/html"].startswith(
-        '<img alt="a &quot;line&quot; &lt; a peak" src="data:image/png;base64,iVBOR'
-    )
 
 
 def linear(channel):
@@ -95,14 +76,6 @@ def closest(palette, matrix):
 @pytest.mark.parametrize("matrix", [NORMAL, PROTAN, DEUTAN], ids=["normal", "protan", "deutan"])
 def test_the_palette_is_told_apart_with_every_common_kind_of_sight(matrix):
     assert closest(style.PALETTE, matrix) > 0.1
-
-
-def test_red_and_green_would_not_be():
-    assert closest(("#D62728", "#7A7A00"), DEUTAN) < 0.1 < closest(("#D62728", "#7A7A00"), NORMAL)
-
-
-def test_every_rank_has_a_colour():
-    assert style.rank_colour(0) == style.rank_colour(8) != style.rank_colour(1)
 
 
 SLACK = 1.0
