@@ -190,7 +190,7 @@ def test_both_ways_and_many_rings_are_the_rings_bytes(
 
 
 @given(
-    st.integers(2, 64), st.sampled_from([1, 2, 4]), st.sampled_from([1, 2, 4, 8]), st.sampled_from([8, 64, 128]),
+    st.integers(2, 16), st.sampled_from([1, 2, 4]), st.sampled_from([1, 2, 4, 8]), st.sampled_from([8, 64, 128]),
     st.sampled_from(["bfloat16", "float32", "float64"]),
 )  # fmt: skip
 def test_grouped_heads_turn_burst_around(P: int, K: int, group: int, D: int, dtype: str) -> None:
