@@ -8,6 +8,7 @@ tables that plans use.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -17,6 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ringlab.cli.output import Json, finish, people, print_json, reporting_errors
+from ringlab.cost import units
 from ringlab.cost.units import counted, duration, in_percent, nearest, quantity, short
 from ringlab.errors import CostError
 
@@ -28,136 +30,69 @@ if TYPE_CHECKING:
     from ringlab.cost.planner.serve_time import DecodeTime
     from ringlab.cost.planner.step_time import StepTime
 
-ASKED, SPLIT, BOUNDS = (
-    "What is asked",
-    "How to share it out (left open: the fastest that fits)",
-    "Bounds of papers",
-)
+asked = partial(typer.Option, rich_help_panel="What is asked")
+split = partial(typer.Option, rich_help_panel="How to share it out (left open: the fastest that fits)")
+of_bound = partial(typer.Option, rich_help_panel="Bounds of papers")
 
-Tokens = Annotated[
-    str | None, typer.Option(help="Tokens of one sequence: 131072, 128Ki, 1M.", rich_help_panel=ASKED)
-]
-ModelName = Annotated[
-    str | None, typer.Option(help="A model by name (--list), or a TOML file.", rich_help_panel=ASKED)
-]
-HardwareName = Annotated[
-    str | None, typer.Option(help="Hardware by name (--list), or a TOML file.", rich_help_panel=ASKED)
-]
+Tokens = Annotated[str | None, asked(help="Tokens of one sequence: 131072, 128Ki, 1M.")]
+ModelName = Annotated[str | None, asked(help="A model by name (--list), or a TOML file.")]
+HardwareName = Annotated[str | None, asked(help="Hardware by name (--list), or a TOML file.")]
 Inference = Annotated[
     str | None,
-    typer.Option(
-        help="Plan inference instead of training: a prompt, a token, or both.",
-        rich_help_panel=ASKED,
-        metavar="prefill|decode|serve",
+    asked(
+        help="Plan inference instead of training: a prompt, a token, or both.", metavar="prefill|decode|serve"
     ),
 ]
-PerNode = Annotated[
-    int | None, typer.Option(help="GPUs in a node, if not the hardware's own.", rich_help_panel=ASKED)
-]
+PerNode = Annotated[int | None, asked(help="GPUs in a node, if not the hardware's own.")]
 Generated = Annotated[
-    str | None,
-    typer.Option(
-        help="To serve: how many of the tokens are generated; the others are the prompt.",
-        rich_help_panel=ASKED,
-    ),
+    str | None, asked(help="To serve: how many of the tokens are generated; the others are the prompt.")
 ]
 Chunk = Annotated[
-    str | None,
-    typer.Option(
-        help="To serve: tokens of a prompt that are fed at once; 8Ki by default.", rich_help_panel=ASKED
-    ),
+    str | None, asked(help="To serve: tokens of a prompt that are fed at once; 8Ki by default.")
 ]
 Sharing = Annotated[
     str | None,
-    typer.Option(
-        help="To serve: how ranks that share sequences have the weights.",
-        rich_help_panel=SPLIT,
-        metavar="copies|dcp|helix",
-    ),
+    split(help="To serve: how ranks that share sequences have the weights.", metavar="copies|dcp|helix"),
 ]
 LogitsChunk = Annotated[
-    str | None,
-    typer.Option(
-        help="Tokens whose logits are in memory at once; by default all of a rank's.",
-        rich_help_panel=SPLIT,
-    ),
+    str | None, split(help="Tokens whose logits are in memory at once; by default all of a rank's.")
 ]
 FfnChunk = Annotated[
-    str | None,
-    typer.Option(
-        help="Tokens whose feed-forward is computed at once; by default all of a rank's.",
-        rich_help_panel=SPLIT,
-    ),
+    str | None, split(help="Tokens whose feed-forward is computed at once; by default all of a rank's.")
 ]
-Dp = Annotated[
-    int | None, typer.Option(help="Replicas, each with sequences of its own.", rich_help_panel=SPLIT)
-]
-Fsdp = Annotated[
-    int | None,
-    typer.Option(help="Ranks that share one copy of weights and optimizer.", rich_help_panel=SPLIT),
-]
-Tp = Annotated[int | None, typer.Option(help="Tensor-parallel degree.", rich_help_panel=SPLIT)]
-Cp = Annotated[
-    int | None, typer.Option(help="Ranks that share one sequence: ring × ulysses.", rich_help_panel=SPLIT)
-]
-RingDegree = Annotated[int | None, typer.Option(help="Ranks of a ring.", rich_help_panel=SPLIT)]
-Ulysses = Annotated[int | None, typer.Option(help="Ranks of a Ulysses group.", rich_help_panel=SPLIT)]
+Dp = Annotated[int | None, split(help="Replicas, each with sequences of its own.")]
+Fsdp = Annotated[int | None, split(help="Ranks that share one copy of weights and optimizer.")]
+Tp = Annotated[int | None, split(help="Tensor-parallel degree.")]
+Cp = Annotated[int | None, split(help="Ranks that share one sequence: ring × ulysses.")]
+RingDegree = Annotated[int | None, split(help="Ranks of a ring.")]
+Ulysses = Annotated[int | None, split(help="Ranks of a Ulysses group.")]
 Recomputation = Annotated[
-    str | None,
-    typer.Option(
-        help="The activations computed again in backward.",
-        rich_help_panel=SPLIT,
-        metavar="none|selective|full",
-    ),
+    str | None, split(help="The activations computed again in backward.", metavar="none|selective|full")
 ]
 LayoutName = Annotated[
-    str | None,
-    typer.Option(
-        help="The layout, such as zigzag; an unknown name lists all.",
-        rich_help_panel=SPLIT,
-        metavar="NAME",
-    ),
+    str | None, split(help="The layout, such as zigzag; an unknown name lists all.", metavar="NAME")
 ]
-Ep = Annotated[
-    int | None, typer.Option(help="Ranks that share the experts of a layer.", rich_help_panel=SPLIT)
-]
-Pp = Annotated[
-    int, typer.Option(help="Stages of a pipeline, one micro-batch per sequence.", rich_help_panel=SPLIT)
-]
-Interleave = Annotated[
-    int, typer.Option(help="Chunks of layers on each stage: a shorter bubble.", rich_help_panel=SPLIT)
-]
+Ep = Annotated[int | None, split(help="Ranks that share the experts of a layer.")]
+Pp = Annotated[int, split(help="Stages of a pipeline, one micro-batch per sequence.")]
+Interleave = Annotated[int, split(help="Chunks of layers on each stage: a shorter bubble.")]
 Offload = Annotated[
     str,
-    typer.Option(
+    split(
         help="Keep activations, optimizer (with gradients) or weights in the host's memory; several, joined by commas.",
-        rich_help_panel=SPLIT,
         metavar="none|activations,…",
     ),
 ]
 Tile = Annotated[
-    str | None,
-    typer.Option(
-        help="Rows and keys of a kernel tile; 128x128 by default.", rich_help_panel=SPLIT, metavar="128x128"
-    ),
+    str | None, split(help="Rows and keys of a kernel tile; 128x128 by default.", metavar="128x128")
 ]
 Bound = Annotated[
-    str | None,
-    typer.Option(
-        help="Compute a paper's bound instead.", rich_help_panel=BOUNDS, metavar="striped|ring|context"
-    ),
+    str | None, of_bound(help="Compute a paper's bound instead.", metavar="striped|ring|context")
 ]
-Ranks = Annotated[int | None, typer.Option(help="Ranks of the bound.", rich_help_panel=BOUNDS)]
+Ranks = Annotated[int | None, of_bound(help="Ranks of the bound.")]
 Bandwidth = Annotated[
-    str | None,
-    typer.Option(
-        help='One way, instead of the link\'s: "12.5 GB/s".', rich_help_panel=BOUNDS, metavar="<rate>"
-    ),
+    str | None, of_bound(help='One way, instead of the link\'s: "12.5 GB/s".', metavar="<rate>")
 ]
-Weight = Annotated[
-    float,
-    typer.Option(help="Cost of a FLOP of attention relative to one of a matrix.", rich_help_panel=BOUNDS),
-]
+Weight = Annotated[float, of_bound(help="Cost of a FLOP of attention relative to one of a matrix.")]
 Details = Annotated[
     bool,
     typer.Option(
@@ -165,28 +100,22 @@ Details = Annotated[
         help="Print the memory item by item, the time of a layer, other ways, and all that is assumed, too.",
     ),
 ]
-WhichLink = Annotated[
-    str, typer.Option(help="The link of the bound: inside or between nodes.", rich_help_panel=BOUNDS)
-]
+WhichLink = Annotated[str, of_bound(help="The link of the bound: inside or between nodes.")]
 
 
 def plan(
     model: ModelName = None,
     tokens: Tokens = None,
     hardware: HardwareName = None,
-    nodes: Annotated[int, typer.Option(help="Number of nodes.", rich_help_panel=ASKED)] = 1,
+    nodes: Annotated[int, asked(help="Number of nodes.")] = 1,
     gpus_per_node: PerNode = None,
-    batch: Annotated[int, typer.Option(help="Sequences in a step, on all GPUs.", rich_help_panel=ASKED)] = 1,
+    batch: Annotated[int, asked(help="Sequences in a step, on all GPUs.")] = 1,
     inference: Inference = None,
     generated: Generated = None,
     chunk: Chunk = None,
-    dtype: Annotated[
-        str, typer.Option(help="Of weights and activations.", rich_help_panel=ASKED)
-    ] = "bfloat16",
-    causal: Annotated[bool, typer.Option(help="Mask the future.", rich_help_panel=ASKED)] = True,
-    reserve: Annotated[
-        float, typer.Option(help="Fraction of the memory to leave unused.", rich_help_panel=ASKED)
-    ] = 0.06,
+    dtype: Annotated[str, asked(help="Of weights and activations.")] = "bfloat16",
+    causal: Annotated[bool, asked(help="Mask the future.")] = True,
+    reserve: Annotated[float, asked(help="Fraction of the memory to leave unused.")] = 0.06,
     dp: Dp = None,
     fsdp: Fsdp = None,
     tp: Tp = None,
@@ -218,13 +147,16 @@ def plan(
 
     ringlab plan --model llama3-70b --tokens 1M --hardware h100 --nodes 8 --logits-chunk 4Ki
     """
-    from ringlab.cost import units
-
     with reporting_errors(as_json):
         if show:
             return show_tables(as_json)
-        edges = kernel_tile(tile)
-        length = units.tokens(tokens) if tokens is not None else None
+        edges = None
+        if tile is not None:
+            from ringlab.cost.planner.request import MOST_OF_A_COUNT
+
+            needed = f"a tile of rows x keys, both from 1 to {MOST_OF_A_COUNT:,}"
+            edges = units.kernel_tile(tile, MOST_OF_A_COUNT, needed)
+        length = _tokens(tokens)
         if bound is not None:
             given = BoundOptions(
                 model, length, hardware, ranks, attention_weight, edges, link, bandwidth, dtype
@@ -253,16 +185,16 @@ def plan(
             layout=layout,
             causal=causal,
             tile=edges or (128, 128),
-            logits_chunk=units.tokens(logits_chunk) if logits_chunk is not None else None,
+            logits_chunk=_tokens(logits_chunk),
             reserve=reserve,
             pp=pp,
             interleave=interleave,
             offload=offload,
-            generated=units.tokens(generated) if generated is not None else 0,
-            chunk=units.tokens(chunk) if chunk is not None else CHUNK,
+            generated=_tokens(generated, 0),
+            chunk=_tokens(chunk, CHUNK),
             sharing=sharing,
             ep=ep,
-            ffn_chunk=units.tokens(ffn_chunk) if ffn_chunk is not None else None,
+            ffn_chunk=_tokens(ffn_chunk),
         )
         _answer(request, details, as_json)
 
@@ -278,28 +210,15 @@ def _answer(request: Request, details: bool, as_json: bool) -> None:
     finish(found.fits)
 
 
+def _tokens(text: str | None, default: Any = None) -> Any:
+    """Return the number of tokens that `text` names, or the default if there is no text."""
+    return default if text is None else units.tokens(text)
+
+
 def _need(**given: str | None) -> None:
     for name, value in given.items():
         if value is None:
             raise typer.BadParameter("is missing; --list shows models and hardware", param_hint=f"--{name}")
-
-
-def kernel_tile(text: str | None) -> tuple[int, int] | None:
-    """Return (rows, keys) of a kernel tile, or None if there is no text.
-
-    Raises: CostError for an invalid text.
-    """
-    if text is None:
-        return None
-    from ringlab.cost.planner.request import MOST_OF_A_COUNT
-    from ringlab.cost.units import shown
-
-    rows, _, keys = text.partition("x")
-    read = [int(edge) if edge.isdecimal() and len(edge) < 10 else 0 for edge in (rows, keys)]
-    if not all(1 <= edge <= MOST_OF_A_COUNT for edge in read):
-        needed = f"a tile of rows x keys, both from 1 to {MOST_OF_A_COUNT:,}"
-        raise CostError(needed, shown(text), "--tile 128x128")
-    return read[0], read[1]
 
 
 WORDS = (
@@ -344,12 +263,11 @@ def show(plan: Plan, details: bool) -> None:
         people.print(Text(f"\nMore, with --details: {_left_out(plan)}", style="dim"))
         return
     _alternatives(plan)
-    people.print(Text("\nAssumed", style="bold"))
-    for sentence in plan.assumptions:
-        _item("·", Text(sentence, style="dim"))
-    people.print(Text("\nWords", style="bold"))
-    for sentence in SERVING_WORDS if plan.serving else WORDS:
-        _item("·", Text(sentence, style="dim"))
+    words = SERVING_WORDS if plan.serving else WORDS
+    for heading, sentences in (("Assumed", plan.assumptions), ("Words", words)):
+        people.print(Text(f"\n{heading}", style="bold"))
+        for sentence in sentences:
+            _item("·", Text(sentence, style="dim"))
 
 
 def _largest(plan: Plan) -> str:
@@ -454,15 +372,7 @@ def _rate(n: float) -> str:
 
 def _memory(plan: Plan) -> Table:
     best, usable = plan.best, plan.request.usable_bytes
-    table = Table(
-        title=f"Memory of one {plan.request.machine_word}",
-        title_justify="left",
-        show_edge=False,
-        pad_edge=False,
-        expand=False,
-    )
-    for heading, justify in (("", "left"), ("GB", "right"), ("of usable", "right"), ("what", "left")):
-        table.add_column(heading, justify=justify)  # type: ignore[arg-type]
+    table = _table(f"Memory of one {plan.request.machine_word}", "", ">GB", ">of usable", "what")
     for entry in best.memory.entries:
         share = entry.bytes / usable
         table.add_row(entry.name, _gb(entry.bytes), in_percent(share), entry.note)
@@ -474,6 +384,14 @@ def _memory(plan: Plan) -> Table:
     table.add_row(
         "usable", _gb(usable), "", f"{short(plan.request.machine.memory_bytes, 'bytes')} less the reserve"
     )
+    return table
+
+
+def _table(title: str, *headings: str) -> Table:
+    """Return an empty table without a frame. Numbers are below a heading that begins with ">", to the right."""
+    table = Table(title=title, title_justify="left", show_edge=False, pad_edge=False)
+    for heading in headings:
+        table.add_column(heading.removeprefix(">"), justify="right" if heading.startswith(">") else "left")
     return table
 
 
@@ -508,20 +426,19 @@ def _time(plan: Plan) -> Group | Table:
 
 
 def _layer(time: StepTime) -> Group:
-    table = Table(title="Time of one layer", title_justify="left", show_edge=False, pad_edge=False)
-    table.add_column("")
-    for each in time.passes:
-        table.add_column(each.name.replace("full recomputation", "recomputed"), justify="right")
-    for label, name in ROWS:
-        figures = [getattr(each, name) for each in time.passes]
-        if any(figures):
-            table.add_row(label, *(_seconds(figure) for figure in figures))
+    passes = (each.name.replace("full recomputation", "recomputed") for each in time.passes)
+    table = _table("Time of one layer", "", *(f">{name}" for name in passes))
+
+    def rows(named: tuple[tuple[str, str], ...], style: str = "") -> None:
+        for label, name in named:
+            figures = [getattr(each, name) for each in time.passes]
+            if any(figures):
+                table.add_row(label, *map(_seconds, figures), style=style)
+
+    rows(ROWS)
     table.add_section()
-    table.add_row("in all", *(_seconds(each.total_s) for each in time.passes), style="bold")
-    for label, name in BESIDE:
-        figures = [getattr(each, name) for each in time.passes]
-        if any(figures):
-            table.add_row(label, *(_seconds(figure) for figure in figures), style="dim")
+    rows((("in all", "total_s"),), "bold")
+    rows(BESIDE, "dim")
     return Group(table, Text(" + ".join(_parts(time)) + f" = {duration(time.total_s)}"))
 
 
@@ -543,9 +460,7 @@ def _parts(time: StepTime) -> list[str]:
 
 
 def _token(time: DecodeTime) -> Table:
-    table = Table(
-        "", "seconds", title="Time of one token", title_justify="left", show_edge=False, pad_edge=False
-    )
+    table = _table("Time of one token", "", "seconds")
     rows = (
         ("the weights: reading, or computing", time.weights_s),
         ("reading the K/V cache", time.cache_s),
@@ -619,16 +534,9 @@ def _alternatives(plan: Plan) -> None:
     if not others:
         return
     people.print()
-    title = f"Other ways: {plan.weighed} were compared"
-    table = Table(title=title, title_justify="left", show_edge=False, pad_edge=False)
-    for heading, justify in (
-        ("split", "left"),
-        ("shared by" if plan.serving else "layout", "left"),
-        ("first token" if plan.serving else "recomputed", "left"),
-        ("GB", "right"),
-        ("token" if plan.request.decoding else "step", "right"),
-    ):
-        table.add_column(heading, justify=justify)  # type: ignore[arg-type]
+    how = ("shared by", "first token") if plan.serving else ("layout", "recomputed")
+    of_a = "token" if plan.request.decoding else "step"
+    table = _table(f"Other ways: {plan.weighed} were compared", "split", *how, ">GB", f">{of_a}")
     from ringlab.cost.planner.limits import ALIKE, split_words
 
     for each in (plan.best, *others):
@@ -804,14 +712,14 @@ def show_tables(as_json: bool) -> None:
     if as_json:
         print_json({"ok": True, **_tables(models, machines)})
         return
-    shown = Table("model", "", "source", title="models", title_justify="left")
+    rows = []
     for it in models:
         heads = ", ".join(dict.fromkeys(f"{kind.H}/{kind.K} heads of {kind.D}" for kind in it.kinds))
         active = f" ({it.active_parameters / 1e9:.3g} for each token)" if it.expert_parameters else ""
         what = f"{it.title}: {it.parameters / 1e9:.3g} billion{active}, {it.layers} layers, {heads}"
-        shown.add_row(it.name, what, it.source)
-    people.print(shown)
-    shown = Table("hardware", "", "source", title="hardware", title_justify="left")
+        rows.append((it.name, what, it.source))
+    _print_sources("models", "model", rows)
+    rows = []
     for each in machines:
         rate = ", ".join(f"{dtype} {short(flops, 'FLOP/s')}" for dtype, flops in each.flops_per_s.items())
         links = "; ".join(
@@ -819,30 +727,26 @@ def show_tables(as_json: bool) -> None:
             for where, link in (("inside", each.inside), ("between", each.between))
         )
         what = f"{each.title}: {each.ranks_per_node} per node, {short(each.memory_bytes, 'bytes')}; {rate}; {links}"
-        shown.add_row(each.name, what, "; ".join((each.source, each.inside.source, each.between.source)))
-    people.print(shown)
+        rows.append((each.name, what, "; ".join((each.source, each.inside.source, each.between.source))))
+    _print_sources("hardware", "hardware", rows)
     people.print("Bandwidths count one direction, per rank. Your own: a TOML file in place of the name.")
 
 
+def _print_sources(title: str, heading: str, rows: list[tuple[str, str, str]]) -> None:
+    table = Table(heading, "", "source", title=title, title_justify="left")
+    for row in rows:
+        table.add_row(*row)
+    people.print(table)
+
+
 def _tables(models: list[Any], machines: list[Any]) -> dict[str, Any]:
+    of_model = ("name", "title", "parameters", "active_parameters", "source")
+    of_machine = ("name", "title", "ranks_per_node", "memory_bytes", "flops_per_s")
     return {
-        "models": [
-            {
-                "name": it.name,
-                "title": it.title,
-                "parameters": it.parameters,
-                "active_parameters": it.active_parameters,
-                "source": it.source,
-            }
-            for it in models
-        ],
+        "models": [{name: getattr(it, name) for name in of_model} for it in models],
         "hardware": [
-            {
-                "name": it.name,
-                "title": it.title,
-                "ranks_per_node": it.ranks_per_node,
-                "memory_bytes": it.memory_bytes,
-                "flops_per_s": dict(it.flops_per_s),
+            {name: getattr(it, name) for name in of_machine}
+            | {
                 "inside_bytes_per_s": it.inside.bytes_per_s,
                 "between_bytes_per_s": it.between.bytes_per_s,
                 "sources": [it.source, it.inside.source, it.between.source, it.reached.source],

@@ -12,6 +12,7 @@ import os
 import resource
 import time
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -41,119 +42,66 @@ if TYPE_CHECKING:
     from ringlab.layout import Layout
     from ringlab.mask import Mask
 
-LAYER, CLUSTER, HOW, OUT = "The layer", "The cluster", "How", "What is written"
-SERVING = "A step of serving"
+of_layer = partial(typer.Option, rich_help_panel="The layer")
+of_cluster = partial(typer.Option, rich_help_panel="The cluster")
+how_to_run = partial(typer.Option, rich_help_panel="How")
+written = partial(typer.Option, rich_help_panel="What is written")
+of_serving = partial(typer.Option, rich_help_panel="A step of serving")
 
-Tokens = Annotated[
-    str, typer.Option(help="Tokens of the sequence: 131072, 128Ki, 16M.", rich_help_panel=LAYER)
-]
-ModelName = Annotated[
-    str | None,
-    typer.Option(help="A model by name, or a TOML file, for heads and head dim.", rich_help_panel=LAYER),
-]
-Heads = Annotated[int | None, typer.Option(help="Query heads; 32 by default.", rich_help_panel=LAYER)]
-KvHeads = Annotated[int | None, typer.Option(help="Key/value heads; 8 by default.", rich_help_panel=LAYER)]
-HeadDim = Annotated[int | None, typer.Option(help="Head dim; 128 by default.", rich_help_panel=LAYER)]
-Batch = Annotated[int, typer.Option(help="Sequences at once.", rich_help_panel=LAYER)]
-Dtype = Annotated[str, typer.Option(help="Dtype of q, k and v.", rich_help_panel=LAYER)]
-Full = Annotated[bool, typer.Option("--full", help="No causal mask.", rich_help_panel=LAYER)]
-Window = Annotated[
-    str | None, typer.Option(help="A sliding window: the tokens that each row sees.", rich_help_panel=LAYER)
-]
+Tokens = Annotated[str, of_layer(help="Tokens of the sequence: 131072, 128Ki, 16M.")]
+ModelName = Annotated[str | None, of_layer(help="A model by name, or a TOML file, for heads and head dim.")]
+Heads = Annotated[int | None, of_layer(help="Query heads; 32 by default.")]
+KvHeads = Annotated[int | None, of_layer(help="Key/value heads; 8 by default.")]
+HeadDim = Annotated[int | None, of_layer(help="Head dim; 128 by default.")]
+Batch = Annotated[int, of_layer(help="Sequences at once.")]
+Dtype = Annotated[str, of_layer(help="Dtype of q, k and v.")]
+Full = Annotated[bool, of_layer("--full", help="No causal mask.")]
+Window = Annotated[str | None, of_layer(help="A sliding window: the tokens that each row sees.")]
 Documents = Annotated[
     str | None,
-    typer.Option(
-        help="Lengths of packed documents, which do not see each other.",
-        metavar="96Ki,16Ki,16Ki",
-        rich_help_panel=LAYER,
-    ),
+    of_layer(help="Lengths of packed documents, which do not see each other.", metavar="96Ki,16Ki,16Ki"),
 ]
-HardwareName = Annotated[str, typer.Option(help="By name, or a TOML file.", rich_help_panel=CLUSTER)]
-Ranks = Annotated[
-    int | None, typer.Option(help="Number of ranks; by default those of one node.", rich_help_panel=CLUSTER)
-]
-Nodes = Annotated[
-    int | None, typer.Option(help="Number of nodes, instead of ranks.", rich_help_panel=CLUSTER)
-]
+HardwareName = Annotated[str, of_cluster(help="By name, or a TOML file.")]
+Ranks = Annotated[int | None, of_cluster(help="Number of ranks; by default those of one node.")]
+Nodes = Annotated[int | None, of_cluster(help="Number of nodes, instead of ranks.")]
 Slow = Annotated[
-    list[str] | None,
-    typer.Option(
-        help="Rank 3 computes 1.5 times longer; repeatable.", metavar="3=1.5", rich_help_panel=CLUSTER
-    ),
+    list[str] | None, of_cluster(help="Rank 3 computes 1.5 times longer; repeatable.", metavar="3=1.5")
 ]
-Jitter = Annotated[
-    float, typer.Option(help="Relative spread of computations (lognormal).", rich_help_panel=CLUSTER)
-]
-Seed = Annotated[int, typer.Option(help="Seed of the jitter.", rich_help_panel=CLUSTER)]
+Jitter = Annotated[float, of_cluster(help="Relative spread of computations (lognormal).")]
+Seed = Annotated[int, of_cluster(help="Seed of the jitter.")]
 LayoutName = Annotated[
-    str,
-    typer.Option(
-        "--layout",
-        help="The layout, such as zigzag; an unknown name lists all.",
-        metavar="NAME",
-        rich_help_panel=HOW,
-    ),
+    str, how_to_run("--layout", help="The layout, such as zigzag; an unknown name lists all.", metavar="NAME")
 ]
-Chunk = Annotated[
-    int | None, typer.Option(help="Tokens of a piece, for the layout dealt.", rich_help_panel=HOW)
-]
-Folded = Annotated[
-    bool, typer.Option("--folded", help="Deal forth and back, for the layout dealt.", rich_help_panel=HOW)
-]
+Chunk = Annotated[int | None, how_to_run(help="Tokens of a piece, for the layout dealt.")]
+Folded = Annotated[bool, how_to_run("--folded", help="Deal forth and back, for the layout dealt.")]
 Schedule = Annotated[
     str,
-    typer.Option(
+    how_to_run(
         help="How queries meet keys; degrees in parentheses: 'hybrid(ring=4, ulysses=2)'.",
         metavar="ring|allgather|ulysses|hybrid|double-ring|query-ring|burst|bidirectional|multi-ring",
-        rich_help_panel=HOW,
     ),
 ]
-Backward = Annotated[
-    bool, typer.Option("--backward", help="Simulate forward and backward.", rich_help_panel=HOW)
-]
-Tile = Annotated[
-    str,
-    typer.Option(help="Rows and keys of a kernel tile, or 'exact'.", metavar="128x128", rich_help_panel=HOW),
-]
+Backward = Annotated[bool, how_to_run("--backward", help="Simulate forward and backward.")]
+Tile = Annotated[str, how_to_run(help="Rows and keys of a kernel tile, or 'exact'.", metavar="128x128")]
 Serve = Annotated[
     str | None,
-    typer.Option(
+    of_serving(
         help="Instead: a token of sequences of --tokens, or a chunk of --tokens of a prompt.",
         metavar="decode|prefill",
-        rich_help_panel=SERVING,
     ),
 ]
-Prefix = Annotated[str | None, typer.Option(help="Cached tokens before the chunk.", rich_help_panel=SERVING)]
+Prefix = Annotated[str | None, of_serving(help="Cached tokens before the chunk.")]
 Queries = Annotated[
-    str,
-    typer.Option(
-        help="A token's queries on a rank: its own heads', or all.",
-        metavar="own|all",
-        rich_help_panel=SERVING,
-    ),
+    str, of_serving(help="A token's queries on a rank: its own heads', or all.", metavar="own|all")
 ]
 Travels = Annotated[
-    str,
-    typer.Option(
-        help="What goes around for a chunk; auto: the fewer bytes.",
-        metavar="auto|kv|q",
-        rich_help_panel=SERVING,
-    ),
+    str, of_serving(help="What goes around for a chunk; auto: the fewer bytes.", metavar="auto|kv|q")
 ]
-Png = Annotated[
-    Path | None, typer.Option(help="Draw the timeline as PNG.", metavar="FILE", rich_help_panel=OUT)
-]
-Svg = Annotated[
-    Path | None, typer.Option(help="Draw the timeline as SVG.", metavar="FILE", rich_help_panel=OUT)
-]
-Perfetto = Annotated[
-    Path | None, typer.Option(help="Events for ui.perfetto.dev.", metavar="FILE", rich_help_panel=OUT)
-]
+Png = Annotated[Path | None, written(help="Draw the timeline as PNG.", metavar="FILE")]
+Svg = Annotated[Path | None, written(help="Draw the timeline as SVG.", metavar="FILE")]
+Perfetto = Annotated[Path | None, written(help="Events for ui.perfetto.dev.", metavar="FILE")]
 Output = Annotated[
-    Path | None,
-    typer.Option(
-        help="Write the JSON, with this machine and its memory.", metavar="FILE", rich_help_panel=OUT
-    ),
+    Path | None, written(help="Write the JSON, with this machine and its memory.", metavar="FILE")
 ]
 Details = Annotated[bool, typer.Option("--details", help="Print every figure and all that is assumed, too.")]
 
@@ -200,6 +148,8 @@ def simulate(
     with reporting_errors(as_json):
         from ringlab.cost.hardware import hardware as hardware_of
         from ringlab.cost.simulate import check_amounts, runs_every_rank
+        from ringlab.cost.simulate import simulate as simulated
+        from ringlab.cost.units import kernel_tile
         from ringlab.cost.units import tokens as tokens_of
 
         machine, S = hardware_of(hardware), tokens_of(tokens, "--tokens")
@@ -209,18 +159,20 @@ def simulate(
         sizes = _sizes(model, heads, kv_heads, head_dim, batch, dtype, not full)
         mask = _mask(not full, window, documents, S)
         P = rank_count(ranks, nodes, machine)
-        kernel, slowness = kernel_tile(tile), slow_ranks(slow or [])
+        needed = "a tile as rows x keys, each from 1 to 2^20, or 'exact'"
+        kernel = None if tile == "exact" else kernel_tile(tile, 10**9, needed)
+        slowness = slow_ranks(slow or [])
         # Check first: a layout that is too large would take too long to make.
         check_amounts(S, P, kernel, sizes)
         lay = layout_of(layout, S, P, chunk, folded, mask)
         if serving is not None or runs_every_rank(lay, schedule, mask, backward, jitter):
             _announce(P, S if serving is None else 0, backward)
-        how = {"mask": mask, "schedule": schedule, "backward": backward, "tile": kernel}
+        how: dict[str, Any] = {"mask": mask, "schedule": schedule, "backward": backward, "tile": kernel}
         how |= {"slow": slowness, "jitter": jitter, "seed": seed}
         if serving is not None:
             done, (schedule, passes) = serving.run(sizes, S, P, machine, layout), serving.words
         else:
-            done = _run(sizes, lay, machine, **how)
+            done = simulated(sizes, lay, machine, **how)
             passes = "forward and backward" if backward else "forward"
         report = {
             "ok": True,
@@ -251,12 +203,6 @@ def simulate(
     else:
         show(people, done, report, details)
     finish(True)
-
-
-def _run(sizes: Attention, layout: Layout, machine: Hardware, **how: Any) -> Simulation:
-    from ringlab.cost.simulate import simulate as run
-
-    return run(sizes, layout, machine, **how)
 
 
 def _announce(P: int, tokens: int, backward: bool, soon_s: float = 20.0) -> None:
@@ -336,20 +282,6 @@ def layout_of(name: str, S: int, P: int, chunk: int | None, folded: bool, mask: 
     if chunk is not None or folded:
         raise CostError("chunk and folded with the layout dealt only", f"layout {name}", "--layout dealt")
     return per_document(mask.documents or (S,), P) if name == "per-document" else get_layout(name, S, P)
-
-
-def kernel_tile(text: str) -> tuple[int, int] | None:
-    """Return (rows, keys) of a kernel tile, or None for "exact". Raises: CostError for an invalid text."""
-    from ringlab.cost.units import shown
-
-    if text == "exact":
-        return None
-    rows, by, keys = text.partition("x")
-    sizes = [edge for edge in (rows, keys) if edge.isdecimal() and len(edge) <= 9 and int(edge)]
-    if not by or len(sizes) < 2:
-        needed = "a tile as rows x keys, each from 1 to 2^20, or 'exact'"
-        raise CostError(needed, shown(text), "--tile 128x128")
-    return int(rows), int(keys)
 
 
 def slow_ranks(texts: list[str]) -> dict[int, float]:

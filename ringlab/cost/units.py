@@ -81,6 +81,17 @@ def tokens(text: str | int, of: str = "") -> int:
     return int(value)
 
 
+def kernel_tile(text: str, most: int, needed: str) -> tuple[int, int]:
+    """Return (rows, keys) of a kernel tile: (128, 64) for "128x64".
+
+    Raises: CostError, with `needed`, for another text, or for an edge that is not from 1 to `most`.
+    """
+    edges = [int(edge) if edge.isdecimal() and len(edge) < 10 else 0 for edge in text.split("x")]
+    if len(edges) != 2 or not all(1 <= edge <= most for edge in edges):
+        raise CostError(needed, shown(text), "--tile 128x128")
+    return edges[0], edges[1]
+
+
 def written(value: float, dimension: str) -> str:
     """Return `value` with a fitting unit; `quantity` reads it back exactly."""
     if dimension == "percent":
