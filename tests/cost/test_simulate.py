@@ -94,6 +94,7 @@ def messages(trace: Trace, rank: int) -> list[tuple[Any, ...]]:
     )
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("backward", [False, True], ids=["forward", "backward"])
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("layout", LAYOUTS, ids=IDS)
