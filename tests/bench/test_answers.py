@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from ringlab.bench import conformance
 from ringlab.bench.answers import bench_answers
 from ringlab.cli import app
 from ringlab.errors import RinglabError
@@ -32,11 +31,3 @@ def test_the_first_answer_is_not_counted_and_the_command_writes_what_it_prints(t
 def test_an_error_is_no_answer(arguments: tuple[str, ...]) -> None:
     with pytest.raises(RinglabError, match="an answer of ringlab plan"):
         bench_answers(1, [arguments])
-
-
-def test_what_cannot_be_checked_is_no_timing(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(RinglabError, match="a right ring that passes"):
-        conformance.bench_check(right=["ringlab.nowhere:attend"])
-    monkeypatch.setattr(conformance, "MUTANTS", ["no_such_ring"])
-    with pytest.raises(RinglabError, match="a wrong ring that fails"):
-        conformance.bench_check(right=[])

@@ -15,7 +15,7 @@ from ringlab.blocks import get_block
 from ringlab.comm.processes.launch import launch
 from ringlab.errors import CommError
 from ringlab.viz import lanes
-from ringlab.viz.lanes import MARK, Span, exposed, of_trace, overlap, read, union, without
+from ringlab.viz.lanes import MARK, Span, exposed, lane_of, of_trace, overlap, read, union, without
 
 pytestmark = pytest.mark.thorough
 
@@ -93,10 +93,24 @@ def test_in_a_gpu_trace_what_the_cpu_did_is_no_lane():
     assert overlap(spans, 0).exposed_s == pytest.approx(300e-6)
 
 
+def test_a_clock_that_counts_from_years_ago_costs_no_digits():
+    begin = 4_500_937_571_208.125  # microseconds; neighbouring floats are a nanosecond apart
+    document = {
+        "traceEvents": [event(MARK, begin, 1, "user_annotation"), event("gloo:send", begin + 8, 0.3004)]
+    }
+    assert read(document, 0) == [Span(0, "copy", "gloo:send", 8 / 1e6, 8.3004 / 1e6)]
+
+
 @pytest.mark.parametrize("nonsense", [[], {}, {"traceEvents": None}, "x"])
 def test_what_is_no_trace_is_refused_by_name(nonsense):
     with pytest.raises(CommError, match="traceEvents"):
         read(nonsense, 0)
+
+
+def test_names_that_only_look_like_communication():
+    assert lane_of("cpu_op", "c10d::recv_", gpu=False) is None
+    assert lane_of("cpu_op", "aten::copy_", gpu=False) == "compute"
+    assert lane_of("gpu_memcpy", "Memcpy HtoD", gpu=True) == "compute"
 
 
 def test_lanes_of_a_traced_run_have_the_exposed_seconds_of_the_trace():

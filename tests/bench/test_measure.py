@@ -17,7 +17,7 @@ from ringlab.bench.interleaved import Turn
 from ringlab.bench.kernels import _computing, bench_kernels
 from ringlab.bench.measure import Bench
 from ringlab.bench.problem import Problem, draw
-from ringlab.bench.reference import reference
+from ringlab.bench.reference import reference, sample
 from ringlab.blocks import get_block
 from ringlab.blocks.naive import Naive
 from ringlab.conformance.tolerance import relative_error, truth
@@ -171,6 +171,12 @@ def test_the_reference_is_the_oracle(causal: bool) -> None:
     true = truth(*inputs, causal=causal)
     for name, value in expected.true.items():
         assert relative_error(value[None], getattr(true, name)) < 1e-6, name
+
+
+def test_the_sample_has_the_ends_and_the_edges_of_tiles() -> None:
+    tokens = sample(1000, torch.Generator().manual_seed(0)).tolist()
+    assert tokens == sorted(set(tokens)) and {0, 1, 63, 64, 127, 128, 255, 256, 992, 999} <= set(tokens)
+    assert sample(3, torch.Generator()).tolist() == [0, 1, 2]
 
 
 def test_inputs_are_fresh_in_every_round_and_follow_from_the_seed() -> None:

@@ -46,14 +46,17 @@ def test_ringlab_is_right_and_torchs_ring_beside_it(tmp_path: Path) -> None:
     assert measured["about"]["torch-context-parallel"].startswith(f"torch {torch.__version__}, kernel: ")
 
 
-def sampled(wrong: float = 0.0) -> tuple[dict[str, Any], Any]:
+def sampled(wrong: float = 0.0, finite: bool = True) -> tuple[dict[str, Any], Any]:
     """Return a package's report from two ranks. One row of its dv is wrong by the factor 1 + `wrong`."""
     inputs = bench._inputs(WORK, "float32")
     expected = reference(inputs, True, sample(WORK.S, torch.Generator().manual_seed(1)))
     rows = {name: x.clone() for name, x in expected.true.items() if name != "lse"}
     rows["dv"][1, 3] *= 1.0 + wrong
     halves = torch.arange(len(expected.tokens)).chunk(2)
-    parts = [Sampled(half.tolist(), {name: x[:, half] for name, x in rows.items()}, True) for half in halves]
+    parts = [
+        Sampled(half.tolist(), {name: x[:, half] for name, x in rows.items()}, finite or number == 0)
+        for number, half in enumerate(halves)
+    ]
     return {
         "them": contest.errors_of(parts, expected),
         OURS: contest.errors_of(parts, expected),
@@ -79,6 +82,11 @@ def test_one_wrong_row_is_enough_and_its_error_is_told() -> None:
     assert forward["contenders"]["them"]["correct"] and set(forward["contenders"]["them"]["errors"]) == {
         "out"
     }
+
+
+def test_a_rank_whose_results_are_not_finite_is_wrong() -> None:
+    found, expected = sampled(finite=False)
+    assert not case(found, expected)["contenders"]["them"]["correct"]
 
 
 def test_a_row_that_no_rank_gave_is_wrong() -> None:

@@ -10,7 +10,6 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -204,10 +203,6 @@ def test_a_bench_of_gpus_reports_and_writes_its_cases(words, cases: int, monkeyp
     assert status == 1 and "not timed: BackendError" in out
 
 
-def test_a_mask_that_does_not_exist_is_a_wrong_call() -> None:
-    assert call("bench", "kernels", "--mask", "diagonal")[0] == 2
-
-
 def test_results_are_drawn_by_one_command(tmp_path: Path) -> None:
     status, out, _ = call("bench", "draw", "--out", str(tmp_path), "--json")
     figures = json.loads(out)["figures"]
@@ -218,6 +213,7 @@ def test_results_are_drawn_by_one_command(tmp_path: Path) -> None:
 
 def test_a_wrong_call_has_status_2() -> None:
     assert call("verify", "--no-such-option")[0] == 2
+    assert call("bench", "kernels", "--mask", "diagonal")[0] == 2
     assert call("bench", "emulate", "--tokens", "0")[0] == 2
 
 
@@ -271,14 +267,6 @@ def test_doctor_shows_remedies_as_they_are(monkeypatch) -> None:
         monkeypatch.setattr(doctor_module, more, dict)
     out = flat(call("doctor")[1])
     assert "pipinstall'ringlab[hf]'" in out and out.count(flat(ODD)) >= 4 and "✗" in out
-
-
-def test_a_progress_bar_shows_its_task_as_it_is(capsys) -> None:
-    words = output.progress_bar().columns[0]
-    assert str(words.render(SimpleNamespace(description=ODD))) == ODD
-    with output.counted(ODD, 1) as step:
-        step(ODD)
-    assert capsys.readouterr().err.count(ODD) == 2
 
 
 WAITS = """

@@ -76,7 +76,7 @@ def differences_of_recordings(repeated: Any, own: Any) -> list[str]:
 
 
 @pytest.mark.slow
-@settings(max_examples=150)
+@settings(max_examples=100)
 @given(run=settings_of_a_run())
 def test_repeated_operations_are_those_of_ranks_that_run_themselves(run: dict[str, Any]) -> None:
     with pytest.MonkeyPatch.context() as monkeypatch:
@@ -173,7 +173,7 @@ def differences(together: Simulation, each: Simulation) -> list[str]:
     return found + ["trace"] * (together.timeline.trace(kept).events != each.timeline.trace(kept).events)
 
 
-@settings(max_examples=200)
+@settings(max_examples=100)
 @given(request=requests())
 def test_ranks_that_go_on_together_have_the_times_of_ranks_that_run(request: dict[str, Any]) -> None:
     with pytest.MonkeyPatch.context() as monkeypatch:

@@ -16,7 +16,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from ringlab.blocks.flash import VERSIONS
-from tests.packaging.test_drift import FOR_GPUS, PINS
+from tests.packaging.test_drift import FOR_GPUS
 
 pytestmark = pytest.mark.thorough
 
@@ -100,15 +100,6 @@ def test_a_package_imports_what_is_declared(package: str) -> None:
     assert found == []
 
 
-@pytest.mark.parametrize("place", EXTRAS_OF)
-def test_an_extra_is_needed_where_it_is_allowed(place: str) -> None:
-    found = []
-    for name, source in sources("ringlab", "ringlab_course"):
-        if name.startswith(place):
-            found += undeclared(name, source, declared(*sorted(extras_of(name) - {EXTRAS_OF[place]})))
-    assert found != []
-
-
 @pytest.mark.parametrize("name", ASK_FIRST)
 def test_a_notebook_asks_for_an_extra_before_it_imports_of_it(name: str) -> None:
     assert 'needs_extra("jax")' in (CHECKOUT / name).read_text().split("import jax")[0]
@@ -147,11 +138,6 @@ def test_the_tests_import_what_is_declared() -> None:
 def test_the_developers_install_has_every_extra() -> None:
     """The developers' install, as `make test` makes it, has every extra but those that need CUDA."""
     assert declared("test", "site") == declared(*PROJECT["optional-dependencies"].keys() - FOR_GPUS)
-
-
-def test_an_extra_that_needs_cuda_is_in_no_other_install() -> None:
-    of_gpus = declared(*FOR_GPUS) - declared()
-    assert of_gpus and not of_gpus & (PINS.keys() | declared("test", "site"))
 
 
 def test_an_error_names_the_extra_of_each_version_of_flash_attn() -> None:

@@ -67,15 +67,6 @@ def test_keys_are_enough(name: str) -> None:
 
 
 @pytest.mark.parametrize("live", [True, False])
-def test_the_player_is_shown_to_people_only(monkeypatch: pytest.MonkeyPatch, live: bool) -> None:
-    happened: list[str] = []
-    monkeypatch.setattr(frontend, "is_live", lambda: live)
-    monkeypatch.setattr("IPython.display.display", happened.append)
-    frontend.show_player(lambda: "the player", lambda: happened.append("the still"))
-    assert happened == (["the player"] if live else ["the still"])
-
-
-@pytest.mark.parametrize("live", [True, False])
 def test_steps_are_played_to_people_and_recorded_for_the_site(
     monkeypatch: pytest.MonkeyPatch, live: bool
 ) -> None:
