@@ -17,11 +17,7 @@ CHECKOUT = Path(__file__).resolve().parents[2]
 GUIDE = CHECKOUT / "docs/guide"
 PAGES = sorted(GUIDE.glob("*.md"))
 SHOWN = re.compile(r"```python\n(.*?)```\n\n```text\n(.*?)```", re.DOTALL)
-PROGRAMS = [
-    pytest.param(source, printed, id=f"{path.stem}-{number}")
-    for path in PAGES
-    for number, (source, printed) in enumerate(SHOWN.findall(path.read_text(encoding="utf-8")))
-]
+PROGRAMS = {path.stem: SHOWN.findall(path.read_text(encoding="utf-8")) for path in PAGES}
 COMMANDS = sorted(
     {
         line.partition("#")[0].strip()
@@ -35,16 +31,19 @@ COMMANDS = sorted(
 
 def test_every_program_is_followed_by_what_it_prints() -> None:
     texts = "".join(path.read_text(encoding="utf-8") for path in PAGES)
-    assert texts.count("```python") == len(PROGRAMS) >= 6
+    assert texts.count("```python") == sum(map(len, PROGRAMS.values())) >= 6
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("source, printed", PROGRAMS)
-def test_a_program_prints_what_stands_below_it(source: str, printed: str, tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", source], cwd=tmp_path, capture_output=True, text=True, timeout=300
-    )
-    assert done.stdout == printed, done.stderr
+@pytest.mark.parametrize("page", [page for page, shown in PROGRAMS.items() if shown])
+def test_the_programs_of_a_page_print_what_stands_below_them(page: str, tmp_path: Path) -> None:
+    """The programs of a page run one after the other in one process, each with names of its own."""
+    end = "END OF A PROGRAM\n"
+    forget = "for name in [each for each in globals() if each[0] != '_']: del globals()[name]"
+    runs = [f"exec({source!r})\nprint({end!r}, end='')\n{forget}" for source, _ in PROGRAMS[page]]
+    command = [sys.executable, "-c", "\n".join(runs)]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert done.stdout.split(end)[:-1] == [printed for _, printed in PROGRAMS[page]], done.stderr
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -36,10 +36,10 @@ def test_plain(): pass
 """
 
 
-def run(folder: Path, required: bool, tests: str = TESTS) -> str:
-    """Run `tests` without bubblewrap, browser and GPU; return pytest's output."""
+def run(folder: Path, required: bool) -> str:
+    """Run TESTS without bubblewrap, browser and GPU; return pytest's output."""
     (folder / "conftest.py").write_text(CONFTEST)
-    (folder / "test_needs.py").write_text(tests)
+    (folder / "test_needs.py").write_text(TESTS)
     marks = "".join(f"    {mark}: x\n" for mark in ("needs_bwrap", "needs_chromium", "needs_cuda"))
     (folder / "pytest.ini").write_text(f"[pytest]\nmarkers =\n{marks}")
     environment = {**os.environ, "PATH": str(folder), "PYTHONPATH": str(CHECKOUT), "CUDA_VISIBLE_DEVICES": ""}
@@ -49,26 +49,22 @@ def run(folder: Path, required: bool, tests: str = TESTS) -> str:
 
 
 @pytest.mark.thorough
-def test_a_machine_without_them_skips_and_says_how_to_mend_it(tmp_path: Path) -> None:
-    output = run(tmp_path, required=False)
-    assert "1 passed, 5 skipped" in output
-    assert "needs bubblewrap: sudo apt-get update && sudo apt-get install -y bubblewrap" in output
-    assert "needs chromium: sudo apt-get update && sudo apt-get install -y chromium" in output
-
-
-@pytest.mark.thorough
-def test_where_all_is_required_a_skip_is_a_failure(tmp_path: Path) -> None:
-    output = run(tmp_path, required=True)
-    assert "skipped although RINGLAB_REQUIRE_ALL=1" in output
-    # The marked tests run, and a test that skips itself fails. Only a GPU may be absent.
-    assert "1 failed, 3 passed, 2 skipped" in output
-
-
-@pytest.mark.thorough
 @pytest.mark.parametrize("required", [True, False])
-def test_what_may_be_absent_is_said_in_one_loud_line(tmp_path: Path, required: bool) -> None:
-    loud = [line for line in run(tmp_path, required).splitlines() if line.startswith("!!!")]
-    assert len(loud) == 1 and "2 TESTS NOT RUN: needs an NVIDIA GPU" in loud[0] and "make gpu" in loud[0]
+def test_a_skip_says_how_to_mend_it_and_is_a_failure_where_all_is_required(
+    tmp_path: Path, required: bool
+) -> None:
+    """Where all is required, the marked tests run and a test that skips itself fails. Only a GPU may be absent."""
+    output = run(tmp_path, required)
+    (line,) = (line for line in output.splitlines() if line.startswith("!!!"))
+    assert "2 TESTS NOT RUN: needs an NVIDIA GPU" in line and "make gpu" in line
+    if required:
+        assert (
+            "skipped although RINGLAB_REQUIRE_ALL=1" in output and "1 failed, 3 passed, 2 skipped" in output
+        )
+        return
+    assert "1 passed, 5 skipped" in output
+    for package in ("bubblewrap", "chromium"):
+        assert f"needs {package}: sudo apt-get update && sudo apt-get install -y {package}" in output
 
 
 @pytest.mark.parametrize(("user", "printed"), [("1000", True), ("0", False)])
