@@ -70,6 +70,8 @@ def _texts(root: Path, repository: str) -> Iterator[tuple[str, str]]:
     for name, text in documents.items():
         file = f"docs/{name}.md"
         yield file, only_known_links(text, file.rpartition("/")[0], known)
+    for picture in sorted((root / "docs").rglob("*.svg")):
+        yield picture.relative_to(root).as_posix(), picture.read_text(encoding="utf-8")
     for pages in (misconceptions.pages({*titles}), api.pages(root)):
         for name, text in pages:
             yield f"{name}.md", text
