@@ -1,19 +1,235 @@
-"""Pictures of scans over ranks: whose tokens each rank knows after each round, and what a state remembers."""
+"""Pictures of a state that is handed from rank to rank: beside the ring, token by token, and in a scan."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from math import prod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ringlab.viz.style import BLUE, GREEN, INK, ORANGE, PAPER, RULE, WIDE, new_figure, rank_colour, styled
+from ringlab.comm.trace import Trace
+from ringlab.viz import gantt
+from ringlab.viz.gantt_chart import Chart, chart
+from ringlab.viz.style import (
+    BLUE,
+    GREEN,
+    INK,
+    ORANGE,
+    PAPER,
+    QUIET,
+    RED,
+    RULE,
+    SKY,
+    WIDE,
+    new_figure,
+    rank_colour,
+    styled,
+)
+from ringlab_course.figures import panel
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+Matrix = Sequence[Sequence[float]]
 Known = Sequence[Sequence[Sequence[int]]]
 """known[round][rank]: the ranks whose tokens are known to this rank after that round, including itself."""
+LIGHT = "#E8ECF0"
+"""The colour of boxes that belong to no rank."""
+_MIDDLE: dict[str, Any] = {"ha": "center", "va": "center", "color": INK}
+
+
+def _ink(rank: int) -> str:
+    """Return the colour of text that can be read on the colour of a rank."""
+    return PAPER if rank_colour(rank) == BLUE else INK
+
+
+def beside(ranks: int, block_bytes: int, state_bytes: int) -> Figure:
+    """Return the ring with a K/V block for each rank, beside the ranks that hand on a state.
+
+    The areas of the blocks and of the states are to one scale.
+    """
+    side = 0.62
+    small = side * math.sqrt(state_bytes / block_bytes)
+    with styled():
+        drawn = new_figure((8.0, 4.5))
+        ring, chain = drawn.subplots(1, 2)
+        _draw_ring(ring, ranks, side)
+        _draw_chain(chain, ranks, small)
+        ring.text(0, 0, f"a block:\n{_mebibytes(block_bytes)}\n{ranks - 1} hops each", **_MIDDLE)
+        hands = f"a red square:\n{_mebibytes(state_bytes)}\nhanded on once"
+        chain.text(-1.15, -1.0, hands, **_MIDDLE)
+        titles = "Softmax: keys and values go around", "Linear: a state is handed on"
+        for ax, title in zip((ring, chain), titles, strict=True):
+            ax.text(-2.1, 2.3, title, fontweight="bold", fontsize=11, va="center", color=INK)
+            ax.set(xlim=(-2.15, 2.15), ylim=(-2.05, 2.5), aspect="equal")
+            ax.set_axis_off()
+        drawn.supxlabel(
+            f"one layer on {ranks} ranks   a colour: a rank   areas of what travels: to scale",
+            fontsize=9.5,
+        )
+    return drawn
+
+
+def _mebibytes(number: int) -> str:
+    return f"{number / 2**20:,.0f} MiB"
+
+
+def _draw_ring(ax: Axes, ranks: int, side: float) -> None:
+    for rank in range(ranks):
+        angle = math.pi / 2 - 2 * math.pi * rank / ranks
+        x, y = math.cos(angle), math.sin(angle)
+        corner = 1.62 * x - side / 2, 1.62 * y - side / 2
+        panel.add_rectangle(ax, corner, side, side, facecolor=rank_colour(rank), edgecolor=INK)
+        ax.text(1.62 * x, 1.62 * y, f"K, V\nof {rank}", **(_MIDDLE | {"color": _ink(rank)}), fontsize=8)
+        ax.text(1.02 * x, 1.02 * y, str(rank), ha="center", va="center", fontsize=9, color=INK, zorder=4)
+        ax.plot(1.02 * x, 1.02 * y, marker="o", markersize=15, color=PAPER, markeredgecolor=INK, zorder=3)
+        after = angle - 2 * math.pi / ranks
+        ends = [(1.02 * math.cos(each), 1.02 * math.sin(each)) for each in (after + 0.2, angle - 0.2)]
+        ax.annotate("", *ends, arrowprops={"arrowstyle": "->", "color": INK, "lw": 1.4})
+
+
+def _draw_chain(ax: Axes, ranks: int, small: float) -> None:
+    """Draw the ranks from the upper left to the lower right, because each hears from the one before it."""
+    step, width, height = 3.7 / ranks, 0.36, 0.36
+    places = [(-1.9 + rank * step, 1.85 - rank * step) for rank in range(ranks)]
+    for rank, (x, y) in enumerate(places):
+        look = {"facecolor": rank_colour(rank), "edgecolor": INK}
+        panel.add_rectangle(ax, (x - width / 2, y - height / 2), width, height, **look)
+        ax.text(x, y, str(rank), **(_MIDDLE | {"color": _ink(rank)}), fontsize=9)
+    for (x, y), (right, below) in pairwise(places):
+        ends = (right, below + height / 2), (x + width / 2, y)
+        look = {"arrowstyle": "->", "color": INK, "connectionstyle": "angle,angleA=0,angleB=90", "lw": 1.2}
+        ax.annotate("", *ends, arrowprops=look)
+        corner = right - small / 2, y - small / 2
+        panel.add_rectangle(ax, corner, small, small, facecolor=RED, edgecolor=RED, zorder=4)
+
+
+def describe_beside(ranks: int, block_bytes: int, state_bytes: int) -> str:
+    """Return the picture of `beside` in words."""
+    return (
+        f"Left, a ring of {ranks} ranks: each has a block of keys and values of {_mebibytes(block_bytes)}, which makes "
+        f"{ranks - 1} hops. Right, a chain of {ranks} ranks: each hands the next one a state of "
+        f"{_mebibytes(state_bytes)}, once. The areas are to scale: a block is {block_bytes / state_bytes:.0f} times as large."
+    )
+
+
+class Token(NamedTuple):
+    """A token of the small example: the name and the value that it writes, and what it keeps of the state."""
+
+    name: str
+    value: tuple[float, float]
+    keeps: float = 1.0
+
+    @property
+    def text(self) -> str:
+        """Return the token as an assignment."""
+        forgets = "" if self.keeps == 1 else f"forget {1 - self.keeps:.0%},\n"
+        return f"{forgets}{self.name} = {_numbers(self.value)}"
+
+
+def _numbers(values: Sequence[float]) -> str:
+    return f"({', '.join(_short(value) for value in values)})"
+
+
+def _short(value: float) -> str:
+    return f"{round(value, 2) + 0.0:.3g}".replace("-", "−")
+
+
+Square = tuple[float, str, Matrix]
+"""A matrix of 2 × 2 numbers, with the token border at which its centre stands, and its name."""
+
+
+def belt(tokens: Sequence[Token], ranks: int, rows: Mapping[str, Sequence[Square]], title: str) -> Figure:
+    """Return the tokens in a row, in the colours of their ranks, and below them squares of 2 × 2 numbers.
+
+    rows: for each row its name and its squares.
+    """
+    each, high = len(tokens) // ranks, 1.35
+    margin = 1.5 if any(rows) else 0.3
+    with styled():
+        drawn = new_figure((8.0, 1.5 + 0.75 * len(rows)))
+        ax = drawn.subplots()
+        for place, token in enumerate(tokens):
+            look = {"facecolor": rank_colour(place // each), "edgecolor": PAPER, "linewidth": 1.5}
+            panel.add_rectangle(ax, (place, 0), 1, 1, **look)
+            ax.text(place + 0.5, 0.5, token.text, **_MIDDLE, fontsize=8.5)
+        for rank in range(ranks):
+            ax.text((rank + 0.5) * each, 1.12, f"rank {rank}", ha="center", va="bottom", fontsize=9.5)
+        for number, (name, squares) in enumerate(rows.items()):
+            y = -0.85 - number * high
+            ax.text(-0.35, y, name, ha="right", va="center", fontsize=9.5)
+            for x, label, matrix in squares:
+                _draw_square(ax, x, y, label, matrix)
+                if number == 0 and not label:
+                    ax.plot([x, x], [-0.42, 0], color=INK, linewidth=1, zorder=0)
+        right = len(tokens) + (0.6 if any(rows) else 0.05)
+        ax.set(xlim=(-margin, right), ylim=(-0.15 - high * len(rows), 1.6), title=title)
+        ax.set_axis_off()
+    return drawn
+
+
+def _draw_square(ax: Axes, x: float, y: float, label: str, matrix: Matrix) -> None:
+    """Draw a matrix. label: what stands below it; if empty, its rows are marked with the keys a and b."""
+    width, height = 0.92, 0.86
+    corner = x - width / 2, y - height / 2
+    panel.add_rectangle(ax, corner, width, height, facecolor=LIGHT, edgecolor=INK, linewidth=1.2)
+    for row, values in enumerate(matrix):
+        middle = y + (0.5 - row) * height / 2
+        for column, value in enumerate(values):
+            ax.text(x + (column - 0.5) * width / 2, middle, _short(value), **_MIDDLE, fontsize=8.5)
+        if not label:
+            ax.text(
+                x - width / 2 - 0.06, middle, "ab"[row], ha="right", va="center", color=QUIET, fontsize=8.5
+            )
+    if label:
+        ax.text(x, y - height / 2 - 0.05, label, ha="center", va="top", fontsize=9.5)
+
+
+def states(tokens: Sequence[Token], ranks: int, rows: Mapping[str, Sequence[Matrix]]) -> Figure:
+    """Return the tokens, and for each row the states that leave the ranks, at the borders between ranks."""
+    each = len(tokens) // ranks
+    squares = {
+        name: [((rank + 1) * each, "", matrix) for rank, matrix in enumerate(matrices)]
+        for name, matrices in rows.items()
+    }
+    return belt(tokens, ranks, squares, "The state that each rank hands on")
+
+
+def describe_states(tokens: Sequence[Token], ranks: int, rows: Mapping[str, Sequence[Matrix]]) -> str:
+    """Return the picture of `states` in words."""
+    each = len(tokens) // ranks
+    owned = "; ".join(
+        f"rank {rank}: {', '.join(token.text for token in tokens[rank * each : (rank + 1) * each])}"
+        for rank in range(ranks)
+    ).replace("\n", " ")
+    left = ". ".join(
+        f"{name}: {', then '.join('a ' + _numbers(a) + ' b ' + _numbers(b) for a, b in matrices)}"
+        for name, matrices in rows.items()
+    )
+    return f"Eight tokens on {ranks} ranks, {owned}. The states that leave the ranks, {left}."
+
+
+def transitions(tokens: Sequence[Token], pairs: Sequence[tuple[Matrix, Matrix]]) -> Figure:
+    """Return the tokens, and below each rank the A and the B of its transition."""
+    each = len(tokens) / len(pairs)
+    squares = [
+        ((rank + 0.5) * each + (0.49 if name == "B" else -0.49), name, matrix)
+        for rank, pair in enumerate(pairs)
+        for name, matrix in zip("AB", pair, strict=True)
+    ]
+    return belt(tokens, len(pairs), {"": squares}, "The transition (A, B) of each rank's tokens")
+
+
+def describe_transitions(tokens: Sequence[Token], pairs: Sequence[tuple[Matrix, Matrix]]) -> str:
+    """Return the matrices of `transitions` in words."""
+    each = "; ".join(
+        f"rank {rank}: A {' '.join(map(_numbers, A))}, B {' '.join(map(_numbers, B))}"
+        for rank, (A, B) in enumerate(pairs)
+    )
+    return f"The transitions of {len(tokens)} tokens on {len(pairs)} ranks, row by row. {each}."
 
 
 def known(hops: Sequence[Sequence[tuple[int, int]]], P: int) -> Known:
@@ -32,65 +248,95 @@ def known(hops: Sequence[Sequence[tuple[int, int]]], P: int) -> Known:
     return rounds
 
 
-def rounds(scans: Mapping[str, Known]) -> Figure:
-    """Return a panel for every round of each scan: a row per rank, with a box for each rank that it knows.
-
-    A rank knows another rank if it has received the state of that rank's tokens.
-    """
-    most = max(len(each) for each in scans.values())
+def doubling(held: Known, rank: int) -> Figure:
+    """Return whose tokens every rank knows in each round, and below it the pairs that `rank` keeps."""
     with styled():
-        drawn = new_figure((8.0, 2.5 * len(scans) + 0.3))
-        panels = drawn.subfigures(len(scans), squeeze=False)[:, 0]
-        for panel, (name, each) in zip(panels, scans.items(), strict=True):
-            panel.suptitle(name, x=0.01, ha="left", fontweight="bold")
-            row = panel.subplots(1, most, squeeze=False)[0]
-            for number, ax in enumerate(row):
-                if number >= len(each):
-                    ax.set_axis_off()
-                    continue
-                P = len(each[number])
-                for rank, of in enumerate(each[number]):
-                    complete = len(of) == rank + 1
-                    new = set(of) - set(each[number - 1][rank]) if number else set()
-                    for source in of:
-                        look = {"color": rank_colour(source), "hatch": "///" if source in new else ""}
-                        ax.barh(rank, 1, left=source, edgecolor=PAPER, height=0.9, **look)
-                    ax.barh(rank, 1, left=rank, facecolor="none", edgecolor=INK, linewidth=1.4, height=0.9)
-                    ax.text(P + 0.35, rank, "✓" if complete else "", va="center", color=INK, fontsize=9)
-                title = "at first" if number == 0 else f"round {number}"
-                ax.set(
-                    xlim=(-0.1, P + 1.2),
-                    ylim=(P - 0.5, -0.5),
-                    xticks=[],
-                    yticks=range(P) if number == 0 else [],
-                )
-                ax.set_title(title, fontsize=9.5, fontweight="normal")
-                ax.grid(False)
-            row[0].set_ylabel("rank")
-            row[0].set_xlabel("ranks known of", fontsize=9)
+        drawn = new_figure((8.0, 5.6))
+        above, below = drawn.subfigures(2, 1, height_ratios=(1.7, 1))
+        above.suptitle("Doubling: whose tokens each rank knows", x=0.01, ha="left", fontweight="bold")
+        for number, ax in enumerate(above.subplots(1, len(held), squeeze=False)[0]):
+            _draw_round(ax, held, number)
+        below.suptitle(f"What rank {rank} keeps", x=0.01, ha="left", fontweight="bold")
+        for number, ax in enumerate(below.subplots(1, len(held), squeeze=False)[0]):
+            _draw_pairs(ax, held, number, rank)
         drawn.supxlabel(
-            "framed: a rank's own tokens   hatched: heard of in this round   ✓ knows of all ranks before it",
+            "black frame: the rank's own tokens   dot: heard of in this round   ✓: knows all ranks before it",
             fontsize=9.5,
         )
     return drawn
 
 
-def describe(scans: Mapping[str, Known]) -> str:
-    """Return the picture of `rounds` in words."""
-    parts = [f"{name}: {len(each) - 1} round{'s' * (len(each) > 2)}" for name, each in scans.items()]
+def _draw_round(ax: Axes, held: Known, number: int) -> None:
+    P = len(held[0])
+    for rank, of in enumerate(held[number]):
+        heard = set(of) - set(held[number - 1][rank]) if number else set()
+        for source in of:
+            _draw_box(ax, rank, source, own=source == rank, heard=source in heard)
+        if len(of) == rank + 1:
+            ax.text(P + 0.2, rank, "✓", va="center", color=INK, fontsize=9)
+    ax.set(xlim=(-0.7, P + 0.9), ylim=(P - 0.4, -0.6), xticks=[], yticks=range(P) if number == 0 else [])
+    ax.set_title("at first" if number == 0 else f"round {number}", fontsize=9.5, fontweight="normal")
+    if number == 0:
+        ax.set_ylabel("rank")
+    panel.bare(ax)
+
+
+def _draw_pairs(ax: Axes, held: Known, number: int, rank: int) -> None:
+    P, of = len(held[0]), held[number][rank]
+    heard = sorted(set(of) - set(held[number - 1][rank])) if number else []
+    rows = {"arrives": heard, "before": [source for source in of if source < rank], "all": of}
+    for place, sources in enumerate(rows.values()):
+        for source in sources:
+            _draw_box(ax, place, source, own=source == rank, heard=False)
+            ax.text(source, place, str(source), **(_MIDDLE | {"color": _ink(source)}), fontsize=8, zorder=5)
+        if not sources:
+            ax.text(
+                0,
+                place,
+                "(I, 0)" if place == 1 else "nothing",
+                va="center",
+                color=QUIET,
+                fontsize=8.5,
+            )
+    ax.set(xlim=(-0.7, P + 0.9), ylim=(2.9, -0.7), xticks=[])
+    ax.set_yticks(range(3) if number == 0 else [], list(rows) if number == 0 else [])
+    panel.bare(ax)
+
+
+def _draw_box(ax: Axes, row: float, source: int, *, own: bool, heard: bool) -> None:
+    look = {"edgecolor": INK, "linewidth": 1.6} if own else {"edgecolor": PAPER, "linewidth": 0.8}
+    corner = source - 0.46, row - 0.42
+    panel.add_rectangle(ax, corner, 0.92, 0.84, facecolor=rank_colour(source), zorder=3 if own else 2, **look)
+    if heard:
+        ax.plot(source, row, marker="o", markersize=3.6, color=_ink(source), zorder=4)
+
+
+def describe_doubling(held: Known, rank: int) -> str:
+    """Return the picture of `doubling` in words."""
+    parts = []
+    for number in range(1, len(held)):
+        of, had = held[number][rank], held[number - 1][rank]
+        heard = sorted(set(of) - set(had))
+        parts.append(
+            f"in round {number} it hears of {_span(heard)}, so that all is {_span(of)} and before is {_span(of[:-1])}"
+        )
     return (
-        "The ranks whose tokens each rank knows of, round by round; a check marks ranks that know of all before them. "
-        f"{'; '.join(parts)}."
+        f"Doubling on {len(held[0])} ranks in {len(held) - 1} rounds: whose tokens each rank knows. "
+        f"Rank {rank} begins with its own; {'; '.join(parts)}."
     )
+
+
+def _span(ranks: Sequence[int]) -> str:
+    return str(ranks[0]) if len(ranks) == 1 else f"{ranks[0]} to {ranks[-1]}" if ranks else "nothing"
 
 
 def composition() -> Figure:
     """Return a picture of a state that passes two stretches of tokens, one by one and combined."""
     with styled():
-        drawn = new_figure((8.0, 2.6))
+        drawn = new_figure((8.0, 2.9))
         ax = drawn.subplots()
         box = {"boxstyle": "round,pad=0.5", "edgecolor": INK}
-        colours = {"first": rank_colour(0), "second": rank_colour(1), "both": "#E8ECF0"}
+        colours = {"first": rank_colour(1), "second": rank_colour(2), "both": LIGHT}
         # For each box: its centre, half of its width (including the margin), its text and its colour.
         apart = (
             (0.2, 0.4, "S", None),
@@ -114,7 +360,7 @@ def composition() -> Figure:
         ax.text(
             11.4, 0.5, "the same state", ha="center", va="center", color=INK, fontsize=9.5, style="italic"
         )
-        ax.set(xlim=(-0.3, 13.6), ylim=(-0.5, 1.5))
+        ax.set(xlim=(-0.3, 13.6), ylim=(-0.5, 1.5), title="Two transitions are one transition")
         ax.set_axis_off()
     return drawn
 
@@ -125,6 +371,171 @@ def describe_composition() -> str:
         "A state S passes stretch 1, which makes A1 S + B1, and stretch 2, which makes A2 (A1 S + B1) + B2. "
         "Both together are one stretch with the pair (A2 A1, A2 B1 + B2)."
     )
+
+
+KINDS = {
+    "nothing": "nothing (A = I)",
+    "a number": "one number",
+    "a diagonal": "a diagonal",
+    "a matrix": "a full matrix",
+}
+"""The four kinds of A, and the title of each."""
+
+
+def kinds(models: Mapping[str, Sequence[str]], D: int = 6) -> Figure:
+    """Return the four kinds of A as grids of D × D numbers. models: the names of models for each kind."""
+    fractions = [0.95, 0.35, 0.75, 0.55, 0.2, 0.85]
+    with styled():
+        drawn = new_figure((8.0, 3.3))
+        drawn.suptitle(
+            "What of A travels, for each head", x=0.01, ha="left", fontweight="bold", fontsize=11.5
+        )
+        for ax, (kind, names) in zip(drawn.subplots(1, len(KINDS)), models.items(), strict=True):
+            for row in range(D):
+                for column in range(D):
+                    if kind == "a matrix":
+                        shade = 0.15 + 0.8 * ((5 * row + 7 * column + row * column) % 9) / 9
+                    elif row != column:
+                        shade = 0.0
+                    else:
+                        shade = {"nothing": 1.0, "a number": 0.6}.get(kind, fractions[row % 6])
+                    travels = kind != "nothing" and shade and (kind != "a number" or row == 0)
+                    look = (
+                        {"facecolor": BLUE if kind != "nothing" else QUIET, "alpha": shade}
+                        if shade
+                        else {"facecolor": PAPER}
+                    )
+                    panel.add_rectangle(ax, (column, D - 1 - row), 0.92, 0.92, **look)
+                    panel.add_rectangle(
+                        ax,
+                        (column, D - 1 - row),
+                        0.92,
+                        0.92,
+                        facecolor="none",
+                        edgecolor=INK if travels else RULE,
+                        linewidth=1.3 if travels else 0.6,
+                    )
+            ax.set(xlim=(-0.2, D + 0.1), ylim=(-0.2, D + 1.1), aspect="equal")
+            ax.text(D / 2, D + 0.5, KINDS[kind], **_MIDDLE, fontweight="bold", fontsize=10)
+            ax.text(D / 2, -0.35, "\n".join(names), ha="center", va="top", fontsize=8.5)
+            ax.set_axis_off()
+        drawn.supxlabel(
+            "black frame: a number that travels   grey: known to all, does not travel", fontsize=9.5
+        )
+    return drawn
+
+
+def describe_kinds(models: Mapping[str, Sequence[str]]) -> str:
+    """Return the kinds of `kinds` in words."""
+    each = "; ".join(f"{KINDS[kind]}: {', '.join(names)}" for kind, names in models.items())
+    return f"What of A travels in each kind of layer. {each}."
+
+
+def timeline(traces: Mapping[str, Trace]) -> Figure:
+    """Return the charts of scans, one below the other, with a common time axis and the words of this lesson."""
+    charts = [_renamed(chart(trace)) for trace in traces.values()]
+    end = max(one.makespan for one in charts)
+    words = {
+        "other": "computes its transition (A, B)",
+        "forward": "computes its outputs",
+        "wait": "waits for a message",
+        "transit": "message in transit",
+        "still": "message arrived,\nnot yet taken",
+    }
+    with styled():
+        drawn = new_figure((8.0, 0.95 + sum(0.27 * one.world_size + 0.5 for one in charts)))
+        axes = drawn.subplots(len(charts), 1, sharex=True, squeeze=False)[:, 0]
+        for ax, one, name in zip(axes, charts, traces, strict=True):
+            gantt.draw(ax, one, range(one.world_size), end, name)
+        axes[-1].set_xlabel("time (s)")
+        seen = {bar.kind for one in charts for bar in one.bars if bar.end > bar.start}
+        marks = [panel.patch(label=word, **gantt.LOOKS[kind]) for kind, word in words.items() if kind in seen]
+        drawn.legend(handles=marks, loc="outside lower center", ncols=min(4, len(marks)), fontsize=8.5)
+    return drawn
+
+
+def _renamed(one: Chart) -> Chart:
+    """Return the chart with the words of this lesson in its bars."""
+    words = {"passage": "A, B", "attend": "outputs"}
+    return replace(one, bars=tuple(replace(bar, label=words.get(bar.label, bar.label)) for bar in one.bars))
+
+
+def describe_timeline(traces: Mapping[str, Trace]) -> str:
+    """Return the charts of `timeline` in words."""
+    return gantt.describe_all(traces.values(), traces)
+
+
+def lengths(tokens: Sequence[int], ring: Sequence[int], scan: int, equal: int) -> Figure:
+    """Return the bytes that a rank sends, against the tokens of the sequence: in the ring and in the scan.
+
+    equal: the length at which both send as many bytes.
+    """
+    with styled():
+        drawn = new_figure(WIDE)
+        ax = drawn.subplots()
+        ax.loglog(tokens, [each / 2**20 for each in ring], color=ORANGE, marker="o", markersize=4)
+        ax.loglog(tokens, [scan / 2**20] * len(tokens), color=BLUE, marker="s", markersize=4)
+        ax.annotate(
+            "ring: K/V blocks",
+            (tokens[-2], ring[-2] / 2**20),
+            (-8, 8),
+            textcoords="offset points",
+            ha="right",
+        )
+        ax.annotate(
+            "scan: transitions", (tokens[-1], scan / 2**20), (0, -16), textcoords="offset points", ha="right"
+        )
+        ax.axvline(equal, color=RULE, linestyle="--")
+        low = ax.get_ylim()[0]
+        ax.annotate(f"equal at {equal:,} tokens", (equal, low), (5, 5), textcoords="offset points", color=INK)
+        ax.set(
+            xlabel="tokens in the whole sequence",
+            ylabel="MiB sent in one layer",
+            title="What the busiest of 8 ranks sends, forward",
+        )
+    return drawn
+
+
+def describe_lengths(tokens: Sequence[int], ring: Sequence[int], scan: int, equal: int) -> str:
+    """Return the lines of `lengths` in words."""
+    return (
+        f"Bytes that the busiest rank sends for {tokens[0]:,} to {tokens[-1]:,} tokens: the ring from {ring[0] / 2**20:,.1f} "
+        f"to {ring[-1] / 2**20:,.1f} MiB, in proportion to the length; the scan always {scan / 2**20:.1f} MiB. "
+        f"They are equal at {equal:,} tokens."
+    )
+
+
+def shares(bars: Mapping[str, Mapping[str, float]]) -> Figure:
+    """Return the shares of a layer's time as bars. bars: for each case the seconds of each part, the scan last."""
+    colours = (RULE, SKY, RED)
+    with styled():
+        drawn = new_figure((8.0, 0.42 * len(bars) + 1.3))
+        ax = drawn.subplots()
+        for row, parts in enumerate(bars.values()):
+            left, whole = 0.0, sum(parts.values())
+            for (name, seconds), colour in zip(parts.items(), colours, strict=True):
+                width = 100 * seconds / whole
+                label = name if row == 0 else ""
+                ax.barh(row, width, left=left, height=0.7, color=colour, edgecolor=PAPER, label=label)
+                left += width
+            text = f"{seconds * 1e3:.2f} of {whole * 1e3:.2f} ms = {seconds / whole:.1%}"
+            ax.text(101.5, row, text, va="center", fontsize=9, color=INK)
+        ax.set_yticks(range(len(bars)), list(bars), fontsize=9)
+        ax.set(xlim=(0, 146), ylim=(len(bars) - 0.4, -0.6), xticks=range(0, 101, 25))
+        ax.set_title("The scan's share of a linear layer, forward")
+        ax.set_xlabel("share of the layer's time (%)", x=0.34)
+        ax.grid(visible=False, axis="y")
+        drawn.legend(loc="outside lower center", ncols=3, fontsize=9)
+    return drawn
+
+
+def describe_shares(bars: Mapping[str, Mapping[str, float]]) -> str:
+    """Return the bars of `shares` in words."""
+    each = "; ".join(
+        f"{case}: {', '.join(f'{name} {seconds * 1e3:.2f} ms' for name, seconds in parts.items())}"
+        for case, parts in bars.items()
+    )
+    return f"The time of a linear layer's forward, and the share of the scan in it. {each}."
 
 
 def recall(stored: Sequence[int], errors: Mapping[str, Sequence[float]], D: int) -> Figure:
@@ -163,7 +574,7 @@ def survival(alphas: Sequence[float]) -> Figure:
     """
     C = len(alphas)
     with styled():
-        drawn = new_figure((6.4, 0.55 * (C + 2) + 0.9))
+        drawn = new_figure((7.0, 0.55 * (C + 2) + 1.2))
         ax = drawn.subplots()
         for reader, fractions in enumerate(_surviving(alphas)):
             for source, fraction in enumerate(fractions):
@@ -190,6 +601,7 @@ def survival(alphas: Sequence[float]) -> Figure:
         for x, y, letter in ((0.5, C + 1.6, "e"), (C + 1.55, C / 2, "E"), (C + 1.55, C + 0.75, "f")):
             ax.text(x, y, letter, ha="center", va="center", color=INK, fontsize=12, fontweight="bold")
         ax.set(xlim=(-2.9, C + 1.9), ylim=(C + 1.9, -0.9))
+        ax.set_title("What is left in a chunk when a token reads")
         ax.set_axis_off()
     return drawn
 

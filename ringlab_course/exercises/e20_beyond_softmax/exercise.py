@@ -12,7 +12,7 @@
 # | 20.scan | `enter` | the entering state on any number of ranks, in ⌈log₂ P⌉ rounds of one message |
 # | 20.layer | `ring_linear` | values on stretches of any lengths, and bytes that do not grow with them |
 #
-# Shapes are (H, L, D) here: heads, tokens, head dim, without a batch. All numbers are float64. `check` runs the visible checks
+# As in the lesson, S is the state. Shapes are (H, L, D) here: heads, tokens, head dim, without a batch. All numbers are float64. `check` runs the visible checks
 # in seconds.
 #
 # **Not allowed:** `ringlab.scan`, ringlab's attention, PyTorch's attention, and writing into the
@@ -31,10 +31,12 @@ from ringlab_course import check, corpus, hint
 # (H, L, D), `v` (H, L, Dv), `decay` (H, L) holds the logarithms $g_t \le 0$, and `state` (H, D, Dv) enters. Return `(out, state)`: the
 # outputs (H, L, Dv), and the state after the last token. D and Dv differ.
 #
-# - A loop over tokens is right, but slow. Try matrices of L × L numbers.
-# - A decay may erase the past. Two decays of −400 multiply to $e^{-800}$, which is 0 in float32, and $e^{800}$ overflows. A
-#   decay may even be −∞.
-# - The lesson's matrix E has shape (H, L, L) here. A chunk may be empty: then return the state unchanged.
+# - A loop over tokens is right, but slow. Try the lesson's matrix E, which has shape (H, L, L) here.
+# - There is a trap in E. Its entry $E_{ij} = e^{g_{j+1} + \dots + g_i}$ is also a quotient, $e^{g_1 + \dots + g_i}$ over
+#   $e^{g_1 + \dots + g_j}$. So one could scale row i of Q by the numerator, divide row j of K by the denominator, and do without E. But a
+#   decay may erase the past. Two of −400 multiply to $e^{-800}$, which is 0, and dividing by it gives an infinity or NaN.
+#   Differences of running sums, $e^{G_i - G_j}$, fail as well where a decay is −∞: −∞ − (−∞) is NaN.
+# - A chunk may be empty: then return the state unchanged.
 
 
 # %% grade="20.chunk"

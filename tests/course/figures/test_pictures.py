@@ -9,11 +9,13 @@ import pytest
 import torch
 
 from ringlab import VirtualCluster, contiguous, striped, zigzag
+from ringlab.comm.trace import Compute, Trace
 from ringlab.conformance.report.findings import Finding
 from ringlab.cost.hardware import hardware
 from ringlab.cost.sizes import Attention
 from ringlab.errors import CommError, CostError, CourseError, LayoutError
 from ringlab.nn import Degrees
+from ringlab.scan.graph import SCANS
 from ringlab.viz.lanes import Span
 from ringlab_course.catalogue import PAPERS
 from ringlab_course.clinic.suite import KillMatrix
@@ -121,6 +123,18 @@ def named(module, name, *arguments):
     return of(module, *arguments, figure=name, words=f"describe_{name}")
 
 
+IDENTITY = [[1.0, 0.0], [0.0, 1.0]]
+WRITES = [
+    scan_view.Token(name, value, keeps)
+    for name, value, keeps in (
+        ("a", (1, 0), 1.0),
+        ("b", (0, 1), 1.0),
+        ("b", (-2, 0), 1.0),
+        ("a", (1, 2), 0.5),
+    )
+]
+DOUBLING = scan_view.known(SCANS["doubling"](8), 8)
+COMPUTED = Trace(1, [Compute(0, "passage", 0.0, 1.0), Compute(0, "attend", 1.0, 2.0)])
 SCAN = tile_scan.scan(1024, 128, 64)
 SAYS = {
     "notes": (of(course_ring, KNOWN, figure="draw_notes", words="describe_notes"), ()),
@@ -170,6 +184,14 @@ SAYS = {
     "hand over of one rank": (named(serving_view, "hand_over", 1), ()),
     "chunk masks": (named(serving_view, "chunk_masks", 5, 3), ()),
     "shares of tokens": (named(serving_view, "shares", GRIDS), ()),
+    "ring beside state": (named(scan_view, "beside", 8, 2**28, 2**21), ("256 MiB, which makes 7 hops", "a state of 2 MiB, once", "a block is 128 times as large")),
+    "states handed on": (named(scan_view, "states", WRITES, 2, {"sum": [IDENTITY, IDENTITY]}), ("rank 1: b = (−2, 0), forget 50%, a = (1, 2)", "sum: a (1, 0) b (0, 1), then a (1, 0) b (0, 1)")),
+    "transitions": (named(scan_view, "transitions", WRITES, [(IDENTITY, IDENTITY)] * 2), ("rank 1: A (1, 0) (0, 1), B (1, 0) (0, 1)",)),
+    "doubling": (named(scan_view, "doubling", DOUBLING, 5), ("in 3 rounds", "in round 2 it hears of 2 to 3, so that all is 2 to 5 and before is 2 to 4")),
+    "kinds of A": (named(scan_view, "kinds", {kind: ["Some model"] for kind in scan_view.KINDS}), ("a full matrix: Some model",)),
+    "timeline of a scan": (named(scan_view, "timeline", {"Relay": COMPUTED, "Other": COMPUTED}), ("Relay: 1 rank, ends at 2 s",)),
+    "bytes by length": (named(scan_view, "lengths", [1024, 4096, 2**20], [2**21, 2**23, 2**31], 10 * 2**20, 5120), ("from 2.0 to 2,048.0 MiB", "always 10.0 MiB", "equal at 5,120 tokens")),
+    "shares of a layer": (named(scan_view, "shares", {"8 × 131,072 tokens, InfiniBand": {"matrices": 0.023, "itself": 0.002, "scan": 0.0003}}), ("scan 0.30 ms",)),
     "composition": (named(scan_view, "composition"), ()),
     "survival": (named(scan_view, "survival", [0.5, 0.9, 0.8]), ("token 3 reads 0.36 of the state and 0.72, 0.8, 1 of the writes so far",)),
 }  # fmt: skip
