@@ -81,14 +81,14 @@ print("the two sides agree:", torch.allclose(left, torch.stack(right)))
 predict(
     "20.twice",
     "Token 0 writes a = (3, 1). Token 2 writes a = (5, 0), and asks for a. What does it hear?",
-    ["(5, 0), the newer value", "(4, 0.5), their mean", "(8, 1), something else"],
+    ["(5, 0), the newer value", "(4, 0.5), their mean", "(8, 1), their sum"],
 )
 
 # %%
 heard = right[2].tolist()
 print("token 2 hears", heard)
 compare("20.twice", {5: "(5, 0), the newer value", 4: "(4, 0.5), their mean",
-                     8: "(8, 1), something else"}[round(heard[0])])
+                     8: "(8, 1), their sum"}[round(heard[0])])
 
 # %% [markdown]
 # It hears the *sum* of both values. A sharp softmax would have given about their mean, because its weights add up to 1. Nothing divides here,
@@ -340,8 +340,6 @@ for name, (_, B) in {"T₂ ∘ (T₁ ∘ T₀)": after(T_2, after(T_1, T_0)),
 # from ringlab's table of models.
 
 # %%
-numbers = {"nothing": lambda d: 0, "a number": lambda d: 1, "a diagonal": lambda d: d,
-           "a matrix": lambda d: d * d}
 models = {  # kind of A, heads, length of a key, length of a value; the paper
     "Linear attention": ("nothing", 4, 512, 512),  # arXiv 2006.16236
     "RetNet": ("a number", 8, 256, 512),  # arXiv 2307.08621
@@ -355,9 +353,9 @@ models = {  # kind of A, heads, length of a key, length of a value; the paper
 print(f"{'':16} {'heads of':>14}   {'state':>8}   A")
 for name, (kind, H, d, d_v) in models.items():
     state = LinearAttention(H=H, D=d, Dv=d_v).state_bytes
-    A = H * numbers[kind](d) * 4
+    A = 4 * H * {"nothing": 0, "a number": 1, "a diagonal": d, "a matrix": d * d}[kind]
     print(f"{name:16} {H:2} of {d:3} × {d_v:3}   {state / 2**20:4.1f} MiB   {kind}: {A:,} bytes")
-kinds = {kind: [name for name in models if models[name][0] == kind] for kind in numbers}
+kinds = {kind: [name for name in models if models[name][0] == kind] for kind in scan_view.KINDS}
 show(scan_view.kinds(kinds), scan_view.describe_kinds(kinds))
 
 # %% [markdown]
@@ -366,8 +364,8 @@ show(scan_view.kinds(kinds), scan_view.describe_kinds(kinds))
 #
 # ## 6 · Doubling
 #
-# Every rank wants the composition of all transitions before it. This is called a **scan**. It can be done in few rounds, by *doubling* (Hillis and Steele, 1986). In round
-# i, every rank sends what it knows to the rank $2^{i-1}$ places further on. After each round a rank knows the transition of twice as many ranks.
+# Every rank wants the composition of all transitions before it. An operation that gives it to every rank is called a **scan**. It can be done in few rounds, by *doubling* (Hillis and Steele, 1986). In round
+# i, every rank sends what it knows to the rank $2^{i-1}$ places further on. After each round a rank knows the transition of up to twice as many ranks.
 #
 # A rank keeps two compositions:
 #
@@ -425,9 +423,11 @@ charts = {"Relay": handed.trace, "Doubling": scanned.trace}
 show(scan_view.timeline(charts), scan_view.describe_timeline(charts))
 
 # %% [markdown]
-# **3.5 seconds instead of 11.5.** First all ranks compute their transitions at the same time. (The last rank does not, because nobody comes after it.) Then three short rounds of
-# messages bring every rank the state that enters it. Then all compute their outputs at the same time. Each goes through its stretch
-# twice, and this costs 2 seconds. But the relay took 8, and with 64 ranks it would take 64.
+# **3.5 seconds instead of 11.5**, and instead of 8 on one GPU. First all ranks compute their transitions at the same time. (The last rank does not, because nobody comes after it.) Then three short rounds of
+# messages bring every rank the state that enters it. Then all compute their outputs at the same time.
+#
+# There is a price: each rank goes through its stretch twice, once for the transition and once for the outputs. But two passes at the same time as all others are better than eight passes in a queue. With 64
+# ranks the queue would have 64.
 #
 # Rank 0 needs nothing from anyone, and yet it waits. In ringlab a rank goes on only when what it *sends* has arrived, too.
 #
@@ -480,14 +480,15 @@ predict(
 # %%
 gpu, bars = hardware("h100"), {}
 peak, links = gpu.peak("bfloat16"), {"NVLink": gpu.inside, "InfiniBand": gpu.between}
-for ranks, each in ((8, 131_072), (8, 8_192), (64, 8_192)):
+for ranks, each, name in ((8, 131_072, "NVLink"), (8, 131_072, "InfiniBand"),
+                          (8, 8_192, "NVLink"), (8, 8_192, "InfiniBand"),
+                          (64, 8_192, "InfiniBand")):
     matrices = 2 * each * linear.active_parameters / (peak * gpu.reached.linear)
     itself = scan_flops(layer, each) / (peak * gpu.reached.attention_forward)
-    bytes_sent = scan_traffic(layer, ranks, "doubling").total_bytes
-    for name, link in links.items():
-        scan = rounds(ranks, "doubling") * link.latency_s + bytes_sent / link.bytes_per_s
-        bars[f"{ranks} × {each:,} tokens, {name}"] = {
-            "matrices and experts": matrices, "linear attention itself": itself, "scan": scan}
+    link, sent = links[name], scan_traffic(layer, ranks, "doubling").total_bytes
+    scan = rounds(ranks, "doubling") * link.latency_s + sent / link.bytes_per_s
+    bars[f"{ranks} × {each:,} tokens, {name}"] = {
+        "matrices and experts": matrices, "linear attention, both passes": itself, "scan": scan}
 show(scan_view.shares(bars), scan_view.describe_shares(bars))
 print(f"a token uses {linear.active_parameters / 1e6:.0f} million weights of this layer,",
       f"with {linear.active_experts} of {linear.experts} experts")
@@ -497,7 +498,7 @@ compare("20.share", "about 1 %" if share < 0.03 else "about 10 %" if share < 0.3
 
 # %% [markdown]
 # It takes about 1 % over the slow link, and a tenth of that inside a node. The scan takes the same time for any number of tokens, and the layer does not. So the share grows as
-# a rank gets fewer tokens. With 8,192 on each rank it is 2 % over NVLink, but 14 % over InfiniBand, and more on 64 ranks. This layer computes little for each token, since a token goes to few
+# a rank gets fewer tokens. With 8,192 on each rank it is 2 % over NVLink, but 14 % over InfiniBand, and 26 % on 64 ranks. This layer computes little for each token, since a token goes to few
 # of the experts. In a dense layer of the same width the share would be smaller.
 #
 # The puzzle is solved. Eight ranks work at once, what travels is a few small squares, and the time of handing them on hardly shows where a sequence is long enough to need eight GPUs. Three things are left
