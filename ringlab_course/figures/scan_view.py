@@ -9,6 +9,8 @@ from itertools import pairwise
 from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
+
 from ringlab.comm.trace import Trace
 from ringlab.viz import gantt
 from ringlab.viz.gantt_chart import Chart, chart
@@ -328,6 +330,61 @@ def describe_doubling(held: Known, rank: int) -> str:
 
 def _span(ranks: Sequence[int]) -> str:
     return str(ranks[0]) if len(ranks) == 1 else f"{ranks[0]} to {ranks[-1]}" if ranks else "nothing"
+
+
+def entering(tokens: Sequence[Token], pairs: Sequence[tuple[Matrix, Matrix]]) -> Figure:
+    """Return the tokens, and for each round of doubling the B of what each rank knows of the ranks before it."""
+    each, rows = len(tokens) / len(pairs), {}
+    for number, before in enumerate(_doubled(pairs), start=1):
+        rows[f"round {number}"] = [
+            (
+                (rank + 0.5) * each,
+                f"of {_span(of)}{_check(of, rank)}" if of else f"nothing{_check(of, rank)}",
+                B,
+            )
+            for rank, (of, B) in enumerate(before)
+        ]
+    return belt(
+        tokens,
+        len(pairs),
+        rows,
+        "Doubling on the eight tokens: the B of what a rank knows of the ranks before it",
+    )
+
+
+def describe_entering(tokens: Sequence[Token], pairs: Sequence[tuple[Matrix, Matrix]]) -> str:
+    """Return the matrices of `entering` in words."""
+    rounds = "; ".join(
+        f"after round {number} "
+        + ", ".join(f"rank {rank} {' '.join(map(_numbers, B))}" for rank, (_, B) in enumerate(of))
+        for number, of in enumerate(_doubled(pairs), start=1)
+    )
+    return f"The B of what each of {len(pairs)} ranks knows of the ranks before it, for {len(tokens)} tokens: {rounds}."
+
+
+def _check(of: Sequence[int], rank: int) -> str:
+    return " ✓" if len(of) == rank else ""
+
+
+def _doubled(pairs: Sequence[tuple[Matrix, Matrix]]) -> list[list[tuple[list[int], Matrix]]]:
+    """Return for each round of doubling, and each rank, the ranks before it that it knows, and the B of their tokens."""
+    P = len(pairs)
+    own = [(np.array(A), np.array(B)) for A, B in pairs]
+    before: list[tuple[list[int], Any]] = [([], (np.eye(len(A)), np.zeros_like(B))) for A, B in own]
+    rounds, distance = [], 1
+    while distance < P:
+        sent = list(zip([[*of, rank] for rank, (of, _) in enumerate(before)], own, strict=True))
+        for rank in range(distance, P):
+            of, pair = sent[rank - distance]
+            before[rank] = (of + before[rank][0], _after(before[rank][1], pair))
+            own[rank] = _after(own[rank], pair)
+        rounds.append([(of, B.tolist()) for of, (_, B) in before])
+        distance *= 2
+    return rounds
+
+
+def _after(later: tuple[Any, Any], earlier: tuple[Any, Any]) -> tuple[Any, Any]:
+    return later[0] @ earlier[0], later[0] @ earlier[1] + later[1]
 
 
 def composition() -> Figure:

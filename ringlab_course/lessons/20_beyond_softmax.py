@@ -38,7 +38,7 @@ sizes = P, block, layer.state_bytes
 show(scan_view.beside(*sizes), scan_view.describe_beside(*sizes))
 
 # %% [markdown]
-# The small squares raise two questions. How can 2 MiB stand for the keys and values of a million tokens? And are they worth it? In the ring
+# (A red square holds the states of all 32 heads.) The small squares raise two questions. How can 2 MiB stand for the keys and values of a million tokens? And are they worth it? In the ring
 # all ranks work at the same time. On the right, rank 7 waits for the state of rank 6, and rank 6 for that of rank 5. **Are eight GPUs in a
 # queue any faster than one?** At the end of this lesson all eight work at once, and still no more than such squares travel.
 #
@@ -141,9 +141,9 @@ show(scan_view.states(eight, 4, rows), scan_view.describe_states(eight, 4, rows)
 # %% [markdown]
 # With the four steps, rank 0 hands on exactly what was written. On rank 1, a = (5, 0) replaces the old a. Then c = (8, −6) is written. Before,
 # the state says 0.6 · (5, 0) + 0.8 · (0, 5) = (3, 4) for c. The difference to the new value is (5, −10). It goes to both rows, since c lies
-# between a and b: 0.6 of it to a, and 0.8 of it to b. So c can be read back, but a and b have changed. The table has two rows, and three names do not fit.
+# between a and b: 0.6 of it to a, and 0.8 of it to b. So c can be read back, but a and b have changed.
 #
-# That is the other half of the first question. The state of a real head has 128 × 128 numbers. How many pairs fit? We try it with a smaller
+# That is the other half of the first question. The state of a real head has 128 × 128 numbers. How many pairs of a key and a value can it hold, so that none changes another? We try it with a smaller
 # state. Keys and values are random, and keys have length 1. The delta rule goes through them once. Beside it is the best state that there is,
 # found by least squares.
 
@@ -179,7 +179,7 @@ exact = max(n for n, error in zip(stored, errors["the best state"], strict=True)
 compare("20.fits", str(exact))
 
 # %% [markdown]
-# A state of D × D numbers holds **D** pairs, one for each independent key. (At an error of 1, zeros would be as good an answer.) So 2 MiB do not stand for
+# A state of D × D numbers holds **D** pairs, one for each independent key. So the table of the example, with its two rows, has no room for a third name. (At an error of 1, zeros would be as good an answer.) So 2 MiB do not stand for
 # a million tokens. They stand for what a head keeps of them, and the model learns what to keep. This is one reason why hybrids keep
 # some softmax layers.
 #
@@ -274,7 +274,7 @@ show(scan_view.transitions(eight, drawn), scan_view.describe_transitions(eight, 
 # Read rank 0: it overwrites both a and b, so A is zero, and nothing of an older state is left. Rank 2 writes b twice, so the old b is gone. Of the old a it
 # leaves a half. On rank 1 the old a is gone, and c takes out of row a 0.48 of the old b.
 #
-# Now rank r needs the state that enters it. B is what each rank before it wrote. An all-reduce adds up such things in one call. So add up the B of all earlier ranks?
+# Now rank r needs the state that enters it. Each B says what one rank wrote. To add something up over ranks is a single call. So is the state that enters a rank the sum of the B of all earlier ranks?
 
 # %% tags=["nbval-ignore-output"]
 predict(
@@ -383,7 +383,15 @@ show(scan_view.doubling(held, 5), scan_view.describe_doubling(held, 5))
 # Follow rank 5. In round 1 it hears of rank 4. In round 2 it hears from rank 3, which by then knows of ranks 2 and 3. In round 3 it hears from rank 1, of ranks 0 and 1. Three rounds are enough for
 # eight ranks, and ⌈log₂ P⌉ for P ranks. At the end B of *before* is the state that enters, because the sequence begins with zeros, and A · 0 + B = B.
 #
-# For the same reason a rank with a ✓ sends B alone. It knows all ranks before it, so the B of its *all* is the finished state that leaves it.
+# Here is the B of *before* for the eight tokens. Four ranks need two rounds:
+
+# %%
+show(scan_view.entering(eight, drawn), scan_view.describe_entering(eight, drawn))
+
+# %% [markdown]
+# In the second row are the very states that the ranks of section 2 handed on one after the other. Rank 3 gets (4, −3) for a and (2, 1) for b, as it did there. But nobody has waited for a finished state.
+#
+# Because the sequence begins with zeros, a rank with a ✓ sends B alone. It knows all ranks before it, so the B of its *all* is the finished state that leaves it.
 #
 # ringlab's `linear_attention` does this for the whole layer: transitions, scan, outputs. Does it give what one process gives?
 
@@ -437,8 +445,14 @@ show(scan_view.timeline(charts), scan_view.describe_timeline(charts))
 #
 # ## 8 · What it costs
 #
-# Now to Qwen3-Next itself. Its A and B have 2 MiB each. In doubling on 8 ranks the busiest rank sends 5 of them, as we saw. In the ring, keys and values of every token
+# Now to Qwen3-Next itself. In doubling on 8 ranks the busiest rank sends 5 matrices A or B for each head, as we saw. In the ring, keys and values of every token
 # pass every rank.
+
+# %%
+attention = softmax.attention()
+print(f"linear layer: A {layer.transition_bytes / 2**20:g} MiB,",
+      f"B {layer.state_bytes / 2**20:g} MiB")
+print(f"softmax layer: key and value of a token {attention.block_bytes_per_token:,} bytes")
 
 # %% tags=["nbval-ignore-output"]
 predict(
@@ -449,12 +463,12 @@ predict(
 )
 
 # %%
-attention, doubled = softmax.attention(), scan_traffic(layer, P, "doubling").total_bytes
+doubled = scan_traffic(layer, P, "doubling").total_bytes
 equal = next(n for n in range(P, 10**6, P) if ring_traffic(attention, n, P).total_bytes > doubled)
 lengths = [2**power for power in range(10, 21, 2)]
 sent = [ring_traffic(attention, n, P).total_bytes for n in lengths]
-drawn = lengths, sent, doubled, equal
-show(scan_view.lengths(*drawn), scan_view.describe_lengths(*drawn))
+curves = lengths, sent, doubled, equal
+show(scan_view.lengths(*curves), scan_view.describe_lengths(*curves))
 print(f"at {lengths[-1]:,} tokens the ring sends {sent[-1] / doubled:.0f} times as much")
 choices = {600: "600", 6_000: "6,000", 60_000: "60,000", 600_000: "600,000"}
 compare("20.equal", choices[min(choices, key=lambda n: max(n, equal) / min(n, equal))])
@@ -542,7 +556,7 @@ print("right on ranks", [rank for rank in range(4) if right[rank]])
 compare("20.reverse", {0: "on none", 1: "on the last", 4: "on all"}[sum(right)])
 
 # %% [markdown]
-# Only on the last rank, since nobody comes after it. Remember the sign: *gradients are right on the last rank and wrong on all others.* With its reverse scan `linear_attention` has
+# Only on the last rank, since nobody comes after it. Remember this symptom: *gradients are right on the last rank and wrong on all others.* With its reverse scan `linear_attention` has
 # the gradients of one process:
 
 
@@ -581,7 +595,7 @@ show(scan_view.survival(alphas), scan_view.describe_survival(alphas))
 # ⊙ multiplies number by number. With e or f it multiplies row i by $e_i$ or $f_i$. So a chunk is a few products of matrices. You write this in the exercise.
 #
 # Now with the delta rule. What token i really writes is not $v_i$, but $w_i = \beta_i\,(v_i - \text{what the state says for } k_i)$. Let W have the rows $w_i$. If we knew W, everything above would hold with W in the
-# place of V. And what does the state say for $k_i$? It holds the rest of S and the rest of the earlier writes:
+# place of V. And what does the state say for $k_i$? By then it holds what is left of S, the state that entered the chunk, and of the earlier writes:
 #
 # $$w_i = \beta_i \Big( v_i - e_i\, S^\top k_i - \sum_{j<i} E_{ij}\,(k_i \cdot k_j)\, w_j \Big).$$
 #

@@ -188,6 +188,7 @@ SAYS = {
     "states handed on": (named(scan_view, "states", WRITES, 2, {"sum": [IDENTITY, IDENTITY]}), ("rank 1: b = (−2, 0), forget 50%, a = (1, 2)", "sum: a (1, 0) b (0, 1), then a (1, 0) b (0, 1)")),
     "transitions": (named(scan_view, "transitions", WRITES, [(IDENTITY, IDENTITY)] * 2), ("rank 1: A (1, 0) (0, 1), B (1, 0) (0, 1)",)),
     "doubling": (named(scan_view, "doubling", DOUBLING, 5), ("in 3 rounds", "in round 2 it hears of 2 to 3, so that all is 2 to 5 and before is 2 to 4")),
+    "states by doubling": (named(scan_view, "entering", WRITES, [(IDENTITY, IDENTITY), ([[0, 1], [0, 0]], [[1, 0], [0, 1]])] * 2), ("after round 2", "rank 2 (1, 1) (0, 1)", "rank 3 (2, 1) (0, 2)")),
     "kinds of A": (named(scan_view, "kinds", {kind: ["Some model"] for kind in scan_view.KINDS}), ("a full matrix: Some model",)),
     "timeline of a scan": (named(scan_view, "timeline", {"Relay": COMPUTED, "Other": COMPUTED}), ("Relay: 1 rank, ends at 2 s",)),
     "bytes by length": (named(scan_view, "lengths", [1024, 4096, 2**20], [2**21, 2**23, 2**31], 10 * 2**20, 5120), ("from 2.0 to 2,048.0 MiB", "always 10.0 MiB", "equal at 5,120 tokens")),
