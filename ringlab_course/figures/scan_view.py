@@ -89,8 +89,8 @@ def _draw_ring(ax: Axes, ranks: int, side: float) -> None:
         ax.text(1.02 * x, 1.02 * y, str(rank), ha="center", va="center", fontsize=9, color=INK, zorder=4)
         ax.plot(1.02 * x, 1.02 * y, marker="o", markersize=15, color=PAPER, markeredgecolor=INK, zorder=3)
         after = angle - 2 * math.pi / ranks
-        ends = [(1.02 * math.cos(each), 1.02 * math.sin(each)) for each in (after + 0.2, angle - 0.2)]
-        ax.annotate("", *ends, arrowprops={"arrowstyle": "->", "color": INK, "lw": 1.4})
+        end, start = ((1.02 * math.cos(each), 1.02 * math.sin(each)) for each in (after + 0.2, angle - 0.2))
+        ax.annotate("", end, start, arrowprops={"arrowstyle": "->", "color": INK, "lw": 1.4})
 
 
 def _draw_chain(ax: Axes, ranks: int, small: float) -> None:
@@ -103,8 +103,9 @@ def _draw_chain(ax: Axes, ranks: int, small: float) -> None:
         ax.text(x, y, str(rank), **(_MIDDLE | {"color": _ink(rank)}), fontsize=9)
     for (x, y), (right, below) in pairwise(places):
         ends = (right, below + height / 2), (x + width / 2, y)
-        look = {"arrowstyle": "->", "color": INK, "connectionstyle": "angle,angleA=0,angleB=90", "lw": 1.2}
-        ax.annotate("", *ends, arrowprops=look)
+        bent = "angle,angleA=0,angleB=90"
+        arrow = {"arrowstyle": "->", "color": INK, "connectionstyle": bent}
+        ax.annotate("", *ends, arrowprops=arrow)
         corner = right - small / 2, y - small / 2
         panel.add_rectangle(ax, corner, small, small, facecolor=RED, edgecolor=RED, zorder=4)
 
@@ -254,7 +255,7 @@ def doubling(held: Known, rank: int) -> Figure:
     """Return whose tokens every rank knows in each round, and below it the pairs that `rank` keeps."""
     with styled():
         drawn = new_figure((8.0, 5.6))
-        above, below = drawn.subfigures(2, 1, height_ratios=(1.7, 1))
+        above, below = drawn.subfigures(2, 1, squeeze=False, height_ratios=(1.7, 1))[:, 0]
         above.suptitle("Doubling: whose tokens each rank knows", x=0.01, ha="left", fontweight="bold")
         for number, ax in enumerate(above.subplots(1, len(held), squeeze=False)[0]):
             _draw_round(ax, held, number)
