@@ -291,7 +291,7 @@ LESSONS = (
         "Serving a long context",
         PARTS[3],
         75,
-        "prefill a long prompt in chunks and decode from a cache in pages on many ranks; say what travels",
+        "say what the users of a server share; prefill in chunks and decode on many ranks",
         ("15",),
     ),
     Lesson(

@@ -1,121 +1,100 @@
 # %% [markdown]
 # # 19 · Serving a long context
 #
-# **Afterwards you can** compute a long prompt in chunks, keep the caches of many sequences in pages on many ranks, decode with heads and
-# tokens shared out, and say what travels in each of these, and why.
+# **Afterwards you can** say what a server's step costs and which part of it users share, compute a long prompt in chunks after a cached
+# prefix, divide the caches of many users among ranks, and decode with heads and tokens divided.
 #
-# **You need first** [lesson 15](15_choosing.ipynb), decode against a sharded cache.
+# **You need first** [lesson 15](15_choosing.ipynb), decode against a sharded cache, and section 6 of [lesson 14](14_training.ipynb),
+# tensor parallelism.
 #
 # **Minutes** 75 to read and run; the exercise takes another 75.
 #
-# A server meets many users at once, with prompts of any length. Two numbers count: the **time to first token**, and the **tokens per second**
-# after it. They come from opposite phases. *Prefill* computes all tokens of a prompt side by side, and is limited by arithmetic. *Decode*
-# computes one token after the other, reads all weights and the whole cache for each, and is limited by reading.
+# Ben is reading an answer. Llama 3 70B writes it, on 16 H100 in two nodes of 8, and a new token appears every ten milliseconds. Then Ada
+# sends the same server a prompt of 1,048,576 tokens, a shelf of books. The server cuts her prompt into **chunks**. After each chunk it
+# makes one **step of decode**, in which Ben gets his next token. What does Ben see?
 
 # %%
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from ringlab import ShardedCache, VirtualCluster, contiguous, oracle
+from ringlab import ShardedCache, VirtualCluster, contiguous, oracle, zigzag
 from ringlab.cost.hardware import hardware
-from ringlab.cost.memory import kv_cache_bytes
-from ringlab.cost.models import model
-from ringlab.cost.planner.plan import plan
-from ringlab.cost.planner.request import Request
-from ringlab.cost.planner.serve_time import ServeRequest, serve_time
+from ringlab.cost.planner.memory_table import most_sequences
+from ringlab.cost.planner.serve_time import ServeRequest, serve_time, serving_time
 from ringlab.cost.serving import decode_heads_traffic, prefill_traffic
 from ringlab.cost.sizes import Attention
-from ringlab.merge import Partial, merge
-from ringlab.serving import HelixGrid, PagedCache, decode_heads, prefill
+from ringlab.serving import PagedCache, decode_heads, prefill
 from ringlab.viz.style import show
 from ringlab_course import compare, corpus, predict
 from ringlab_course.figures import serving_view
 
+# %%
+grid = {"token_ranks": 2, "head_ranks": 8, "sharing": "copies"}  # section 5 says what this means
+server = partial(ServeRequest, "llama3-70b", hardware="h100", **grid)
+ben_s = serve_time(server(sequences=1, context=4096)).token_s
+ada, runs = {}, {}
+for chunk in (32_768, 512):
+    served = ada[chunk] = serve_time(server(sequences=1, context=2**20, chunk=chunk))
+    first_s, last_s = served.chunks_s[0], served.chunks_s[-1]
+    print(f"chunks of {chunk:6,}: the first takes {1e3 * first_s:3.0f} ms,", end=" ")
+    print(f"the last {1e3 * last_s:5,.0f} ms")
+    runs[f"Chunks of {chunk:,} tokens"] = [(first_s, each - first_s) for each in served.chunks_s]
+both_s = ada[512].token_s
+print(f"steps of decode: {1e3 * ben_s:.1f} ms for Ben, {1e3 * both_s:.1f} ms after Ada's prompt")
+drawn = runs, ben_s, both_s
+show(serving_view.turns(*drawn), serving_view.describe_turns(*drawn))
+
+# %% [markdown]
+# The picture shows the last ten seconds of Ada's prompt. With long chunks Ben gets one token in nine seconds. With short ones he waits at
+# most 147 ms for a chunk. So servers cut prompts into short chunks.
+#
+# Two things are strange here.
+#
+# - All chunks of one run are equally long. Still, Ada's first chunk of 32,768 tokens took 660 ms, and her last takes 9,076 ms.
+# - In the end Ada's prompt is done, and each step computes a token for both. Ben's text is as short as before. Still, a step
+#   now takes 16.1 ms, not 9.7 ms.
+#
+# Both have the same cause. It also decides how 16 GPUs should divide the work when sixteen users come with long texts. This lesson looks for it.
+#
+# (The times come from ringlab's model of a server, not from a measurement. [Serving](../docs/guide/serving.md) says what the model leaves
+# out. Many servers also put Ben's token into the same step as a chunk, as in [arXiv 2403.02310](https://arxiv.org/abs/2403.02310). Here the
+# two take turns, so that we can tell them apart.)
+#
+# ## 1 · The price of short chunks
+#
+# The **time to first token** is what Ada waits for. With chunks of 512 tokens the server computes 64 times as many chunks, and it reads
+# all weights again for each of them. Also, Ben gets 64 times as many tokens in between.
+
 # %% tags=["nbval-ignore-output"]
 predict(
-    "19.phases",
-    "Llama 3 70B on 16 H100 (2 nodes), one user, a prompt of 1,048,576 tokens. How many tokens "
-    "could be decoded, one after the other, in the time of its prefill?",
-    ["100", "1,000", "10,000", "100,000"],
+    "19.price",
+    "How much later does Ada's first token come, with chunks of 512 tokens in place of 32,768?",
+    ["not at all", "a sixth later", "twice as late", "ten times as late"],
 )
 
 # %%
-plans = {what: plan(Request("llama3-70b", 2**20, "h100", nodes=2, purpose=what)).best
-         for what in ("prefill", "decode")}
-first, each = plans["prefill"].time.total_s, plans["decode"].step_s
-for what, best in plans.items():
-    print(f"{what:8} shared out as {best.degrees}")
-reached = hardware("h100").reached
-print(f"of the peak: {reached.attention_forward:.0%} for attention,",
-      f"{reached.linear:.0%} for matrices")
-print(f"prefill {first:.0f} s, then {1e3 * each:.0f} ms for a token:",
-      f"{first / each:,.0f} tokens in the time of the prefill")
-choices = (100, 1_000, 10_000, 100_000)
-compare("19.phases", f"{min(choices, key=lambda n: abs(np.log(first / each / n))):,}")
+until_first = {}
+for chunk, served in ada.items():
+    number = len(served.chunks_s)
+    until_first[chunk] = served.first_token_s + number * ben_s
+    print(f"{number:5,} chunks of {chunk:6,} tokens: {served.first_token_s:.1f} s;", end=" ")
+    print(f"with a step for Ben after each: {until_first[chunk]:.1f} s")
+choices = {"not at all": 1, "a sixth later": 7 / 6, "twice as late": 2, "ten times as late": 10}
+later = until_first[512] / until_first[32_768]
+compare("19.price", min(choices, key=lambda name: abs(np.log(choices[name] / later))))
 
 # %% [markdown]
-# (A model of the time: arithmetic at these shares of the peak, memory at its full rate.) The two phases want different divisions of the
-# ranks: prefill a ring over all of them, decode mostly tensor parallelism. So some servers prefill
-# and decode on different GPUs, and send the cache across. (In the decode plan `ring=2` is lesson 15's CP 2: no keys go around.)
+# Of these 26 s, Ben's 2,048 steps take 20. The chunks themselves take less than 7 s longer, since most of their time does not depend on where
+# the prompt is cut. Each of Ada's tokens attends to all tokens before it, and these pairs of tokens are always the same.
 #
-# ## 1 · A prompt in chunks
+# ## 2 · A chunk is a rectangle and a triangle
 #
-# A prompt is computed in **chunks**, with steps of decode for other users in between. A chunk attends to the **prefix**, all tokens before
-# it, whose keys and values are cached; and to itself, causally.
-#
-# Its mask is no triangle. Here are three chunks of uneven lengths. The last begins at position 97, and its first query must see 98 keys. PyTorch's
-# `is_causal` lets query i see keys 0 to i, so the first sees one. In the pictures the keys that a query sees are blue; the dotted line is the end of the prefix:
-
-# %%
-S, P, H, K, D = 200, 4, 8, 2, 16
-CHUNKS = (slice(0, 90), slice(90, 97), slice(97, 200))
-q, k, v = corpus.qkv(S, heads=H, kv_heads=K, head_dim=D)
-true = torch.from_numpy(oracle.attention(q, k, v, causal=True).out)
-last = CHUNKS[2]
-wrong = scaled_dot_product_attention(q[:, :, last], k, v, is_causal=True, enable_gqa=True)
-error = (wrong - true[:, :, last]).abs().max() / true.abs().max()
-print(f"the last chunk with is_causal=True: off by {error:.2f} of the largest value")
-show(serving_view.chunk_masks(97, 103), serving_view.describe_chunk_masks(97, 103))
-
-# %% [markdown]
-# So the mask and the rotary embedding must get the positions 97 to 199, not 0 to 102.
-#
-# In ringlab a chunk is one call. Each rank's cached tokens and its tokens of the chunk form one block of keys; these blocks go around the ring
-# once, and the mask compares positions. The cache gives the first `interleave` tokens to rank 0, the next to rank 1, and so on around;
-# `next_layout` deals out a chunk in the same way, so each key is computed where it is cached. (Many small pieces balance it.) `prefill` also appends the chunk to the cache. Here on 4 ranks
-# (pages come in section 3):
-
-
-# %%
-def in_chunks(ring, travels="kv"):
-    """The prompt chunk by chunk: the layout of each, and this rank's rows."""
-    cache = PagedCache(ring, kv_heads=K, head_dim=D, pages=16, page=8, interleave=8)
-    prompt, outs = cache.add(), []
-    for chunk in CHUNKS:
-        layout = cache.next_layout(prompt, chunk.stop - chunk.start)
-        own = layout.shard((q[:, :, chunk], k[:, :, chunk], v[:, :, chunk]), ring.rank)
-        outs.append((layout, prefill(*own, cache, prompt, layout=layout, travels=travels)))
-    return outs
-
-
-def as_in_one_pass(run, number):
-    """Whether a chunk's outputs, put together from all ranks, are those of one pass, to 1e-5."""
-    layout, _ = run.results[0][number]
-    out = layout.unshard([outs[number][1] for outs in run.results])
-    expected = true[:, :, CHUNKS[number]]
-    return bool((out - expected).abs().max() / true.abs().max() < 1e-5)
-
-
-run = VirtualCluster(P).run(in_chunks)
-for number, chunk in enumerate(CHUNKS):
-    right = as_in_one_pass(run, number)
-    print(f"tokens {chunk.start:3} to {chunk.stop - 1:3}: as in one pass, to 1e-5: {right}")
-
-# %% [markdown]
-# Later chunks also have more keys to attend to:
+# The queries of a chunk attend to the **prefix**: all tokens before the chunk. Their keys and values lie in Ada's **cache**. The queries
+# also attend to the chunk itself, causally.
 
 # %% tags=["nbval-ignore-output"]
 predict(
@@ -128,38 +107,54 @@ predict(
 # %%
 pairs = [sum(token + 1 for token in range(n * 1024, (n + 1) * 1024)) for n in range(4)]
 print("pairs of each chunk, over those of the first:", [round(n / pairs[0], 2) for n in pairs])
+show(serving_view.chunk_masks(4), serving_view.describe_chunk_masks(4))
 compare("19.chunks", pairs[3] / pairs[0])
 
 # %% [markdown]
-# The attention of equal chunks costs 1 : 3 : 5 : 7; their linear layers cost the same.
+# Count squares in the left picture. The first chunk is half a square, the second one and a half, then two and a half, and three and a half.
+# So attention grows as 1 : 3 : 5 : 7, while the chunk's matrix products stay the same. Ada's last chunk of 32,768 tokens has a rectangle of 31
+# squares, and all of it is her cache. That solves the first riddle: **the triangle never grows, and the cache does.**
 #
-# How long should a chunk be? A short one lets others in sooner, but computes less for each message and each reading of the weights. Here is the
-# first cell's prompt, by the planner's model, on ranks that also decode. So they are divided as for decode, 8 for tensor parallelism × 2 for the ring:
+# The right picture is a common slip. PyTorch's `is_causal=True` numbers queries and keys from 0. So it takes the chunk's
+# first query for the first token of the prompt, and lets it see one key. We try it on real text, with a last chunk of 103 tokens after 97:
 
 # %%
-print("chunk    chunks alone    with steps for others    longest wait of others")
-for tokens in (512, 2_048, 8_192, 32_768):
-    served = serve_time(ServeRequest("llama3-70b", "h100", sequences=1, context=2**20,
-                                     token_ranks=2, head_ranks=8, sharing="copies", chunk=tokens))
-    step_s = served.token.weights_s + served.token.tensor_s  # a token of others, with short caches
-    with_others = served.first_token_s + len(served.chunks_s) * step_s
-    print(f"{tokens:6,} {served.first_token_s:11.1f} s {with_others:20.1f} s",
-          f"{1e3 * max(served.chunks_s):22,.0f} ms")
+S, P, H, K, D = 200, 4, 8, 2, 16
+CHUNKS = (slice(0, 90), slice(90, 97), slice(97, 200))
+q, k, v = corpus.qkv(S, heads=H, kv_heads=K, head_dim=D)
+true = torch.from_numpy(oracle.attention(q, k, v, causal=True).out)
+
+
+def error(out, expected):
+    """The largest error, relative to the largest value."""
+    return ((out - expected).abs().max() / true.abs().max()).item()
+
+
+last = CHUNKS[2]
+slip = scaled_dot_product_attention(q[:, :, last], k, v, is_causal=True, enable_gqa=True)
+off = error(slip, true[:, :, last])
+print(f"the last chunk with is_causal=True: off by {off:.0%} of the largest value")
 
 # %% [markdown]
-# With chunks of 512 others wait a sixtieth of the time that they wait with 32,768. Their price: 2²⁰ tokens are
-# 2,048 such chunks, and with a step of decode after each the first token comes after 180.0 s, not 156.0.
+# So the mask has to compare positions in the prompt, here 97 to 199 for the queries and 0 to 199 for the keys. Rotary embedding needs the
+# same positions.
 #
-# ## 2 · Who should travel?
+# ## 3 · The cache stays, the chunk travels
 #
-# The chunk's queries and the prefix's keys lie on different ranks, so one of the two must travel. In one pass around a ring a token's keys and values are
-# fewer bytes than its queries and partials, and travel once. In chunks the same prefix travels again for every chunk, perhaps a
-# hundred times, and the **queries** of one chunk are few. But if they travel, partial results, out and lse, must come home to the owner of the
-# query ([arXiv 2411.01783](https://arxiv.org/abs/2411.01783)). In the picture a tall bar is keys and values, a square is queries. A
-# two-coloured box is a partial: its left colour says whose queries, its right colour whose keys.
+# Ada's cache lies on several ranks, and so do the queries of her next chunk. To meet, one of the two has to travel. In the picture a
+# tall bar is a rank's keys and values, and a square is its queries.
 
 # %%
 show(serving_view.travellers(4), serving_view.describe_travellers(4))
+
+# %% [markdown]
+# On the left, keys and values go around, as in every ring so far. On the right, the **queries** go around. Each rank attends to its
+# own keys with the queries that visit it. The result is a **partial**, out and lse, and belongs to the owner of the query, so it has to go home
+# ([arXiv 2411.01783](https://arxiv.org/abs/2411.01783)). In the picture a partial has two colours: on the left the
+# owner of its queries, on the right the owner of its keys.
+#
+# Llama's query heads share few K/V heads. So in a prompt that is computed at once, keys and values are fewer bytes than queries. But a chunk
+# has few queries, and many cached keys.
 
 # %% tags=["nbval-ignore-output"]
 predict(
@@ -171,160 +166,228 @@ predict(
 )
 
 # %%
-sizes, ranks, chunk = Attention(H=64, K=8, D=128, dtype="bfloat16"), 8, 4096
+sizes, ranks = Attention(H=64, K=8, D=128, dtype="bfloat16"), 8
 
 
-def sent(prefix, travels):
-    """The bytes that a rank sends for the chunk after `prefix` cached tokens."""
+def sent(prefix, travels, chunk=4096):
+    """The bytes that a rank sends for a chunk after `prefix` cached tokens."""
     each = [prefix // ranks] * ranks
     return prefill_traffic(sizes, contiguous(chunk, ranks), each, travels=travels).total_bytes
+
+
+def meet(chunk):
+    """The prefix from which on queries are no more bytes than keys and values."""
+    return next(n for n in range(0, 2**20, 32) if sent(n, "kv", chunk) >= sent(n, "q", chunk))
 
 
 prefixes = [2**n for n in range(12, 21)]
 lines = {"keys and values": [sent(n, "kv") for n in prefixes],
          "queries and partials": [sent(n, "q") for n in prefixes]}
-meet = next(n for n in range(0, 2**20, 64) if sent(n, "kv") >= sent(n, "q"))
-show(serving_view.bytes_by_prefix(prefixes, lines, meet),
-     serving_view.describe_bytes(prefixes, lines, meet))
-near = (4_000, 16_000, 50_000, 500_000)
-compare("19.travel", f"{min(near, key=lambda n: abs(np.log(meet / n))):,}")
+drawn = prefixes, lines, meet(4096)
+show(serving_view.bytes_by_prefix(*drawn), serving_view.describe_bytes(*drawn))
+for chunk in (4096, 512):
+    print(f"chunks of {chunk:5,} tokens: queries travel from {meet(chunk):6,} cached tokens on")
+nearest = min((4_000, 16_000, 50_000, 500_000), key=lambda n: abs(np.log(meet(4096) / n)))
+compare("19.travel", f"{nearest:,}")
 
 # %% [markdown]
-# A token's key and value are 2·K·D numbers of 2 bytes, 4 KiB. Its query has H·D numbers of 2 bytes, 16 KiB, and its partial H·(D + 1) of 4
-# bytes, 32¼ KiB: together 12.0625 times as much. Keys travel for prefix and chunk, queries for the chunk alone. So the bytes are equal when
-# prefix and chunk together are as long as 12.0625 chunks, so when the prefix alone is as long as 11.0625: 45,312 tokens, where the lines meet. `prefill` counts the bytes and chooses for
-# each chunk; `travels=` overrides it. The result is the same:
+# A token's key and value are 2·K·D numbers of 2 bytes: 4 KiB. Its query is H·D numbers of 2 bytes, 16 KiB, and its partial H·(D + 1)
+# numbers of 4 bytes, 32¼ KiB. Query and partial together are 12.0625 times as many bytes as key and value.
+#
+# Keys travel for the prefix and for the chunk. Queries travel for the chunk alone. So the bytes are equal when prefix and chunk together are 12.0625
+# chunks long. Then the prefix is 11.0625 chunks, 45,312 tokens.
+#
+# For Ada's chunks of 512 tokens it is 5,664 tokens. So for almost all of her prompt, her cache stays where it is.
+#
+# ringlab's `prefill` does both. Each rank's cached tokens and its tokens of the chunk form one block, of any length. If keys travel, these
+# blocks go around the ring once, in P − 1 hops, and the mask compares positions. Afterwards the chunk is appended to the cache.
+# `travels="auto"` counts the bytes, and chooses for each chunk:
+
 
 # %%
+def in_chunks(ring, travels):
+    """The prompt chunk by chunk: this rank's outputs."""
+    cache, outs = ShardedCache(ring, batch=1, kv_heads=K, head_dim=D), []
+    for chunk in CHUNKS:
+        layout = zigzag(chunk.stop - chunk.start, P)
+        own = layout.shard((q[:, :, chunk], k[:, :, chunk], v[:, :, chunk]), ring.rank)
+        outs.append(prefill(*own, cache, layout=layout, travels=travels))
+    return outs
+
+
 for travels in ("kv", "q", "auto"):
     run = VirtualCluster(P).run(in_chunks, travels)
-    print(f"travels={travels:4}  right to 1e-5: {as_in_one_pass(run, 2)},",
-          f"rank 0 sends {run.trace.bytes_sent(0):,} bytes in all")
+    whole = [zigzag(chunk.stop - chunk.start, P).unshard(outs)
+             for chunk, *outs in zip(CHUNKS, *run.results, strict=True)]
+    right = error(torch.cat(whole, dim=2), true) < 1e-5
+    print(f"travels={travels:4}  as in one pass, to 1e-5: {right},", end=" ")
+    print(f"rank 0 sends {run.trace.bytes_sent(0):,} bytes")
 
 # %% [markdown]
-# `auto` sends least, since it chooses anew for each chunk. Here all numbers have 32 bits, and 4 query heads share a K/V head. So a token's query and
-# partial are 8 · (2 · 16 + 1) = 264 numbers, its key and value 2 · 2 · 16 = 64: 4.125 times as many.
-# The second chunk has seven tokens after 90, and 97 is more than 4.125 · 7: queries travel. In the last, 97 + 103 is less than 4.125 · 103: keys do.
+# `auto` sends least. Keys travel for the first and the last chunk. For the second, 7 tokens after 90, the cache stays.
 #
-# ## 3 · Pages
+# ## 4 · One step for all
 #
-# Sequences grow and end. One piece of memory for each would have to be as long as the sequence might ever become. So memory is cut into
-# **pages** of some tokens. A sequence has a *block table*, the list of its pages, and takes a page from the pool when its last one is full.
+# Now the prompts are done, and everybody gets tokens. A step of **decode** computes one token for each user. A GPU does little arithmetic
+# for one token, but it reads all of its weights and everything that it has cached. So reading takes most of the time.
 #
-# On many ranks tokens are also dealt out. `interleave` is how many neighbours go to one rank: the first eight of a sequence to rank 0, the next
-# eight to rank 1, and so on around. `page` is how many tokens a page holds *on each rank*, a multiple of `interleave`. Here both are 8, so a page on
-# 4 ranks holds 32 consecutive tokens. Three sequences share a pool. The second is a **fork** of the first: it has the
-# first 64 tokens in common, say a system prompt. The third has nothing in common with them.
-
+# From here on every user has 131,072 tokens in the cache, one long book. First one user alone:
 
 # %%
-def several(ring):
-    """Three sequences; the second shares 64 tokens with the first. Who is on each page?"""
-    cache = PagedCache(ring, kv_heads=K, head_dim=D, pages=10, page=8, interleave=8)
-    first, third = cache.add(), cache.add()
-    cache.append(k[:, :, :70], v[:, :, :70], [first], new=[70])
-    forked = cache.fork(first, 64)
-    free = [cache.free_pages]
-    cache.append(k[:, :, :40], v[:, :, :40], [forked, third], new=[20, 20])  # 20 tokens for each
-    free.append(cache.free_pages)
-    names = {first: "first", forked: "fork", third: "third"}
-    span, held = 8 * ring.world_size, [[] for _ in range(10)]
-    for number, name in names.items():
-        for at, page in enumerate(cache.tables.pages[number]):
-            held[page].append((name, min(span, cache.length(number) - at * span)))
-    return held, free, list(names.values())
+BOOK = 2**17
+one = server(sequences=1, context=BOOK)
+alone = serve_time(one).token
+weights, cache = one.weight_bytes / 1e9, one.cache_bytes(BOOK, 1) / 1e9
+print(f"a GPU reads {weights:4.1f} GB of weights in {1e3 * alone.weights_s:.1f} ms")
+print(f"        and {cache:4.1f} GB of the cache in {1e3 * alone.cache_s:.1f} ms")
+print(f"with messages a step takes {1e3 * alone.total_s:.1f} ms:", end=" ")
+print(f"{1 / alone.total_s:.0f} tokens a second")
 
+# %% [markdown]
+# The weights take more than six times as long as the cache. And a matrix that has been read multiplies sixteen tokens almost as quickly as one.
 
 # %% tags=["nbval-ignore-output"]
 predict(
-    "19.fork",
-    "A page holds 32 tokens on all ranks together. The first sequence has 70 tokens; the "
-    "fork shares 64 of them, and then grows by 20. How many pages does the fork take from "
-    "the pool?",
-    unit="pages",
+    "19.batch",
+    "Sixteen such users decode in the same steps. How many tokens a second do they get together?",
+    ["100", "700", "1,500"],
 )
 
 # %%
-held, free, names = VirtualCluster(P).run(several).results[0]
-show(serving_view.pages(held, 32, names, P), serving_view.describe_pages(held))
-taken_by_third = sum(any(name == "third" for name, _ in owners) for owners in held)
-print("free pages after the fork, and after fork and third have grown:", free)
-compare("19.fork", free[0] - free[1] - taken_by_third)
+steps = {(users, ""): serve_time(server(sequences=users, context=BOOK)) for users in (1, 4, 16)}
+drawn = steps, "Users share the weights, not the caches"
+show(serving_view.step_bars(*drawn), serving_view.describe_step_bars(*drawn))
+together = steps[16, ""].tokens_per_s
+compare("19.batch", f"{min((100, 700, 1_500), key=lambda n: abs(n - together)):,}")
 
 # %% [markdown]
-# A column is a page, its rows are the ranks. A hatched page belongs to two sequences, and both read all tokens on it: nothing was copied. A
-# shared page into which one owner must write is copied first (*copy on write*):
+# **About 700.** The blue part does not grow: weights are read once, for all users. The orange part grows with every user, from 0.8 ms to
+# 12.8 ms, since nobody attends to the tokens of somebody else. **A batch shares the weights, but not the caches.**
+#
+# That solves the second riddle, too. After Ada's prompt Ben's own cache is as short as before, but each step also reads hers. It takes
+# 6.4 ms:
+
+# %%
+print(f"reading Ada's 1,048,576 tokens: {1e3 * ada[512].token.cache_s:.1f} ms of each step")
+
+# %% [markdown]
+# **Halfway. This is a good place to stop.** You know what users share, and what they do not.
+#
+# ## 5 · How should 16 ranks divide it?
+#
+# The ranks read the weights once for all users, but a cache for each of them. Tensor parallelism (TP) cuts the weights by heads and
+# columns, and a cache by K/V heads. But Llama 3 70B has only 8 K/V heads. There are three ways to use 16 ranks:
+#
+# - **TP 16** cuts the weights into 16 parts. With 8 K/V heads, two ranks keep the same part of each cache.
+# - **TP 8 × CP 2** is how the server has worked so far. Two nodes hold the same weights, each in 8 parts. Each node caches half of the
+#   tokens, which is context parallelism (CP).
+# - **TP 16 + DCP 2** cuts the weights into 16 parts, as TP 16 does. The two ranks with the same K/V head cache half of the tokens each. vLLM calls
+#   this *decode context parallelism*.
+#
+# Each panel of the picture is the cache of one user, and the numbers are ranks. Below it stands what each rank holds.
+
+# %%
+GRIDS = {
+    "TP 16": {"token_ranks": 1, "head_ranks": 16},
+    "TP 8 × CP 2": grid,
+    "TP 16 + DCP 2": {"token_ranks": 2, "head_ranks": 8, "sharing": "dcp"},
+}
+ways = {name: server(sequences=1, context=BOOK, **GRIDS[name]) for name in GRIDS}
+show(serving_view.shares(ways), serving_view.describe_shares(ways))
+
+# %% [markdown]
+# A step also sends messages. The ranks that divide the weights must *add up* their results twice in every layer, by the
+# all-reduce of lesson 14. TP 8 × CP 2 adds up inside a node. The other two add up over all 16 ranks, and so between the nodes. Ranks that
+# divide a cache by tokens also have to merge their partials.
 
 
 # %%
-def shared_to_the_last_token(ring):
-    """Free pages before a fork of all 70 tokens, after it, and when it has grown by one."""
-    cache = PagedCache(ring, kv_heads=K, head_dim=D, pages=10, page=8, interleave=8)
-    first = cache.add()
-    cache.append(k[:, :, :70], v[:, :, :70], [first], new=[70])
-    free, forked = [cache.free_pages], cache.fork(first, 70)
-    free.append(cache.free_pages)
-    cache.append(k[:, :, :1], v[:, :, :1], [forked], new=[1])
-    return [*free, cache.free_pages]
+def weigh(machine, title):
+    """Show the steps of 1, 4 and 16 users, divided in three ways."""
+    asked = {(users, name): server(sequences=users, context=BOOK, hardware=machine, **GRIDS[name])
+             for users in (1, 4, 16) for name in GRIDS}
+    steps = {key: serving_time(each) for key, each in asked.items()}
+    unfit = {(users, name) for (users, name), each in asked.items()
+             if most_sequences(each, each.machine.memory_bytes) < users}
+    drawn = steps, title, unfit
+    show(serving_view.step_bars(*drawn), serving_view.describe_step_bars(*drawn))
 
 
-print("free pages:", VirtualCluster(P).run(shared_to_the_last_token).results[0])
+weigh("h100", "Two nodes of 8: adding up between the nodes is slow")
 
 # %% [markdown]
-# The fork took no page. Its 71st token fits in the page that it shares. So this was copied first, and the copy is the page that is gone.
+# On two nodes TP 8 × CP 2 is fastest, from one user to sixteen, because its messages are cheapest. TP 16 reads twice as much of
+# every cache as the others, and with sixteen users its caches no longer fit into the memory.
 #
-# If a server frees a shared page as soon as one owner ends, the next user's tokens overwrite
-# the prompt of the owner that remains. So a page counts its owners.
+# Now imagine the same 16 chips on *one* NVLink, as if a node had 16. Adding up over all of them is cheap then.
+
+# %% tags=["nbval-ignore-output"]
+predict(
+    "19.grid",
+    "On one NVLink, TP 16 is faster than TP 8 × CP 2 for one user: it reads half as many weights. "
+    "From how many users on is TP 8 × CP 2 faster than TP 16?",
+    ["3", "8", "16", "never"],
+)
+
+# %%
+one_node = replace(hardware("h100"), ranks_per_node=16)
+weigh(one_node, "One NVLink: the caches decide")
+for users in range(1, 17):
+    asked = (server(sequences=users, context=BOOK, hardware=one_node, **GRIDS[name])
+             for name in ("TP 16", "TP 8 × CP 2"))
+    tp_s, cp_s = (serving_time(each).token_s for each in asked)
+    if cp_s < tp_s:
+        break
+print(f"{users} users: {1e3 * tp_s:.1f} ms with TP 16, {1e3 * cp_s:.1f} ms with TP 8 × CP 2")
+compare("19.grid", f"{min((3, 8, 16), key=lambda n: abs(n - users))}")
+
+# %% [markdown]
+# **From three users on.** TP 16 reads 2.6 ms less of weights, and spends 0.8 ms more on messages. So it is 1.8 ms ahead, however large the batch is.
+# But it loses 0.8 ms to the cache *of each user*, and three caches are enough.
 #
-# A shared prefix also saves its prefill, so servers keep common ones. A new prompt has to match exactly: a single different token changes every later
-# key, in all layers but the first.
+# TP 16 + DCP 2 divides the caches and nearly all weights by 16. It is fastest for one, four and sixteen users.
 #
-# **Halfway. This is a good place to stop.** You know how a prompt is computed and kept. The rest is about decode.
+# So **with many users the cache decides how ranks divide the work**, as long as the network does not forbid it.
 #
-# ## 4 · Decode when heads are divided
+# ## 6 · Queries of some heads, keys of some tokens
 #
-# In lesson 15's sharded cache the ranks that divide the tokens all had the same queries. A server divides the weights by heads (tensor parallelism), so each rank has H/P query
-# heads. With 8 K/V heads, more than 8 ranks cannot divide the *cache* by heads without copies. The simplest way out divides it by tokens, over all P
-# ranks. A rank then has the queries of some heads, and the keys of all heads for some tokens. (Section 6 divides the cache by both.) The new token's key and
-# value, of all heads, go to the rank that caches it. Then a step of this *decode context parallelism* is:
+# In TP 16 + DCP 2 two ranks share a K/V head. Each has computed the queries of its own 4 heads, and caches half of the tokens. But all 8
+# query heads of this K/V head need all of the tokens. Lesson 15 did not have this problem, since there all ranks that divided the tokens had
+# the same queries.
+#
+# Here is the same on a small scale: P = 4 ranks, each with H/P of the query heads, and with all K/V heads for some of the tokens.
+# The new token's key and value are already on the rank that caches them. Then
 #
 # 1. **gather** the queries: every rank gets all heads of the new token;
 # 2. **attend** with all heads to this rank's own tokens: a partial, out and lse, for each head;
 # 3. **hand over**: each rank gets the partials of *its* heads from everybody, and merges them.
 #
-# In the picture each rank has two squares, after steps 2 and 3: heads from top to bottom, tokens from left to right. A filled box is a partial that the
-# rank has:
+# In the picture every square has heads from top to bottom and tokens from left to right. A colour says whose tokens.
 
 # %%
 show(serving_view.hand_over(P), serving_view.describe_hand_over(P))
 
 # %% [markdown]
-# The hand-over is a transposition (an all-to-all). `decode_heads` does the three steps, here for two sequences of different lengths at once.
+# The hand-over turns a column into a row, so it is an all-to-all. `decode_heads` does the three steps. We decode the last token of the text:
 
 
 # %%
-def two_sequences(ring):
-    """Decode the last tokens of sequences of 150 and 33 tokens with this rank's H/P heads."""
-    cache = PagedCache(ring, kv_heads=K, head_dim=D, pages=16, page=8, interleave=8)
-    both = [cache.add(), cache.add()]
-    for number, n in zip(both, (150, 33), strict=True):
-        cache.append(k[:, :, :n], v[:, :, :n], [number], new=[n])
+def last_token(ring):
+    """The last token's attention with this rank's H/P heads."""
+    cache = ShardedCache(ring, batch=1, kv_heads=K, head_dim=D)
+    cache.append(k, v)
     own = slice(ring.rank * H // P, (ring.rank + 1) * H // P)
-    newest = q[:, own][:, :, [149, 32]]  # axis 2: one new token of each sequence
-    return decode_heads(newest, cache, both)
+    return decode_heads(q[:, own, -1:], cache)
 
 
-run = VirtualCluster(P).run(two_sequences)
+run = VirtualCluster(P).run(last_token)
 out = torch.cat(run.results, dim=1)
-for at, (n, row) in enumerate(((150, 149), (33, 32))):
-    alone = torch.from_numpy(oracle.attention(q[:, :, row : row + 1], k[:, :, :n], v[:, :, :n]).out)
-    error = (out[:, :, at : at + 1] - alone).abs().max() / alone.abs().max()
-    print(f"sequence of {n:3} tokens: right to 1e-5: {error < 1e-5}")
-print("rank 0 sends", run.trace.bytes_sent(0), "bytes for both")
+print("right to 1e-5:", error(out, true[:, :, -1:]) < 1e-5)
+print("rank 0 sends", run.trace.bytes_sent(0), "bytes")
 
 # %% [markdown]
-# To each of 3 others a rank sends the queries of its own H/P = 2 heads, D numbers each, and later the partials of the *other's* 2 heads, D + 1
-# numbers each. With 2 sequences and 4 bytes a number: 3 · 2 · (16 + 17) · 2 · 4 = 1,584 bytes. (The new keys and values are in the caches already.)
+# To each of 3 others a rank sends the queries of its own H/P = 2 heads, D numbers each. Later it sends the partials of the *other's* 2 heads, D + 1
+# numbers each. With 4 bytes a number that is 3 · 2 · (16 + 17) · 4 = 792 bytes, however long the text is.
 
 # %% tags=["nbval-ignore-output"]
 predict(
@@ -343,180 +406,98 @@ print(f"{of_all:,} bytes a token, {divided.total_bytes:,} with divided heads")
 compare("19.shared", of_all / divided.total_bytes)
 
 # %% [markdown]
-# Partials of H/P heads are 1/P of the bytes; the queries are nearly as many again. So the ratio is about P/2.
+# A rank hands over partials of H/P heads, not of H: one sixteenth of the bytes. But the queries of its heads travel, too, and are nearly as many
+# bytes again. So the ratio is about P/2.
 #
-# ## 5 · The merge, where the bugs are
+# Step 3 merges by lse, as in lesson 02. A rank that caches no token of a user yet has lse −∞ and out 0, and takes part like any other.
+# Servers have got this merge wrong, for example by taking an lse of base 2 for one of base e. [Field
+# reports](../docs/field-reports.md#merges-of-out-lse-decode) has their stories.
 #
-# The merge has [published bugs](../docs/field-reports.md) of its own, most of them about the base of the logarithm. Here one query attends to
-# the tokens of three ranks, and the third rank holds none yet. Errors are relative to the largest value.
-
-# %%
-row = q[:, :, 149:150]
-held_by = slice(0, 100), slice(100, 150), slice(150, 150)
-parts = [oracle.attention(row, k[:, :, own], v[:, :, own]) for own in held_by]
-outs, lses = (torch.stack([torch.from_numpy(x) for x in each]) for each in zip(*parts, strict=True))
-alone = torch.from_numpy(oracle.attention(row, k[:, :, :150], v[:, :, :150]).out)
-
-
-def off(out):
-    return f"{((out - alone).abs().max() / alone.abs().max()).item():.2f}"
-
-
-total = Partial(outs[0], lses[0])
-for part in zip(outs[1:], lses[1:], strict=True):
-    total = merge(total, Partial(*part))
-base_2 = lses / np.log(2)  # as some kernels return it
-shares = torch.softmax(base_2, dim=0)
-counts = torch.tensor([100, 50, 0]) / 150
-print("merged by lse:                  off by", off(total.out))
-print("lse of base 2 taken for base e: off by", off((shares[..., None] * outs).sum(0)))
-print("weighted by numbers of tokens:  off by", off((counts.view(3, 1, 1, 1, 1) * outs).sum(0)))
-unwritten = outs.clone()
-unwritten[2] = torch.nan  # memory that the rank without tokens has not written
-weights = torch.softmax(lses, dim=0)
-print("lse of the rank without tokens:", lses[2].unique().tolist())
-print("its out not written:            off by", off((weights[..., None] * unwritten).sum(0)))
-
-# %%
-total = Partial.identity(row)
-for tokens in ([*range(100), 149], [*range(100, 150)], [149]):  # each rank has token 149
-    part = oracle.attention(row, k[:, :, tokens], v[:, :, tokens])
-    total = merge(total, Partial(*(torch.from_numpy(x).float() for x in part)))
-print("the new token on every rank: off by", off(total.out))
-
-# %% [markdown]
-# - **The base.** Some kernels return lse to the base 2, others to the base e. If base 2 is taken for base e, every difference of two lse is 1.44
-#   times too large, and the part with the larger lse gets too much weight. The other way round it gets too little.
-# - **Token counts** say nothing about scores.
-# - **A rank without tokens** has lse −∞ and out 0. If its out is memory that nobody wrote, it may hold a NaN, and 0 · NaN is NaN. While a
-#   sequence is no longer than `interleave`, all ranks but one are empty.
-# - **A new token that every rank appends** to its own cache is counted P times.
+# *Helix* ([arXiv 2507.07120](https://arxiv.org/abs/2507.07120)) leaves out step 1. Both ranks of a pair compute the queries of all 8
+# heads, so each reads a few more weights and sends less. [Serving](../docs/guide/serving.md#helix) has its code.
 #
-# All these answers look plausible, but for the NaN. One more bug lies outside the merge: rotary embedding gets a token's index in its
-# rank's cache, not its position in the sequence. `cache.next_positions(sequence, n)` gives the positions of the next n tokens.
+# ## 7 · When users do share a cache
 #
-# ## 6 · More ranks than K/V heads
+# Ben puts his answer away. He has a question about the very books that Ada sent. If he sent them again, he would wait as long
+# as she did, and fill as much memory. But his first million tokens would be hers, and so would their keys and values.
 #
-# Llama 3 70B has 8 K/V heads. How can 16 ranks divide its cache and its weights? In section 4's way each gathers the queries of all heads, and
-# exchanges partials with 15 others. Three ways send less:
+# To share them, the server needs a cache in pieces. Caches grow with every token and nobody knows how far, so servers cut memory into
+# **pages** of some tokens anyway. A user has a list of pages, and takes one more from the pool when the last one is full. Then a
+# second user can have the same pages in his list: a **fork**.
 #
-# | | K/V cache on a rank | feed-forward weights on a rank | partials are merged with | all-reduce over |
-# |---|---|---|---|---|
-# | **TP 16** | 1/8: each part lies on two ranks | 1/16 | nobody | 16 ranks |
-# | **TP 8 × CP 2** (lesson 15) | 1/16 | 1/8 | one rank, on the other node | 8 ranks, of one node |
-# | **Helix 8 × 2** ([arXiv 2507.07120](https://arxiv.org/abs/2507.07120)) | 1/16 | 1/16 | one rank, a neighbour | 16 ranks |
-#
-# Helix reads least: it divides the cache as the second way, and all weights but those of q, k and v as the first. Its price is that of TP 16: a layer's two all-reduces go over 16 ranks, not 8.
-# In the picture the numbers are ranks, and a hatched part is held twice:
-
-# %%
-cache = kv_cache_bytes(model("llama3-70b"), 2**20)
-grids = {  # of each rank: first head, share of the heads, first token, share of the tokens
-    "TP 16": [(r // 2 / 8, 1 / 8, 0, 1) for r in range(16)],
-    "TP 8 × CP 2": [(r % 8 / 8, 1 / 8, r // 8 / 2, 1 / 2) for r in range(16)],
-    "Helix 8 × 2": [(r // 2 / 8, 1 / 8, r % 2 / 2, 1 / 2) for r in range(16)],
-}
-for name, parts in grids.items():
-    print(f"{name}: {cache * parts[0][1] * parts[0][3] / 1e9:.1f} GB of cache on a rank")
-show(serving_view.shares(grids), serving_view.describe_shares(grids))
-
-# %% [markdown]
-# So Helix has 8 *rows*, one for each K/V head, of two ranks that divide its tokens between them. A row decodes a token like this:
-#
-# 1. both ranks compute the queries, keys and values of the row's heads, and one of them caches the new ones;
-# 2. each attends to its own tokens;
-# 3. each hands over the partials of the heads that the other will merge, half of the row's, as in section 4;
-# 4. the output projection and the feed-forward go on with 16 parts.
-#
-# A small grid of 2 × 2 ranks, heads × tokens, with our 2 K/V heads:
-
-# %%
-def on_grid(ring):
-    """One decoded token on a grid of 2 × 2: this rank's heads, and the tokens in its cache."""
-    grid = HelixGrid(ring, token_ranks=2, head_ranks=2)
-    mine = grid.attended(K)  # the K/V heads of this rank's row
-    cache = ShardedCache(grid.tokens, batch=1, kv_heads=1, head_dim=D)
-    cache.append(k[:, mine, :150], v[:, mine, :150])
-    return grid.attend(q[:, grid.attended(H), 149:150], cache), cache.local_length
-
-
-run = VirtualCluster(P).run(on_grid)
-out = torch.cat([part for part, _ in run.results], dim=1)
-print("tokens in each rank's cache:", [length for _, length in run.results], "of one K/V head each")
-print("right to 1e-5:", bool((out - alone).abs().max() / alone.abs().max() < 1e-5))
-
-# %% [markdown]
-# And the time of a token of Llama 3 70B, on 2 nodes of 8. *Add up* is the all-reduces of hidden states, which between nodes are slow; *merge* is the
-# hand-over of partials:
-
-# %%
-h100 = hardware("h100")
-# Ranks for tokens, ranks for heads; "copies": ranks that divide the tokens have the same weights.
-WAYS = {"TP 16": (1, 16, "copies"), "TP 8 × CP 2": (2, 8, "copies"), "Helix 8 × 2": (2, 8, "helix")}
-
-
-def token_ms(machine, way):
-    """Milliseconds of a token after 2²⁰ others, by what they are spent on."""
-    token_ranks, head_ranks, sharing = WAYS[way]
-    grid = {"token_ranks": token_ranks, "head_ranks": head_ranks, "sharing": sharing}
-    asked = ServeRequest("llama3-70b", machine, sequences=1, context=2**20, **grid)
-    token = serve_time(asked).token
-    seconds = token.weights_s, token.cache_s, token.tensor_s, token.merge_s, token.total_s
-    return [1e3 * each for each in seconds]
-
-
-def print_ways(where, machine):
-    """Print the table of all ways, and return the fastest."""
-    print(f"{where:18} weights   cache  add up   merge   total  (ms)")
-    times = {way: token_ms(machine, way) for way in WAYS}
-    for way, parts in times.items():
-        print(f"{way:18}", "".join(f"{each:8.1f}" for each in parts))
-    return min(times, key=lambda way: times[way][-1])
-
-
-print("fastest:", print_ways("2 nodes of 8", h100))
+# On many ranks, a user's tokens are dealt out, too. `interleave` is how many neighbours go to one rank: here the first 8 tokens lie on
+# rank 0, the next 8 on rank 1, and so on around. `page` is how many tokens a page holds on each rank, so here a page holds
+# 32 tokens on 4 ranks. In our small example Ada's books have 70 tokens.
 
 # %% tags=["nbval-ignore-output"]
 predict(
-    "19.helix",
-    "The same token on the same 16 chips, but all on one NVLink. Which way takes the least time?",
-    ["TP 16", "TP 8 × CP 2", "Helix 8 × 2"],
+    "19.fork",
+    "Ada's 70 tokens fill two pages of 32, and 6 places of a third. Ben forks all 70. Then he "
+    "adds one token of his own. How many pages does this token take from the pool?",
+    ["none", "one", "three"],
 )
 
 # %%
-compare("19.helix", print_ways("one of 16", replace(h100, ranks_per_node=16)))
+def question(ring):
+    """Ben forks Ada's 70 tokens and adds one: free pages, who is where, and his attention."""
+    cache = PagedCache(ring, kv_heads=K, head_dim=D, pages=6, page=8, interleave=8)
+    ada = cache.add()
+    cache.append(k[:, :, :70], v[:, :, :70], [ada], new=[70])
+    free, ben = [cache.free_pages], cache.fork(ada, 70)
+    free.append(cache.free_pages)
+    cache.append(k[:, :, 70:71], v[:, :, 70:71], [ben], new=[1])
+    free.append(cache.free_pages)
+    held = serving_view.held_pages(cache, {"Ada": ada, "Ben": ben}, pages=6)
+    own = slice(ring.rank * H // P, (ring.rank + 1) * H // P)
+    return free, held, decode_heads(q[:, own, 70:71], cache, [ben])
+
+
+run = VirtualCluster(P).run(question)
+free, held, _ = run.results[0]
+print(f"{free[0]} free pages after Ada's books, {free[1]} after the fork,", end=" ")
+print(f"{free[2]} after Ben's token")
+out = torch.cat([out for *_, out in run.results], dim=1)
+right = error(out, true[:, :, 70:71]) < 1e-5
+print("Ben's token attends to Ada's 70 and to itself, right to 1e-5:", right)
+show(serving_view.pages(held, 32, ("Ada", "Ben"), P), serving_view.describe_pages(held))
+compare("19.fork", ("none", "one", "two", "three")[free[1] - free[2]])
 
 # %% [markdown]
-# Compared with TP 8 × CP 2, Helix saves 2.4 ms of reading weights, and on two nodes 0.8 ms of merging. Adding up over 16 ranks costs it 4.5 ms more on two
-# nodes, where TP 8 × CP 2 wins, but only 1.1 ms more on one NVLink, where Helix wins.
+# **One**, although the shared page 2 had room for 26 more tokens. That room belongs to Ada as well: her next token is also number 70. So a
+# shared page is copied before one of its owners writes to it (*copy on write*), and Ben's token 70 lies on the copy, page 3. The fork
+# itself took no page and no arithmetic. Ben does not wait for a prefill of the books, and neither does Ada wait for his.
 #
-# ## 7 · What travels for attention
+# Two rules go with it. A page counts its owners, and is free when the last one has left. And the beginning has to match exactly, because a
+# single different token changes every later key in all layers but the first.
 #
-# | in | travels | how much |
-# |---|---|---|
-# | prefill, short prefix | K and V | 2KD numbers (4 KiB with section 2's sizes) of each token of prefix and chunk, to all ranks |
-# | prefill, long prefix | queries, and partials home | H (2D + 1) numbers (48¼ KiB) of each token of the chunk, out to all ranks and back |
-# | decode, ranks have the same heads (lesson 15) | partials | H (D + 1) numbers, to each other rank |
-# | decode, divided heads | queries, then partials of the receiver's heads | H/P (2D + 1) numbers, to each other rank |
-# | decode, divided heads | the new K and V | 2KD numbers in all, to the rank that caches the token; none in Helix |
-# | decode, Helix on N ranks | partials inside a row | H/N (D + 1) numbers, to each other rank of the row |
+# A fork saves memory and prefill. In ringlab a step still reads the shared pages once for each user; there are kernels that read them once
+# for all ([arXiv 2402.05099](https://arxiv.org/abs/2402.05099)).
 #
 # ## Recap
 #
-# - Prefill is arithmetic. Decode is mostly reading; on 16 ranks messages (*add up* and *merge* in section 6) took 22 % to 47 % of the time. They want different divisions of the same ranks.
-# - A chunk attends to the cached prefix and to itself; its positions go on. The attention of equal chunks costs 1 : 3 : 5 : 7.
-# - Short prefix: keys travel. Long prefix: queries travel, and their partials come home.
-# - Pages let sequences grow and share. A page is free when nobody has it; a shared page is copied before it is written.
-# - Decode: gather queries, attend to own tokens, hand partials to the owners of their heads. The bytes do not depend on the length.
-# - Merge by lse, of one base, with (0, −∞) where there is no key.
-# - A grid divides the cache by heads and tokens. Dividing all weights but those of q, k and v among all its ranks, as Helix does, pays on one fast network.
+# Look at the first picture once more. What Ben waits for is orange: Ada's cache. It makes each of her chunks longer than the last, and later it makes
+# each of their common steps longer.
+#
+# - A step reads the weights once for all users, and the cache of each. So the more users there are, the more the caches count.
+# - A chunk of a prompt attends to its cached prefix, a rectangle, and to itself, a triangle. The attention of equal chunks costs
+#   1 : 3 : 5 : 7. Short chunks let others in, and cost little. Positions go on after the prefix.
+# - After a long prefix the cache stays, queries travel, and partials come home.
+# - With 8 K/V heads, more than 8 ranks divide a cache by tokens, too. Otherwise each rank reads twice as much for every user.
+# - A rank with queries of some heads and keys of some tokens gathers queries, attends to its own tokens, and hands partials to the owners of their heads.
+# - Caches are shared only where prompts begin alike: the pages of a fork, copied before they are written.
 #
 # ## Self-check
 #
-# <details><summary>1. Why do two ranks with equally many tokens not have equal shares in a merge?</summary>A rank's share is proportional to
+# <details><summary>1. A user with a cache of 262,144 tokens joins a batch of sixteen with 131,072 each. By how much does a step of TP 8 × CP 2 grow?</summary>
+# By about 1.6 ms, the reading of this cache: twice the 0.8 ms of one of the others. The weights are read anyway.</details>
+#
+# <details><summary>2. In a chat a user sends 50 new tokens after 40,000 cached ones. What travels?</summary>The queries: 40,050 is
+# far more than 12 times 50, with section 3's sizes.</details>
+#
+# <details><summary>3. Why do two ranks with equally many tokens not have equal shares in a merge?</summary>A rank's share is proportional to
 # the sum of $e^{score}$ over its keys, not to their number. lse is the logarithm of that sum.</details>
 #
-# <details><summary>2. Why does Helix not simply divide the tokens among all ranks?</summary>Then every rank would have to compute the queries of all
-# heads, or gather them, and would send partials to all others. In a row it is one eighth of the heads, and one other rank.</details>
+# <details><summary>4. With 8 users on 8 ranks, why not give each rank one whole user?</summary>Then every rank would need all weights, eight times
+# as many as now, which is more than its memory holds. And it would read all of them for the token of a single user.</details>
 #
 # Now [exercise 19](../exercises/19_serving.ipynb): places, merge, decode, prefill, and who should travel.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from ringlab import VirtualCluster, contiguous, striped, zigzag
 from ringlab.comm.trace import Compute, Trace
 from ringlab.conformance.report.findings import Finding
 from ringlab.cost.hardware import hardware
+from ringlab.cost.planner.serve_time import ServeRequest, serving_time
 from ringlab.cost.sizes import Attention
 from ringlab.errors import CommError, CostError, CourseError, LayoutError
 from ringlab.nn import Degrees
@@ -67,8 +69,18 @@ LOST = np.array([1, 2, -100, -100, 5, -100, 7, -100])
 LABELS = DEALT, DOCUMENTS, [RIGHT, LOST, RIGHT], RIGHT
 SEEN = np.tri(8, dtype=bool)
 SHOULD = SEEN & np.equal.outer(*[np.repeat([0, 1, 2], DOCUMENTS)] * 2)
-PLACED = [[[(0, 2.0), (1, 1.0)], [(0, 2.0), (2, 0.5)]]]
-GRIDS = {"grid": [(0, 1, n / 4, 1 / 4) for n in range(4)]}
+SERVER = partial(ServeRequest, "llama3-70b", "h100", context=2**17)
+WAYS = {
+    "copies": SERVER(sequences=1, token_ranks=1, head_ranks=16, sharing="copies"),
+    "rows": SERVER(sequences=1, token_ranks=2, head_ranks=8, sharing="copies"),
+    "all": SERVER(sequences=1, token_ranks=2, head_ranks=8, sharing="dcp"),
+}
+DECODED = {
+    (users, "rows"): serving_time(SERVER(users, token_ranks=2, head_ranks=8, sharing="copies"))
+    for users in (1, 16)
+}
+TURNS = {"Long chunks": [(0.6, 8.0)] * 3, "Short chunks": [(0.01, 0.1)] * 200}, 0.01, 0.016
+HELD = [(0, [("Ada", 32), ("Ben", 32)]), (32, [("Ada", 6)]), (32, [("Ben", 7)]), (0, [])]
 LANES = [
     Span(0, "compute", "a", 0.0, 0.004),
     Span(0, "copy", "b", 0.003, 0.006),
@@ -182,8 +194,6 @@ SAYS = {
     "travellers": (named(serving_view, "travellers", 4), ()),
     "hand over": (named(serving_view, "hand_over", 4), ()),
     "hand over of one rank": (named(serving_view, "hand_over", 1), ()),
-    "chunk masks": (named(serving_view, "chunk_masks", 5, 3), ()),
-    "shares of tokens": (named(serving_view, "shares", GRIDS), ()),
     "ring beside state": (named(scan_view, "beside", 8, 2**28, 2**21), ("256 MiB, which makes 7 hops", "a state of 2 MiB, once", "a block is 128 times as large")),
     "states handed on": (named(scan_view, "states", WRITES, 2, {"sum": [IDENTITY, IDENTITY]}), ("rank 1: b = (−2, 0), forget 50%, a = (1, 2)", "sum: a (1, 0) b (0, 1), then a (1, 0) b (0, 1)")),
     "transitions": (named(scan_view, "transitions", WRITES, [(IDENTITY, IDENTITY)] * 2), ("rank 1: A (1, 0) (0, 1), B (1, 0) (0, 1)",)),
@@ -193,6 +203,11 @@ SAYS = {
     "timeline of a scan": (named(scan_view, "timeline", {"Relay": COMPUTED, "Other": COMPUTED}), ("Relay: 1 rank, ends at 2 s",)),
     "bytes by length": (named(scan_view, "lengths", [1024, 4096, 2**20], [2**21, 2**23, 2**31], 10 * 2**20, 5120), ("from 2.0 to 2,048.0 MiB", "always 10.0 MiB", "equal at 5,120 tokens")),
     "shares of a layer": (named(scan_view, "shares", {"8 × 131,072 tokens, InfiniBand": {"matrices": 0.023, "itself": 0.002, "scan": 0.0003}}), ("scan 0.30 ms",)),
+    "chunk masks": (named(serving_view, "chunk_masks", 4), ("queries of chunk 4",)),
+    "turns of two users": (named(serving_view, "turns", *TURNS), ("Long chunks: Ben gets a token between two chunks and waits up to 8,600 ms", "a token every 16 ms")),
+    "steps of users": (named(serving_view, "step_bars", DECODED, "Title", [(16, "rows")]), ("1 user rows: weights 5.3, caches 0.8, messages 4.4 ms, 96 tokens/s, 96 each", "12.8, messages 4.7 ms, does not fit")),
+    "pages of two users": (lambda: (serving_view.pages(HELD, 32, ("Ada", "Ben"), 4), serving_view.describe_pages(HELD)), ("page 1: 6 tokens of Ada from token 32 on", "page 3: free")),
+    "shares of a cache": (named(serving_view, "shares", WAYS), ("copies: 8 different parts on 16 ranks, 8.8 GB of weights and 5.4 GB a user: 14 users fit", "all: 16 different parts")),
     "composition": (named(scan_view, "composition"), ()),
     "survival": (named(scan_view, "survival", [0.5, 0.9, 0.8]), ("token 3 reads 0.36 of the state and 0.72, 0.8, 1 of the writes so far",)),
 }  # fmt: skip
