@@ -62,7 +62,9 @@ def turns(
                 label = f"Ben gets nothing for {1e3 * longest:,.0f} ms"
                 box = {"facecolor": PAPER, "edgecolor": "none", "pad": 1.5}
                 ax.text(-longest / 2, 0.4, label, ha="center", va="center", fontsize=9.5, bbox=box)
+                ax.text(-longest / 2, 1.45, "one chunk", ha="center", va="center", fontsize=9.5)
             ax.axvline(0, color=QUIET, linewidth=1, linestyle=":")
+            ax.text(after_s, 1.9, "both decode", ha="right", va="bottom", color=QUIET, fontsize=8.5)
             ax.set(xlim=(-window_s, after_s), ylim=(-0.1, 1.9), yticks=[0.4, 1.4])
             ax.set_yticklabels(["Ben", "Ada"], color=INK)
             ax.set_title(f"{title}: Ben waits up to {1e3 * longest:,.0f} ms")
@@ -348,6 +350,8 @@ def bytes_by_prefix(prefixes: Sequence[int], lines: Mapping[str, Sequence[float]
         )
         ax.set(xscale="log", yscale="log", xlabel="cached tokens before the chunk", ylabel="MB that a rank sends, per layer",
                title="Prefill of a chunk: keys and values travel, or queries do")  # fmt: skip
+        ax.xaxis.set_major_formatter("{x:,.0f}")
+        ax.yaxis.set_major_formatter("{x:,.0f}")
         ax.legend(loc="upper left")
     return drawn
 

@@ -52,13 +52,14 @@ show(serving_view.turns(*drawn), serving_view.describe_turns(*drawn))
 # The picture shows the last ten seconds of Ada's prompt. With long chunks Ben gets one token in nine seconds. With short ones he waits at
 # most 147 ms for a chunk. So servers cut prompts into short chunks.
 #
-# Two things are strange here.
+# Two riddles are in this picture.
 #
 # - All chunks of one run are equally long. Still, Ada's first chunk of 32,768 tokens took 660 ms, and her last takes 9,076 ms.
 # - In the end Ada's prompt is done, and each step computes a token for both. Ben's text is as short as before. Still, a step
 #   now takes 16.1 ms, not 9.7 ms.
 #
-# Both have the same cause. It also decides how 16 GPUs should divide the work when sixteen users come with long texts. This lesson looks for it.
+# Both have the same answer. It also decides how 16 GPUs should divide the work when sixteen users come with long texts. This lesson looks for
+# it.
 #
 # (The times come from ringlab's model of a server, not from a measurement. [Serving](../docs/guide/serving.md) says what the model leaves
 # out. Many servers also put Ben's token into the same step as a chunk, as in [arXiv 2403.02310](https://arxiv.org/abs/2403.02310). Here the
@@ -112,8 +113,9 @@ compare("19.chunks", pairs[3] / pairs[0])
 
 # %% [markdown]
 # Count squares in the left picture. The first chunk is half a square, the second one and a half, then two and a half, and three and a half.
-# So attention grows as 1 : 3 : 5 : 7, while the chunk's matrix products stay the same. Ada's last chunk of 32,768 tokens has a rectangle of 31
-# squares, and all of it is her cache. That solves the first riddle: **the triangle never grows, and the cache does.**
+# So attention grows as 1 : 3 : 5 : 7, while the chunk's matrix products stay the same. Ada's prompt is 32 chunks of 32,768 tokens. So her last
+# chunk has its own half square and a rectangle of 31 squares, and all of the rectangle is her cache. That solves the first riddle:
+# **the triangle never grows, and the cache does.**
 #
 # The right picture is a common slip. PyTorch's `is_causal=True` numbers queries and keys from 0. So it takes the chunk's
 # first query for the first token of the prompt, and lets it see one key. We try it on real text, with a last chunk of 103 tokens after 97:
@@ -148,7 +150,7 @@ print(f"the last chunk with is_causal=True: off by {off:.0%} of the largest valu
 show(serving_view.travellers(4), serving_view.describe_travellers(4))
 
 # %% [markdown]
-# On the left, keys and values go around, as in every ring so far. On the right, the **queries** go around. Each rank attends to its
+# On the left, keys and values go around, as in lesson 05. On the right, the **queries** go around. Each rank attends to its
 # own keys with the queries that visit it. The result is a **partial**, out and lse, and belongs to the owner of the query, so it has to go home
 # ([arXiv 2411.01783](https://arxiv.org/abs/2411.01783)). In the picture a partial has two colours: on the left the
 # owner of its queries, on the right the owner of its keys.
@@ -224,7 +226,9 @@ for travels in ("kv", "q", "auto"):
     print(f"rank 0 sends {run.trace.bytes_sent(0):,} bytes")
 
 # %% [markdown]
-# `auto` sends least. Keys travel for the first and the last chunk. For the second, 7 tokens after 90, the cache stays.
+# `auto` sends least, since it chooses anew for each chunk. Here all numbers have 32 bits, and 4 query heads share a K/V head. So a token's query and
+# partial are 8 · (16 + 17) = 264 numbers, its key and value 2 · 2 · 16 = 64: 4.125 times as many. The second chunk has 7 tokens after
+# 90, and 97 is more than 4.125 · 7, so queries travel. In the last, 200 is less than 4.125 · 103, so keys do.
 #
 # ## 4 · One step for all
 #
@@ -262,7 +266,8 @@ compare("19.batch", f"{min((100, 700, 1_500), key=lambda n: abs(n - together)):,
 
 # %% [markdown]
 # **About 700.** The blue part does not grow: weights are read once, for all users. The orange part grows with every user, from 0.8 ms to
-# 12.8 ms, since nobody attends to the tokens of somebody else. **A batch shares the weights, but not the caches.**
+# 12.8 ms, since nobody attends to the tokens of somebody else. **A batch shares the weights, but not the caches.** (The grey part is messages between
+# the ranks; section 5 comes to them.)
 #
 # That solves the second riddle, too. After Ada's prompt Ben's own cache is as short as before, but each step also reads hers. It takes
 # 6.4 ms:
@@ -276,7 +281,7 @@ print(f"reading Ada's 1,048,576 tokens: {1e3 * ada[512].token.cache_s:.1f} ms of
 # ## 5 · How should 16 ranks divide it?
 #
 # The ranks read the weights once for all users, but a cache for each of them. Tensor parallelism (TP) cuts the weights by heads and
-# columns, and a cache by K/V heads. But Llama 3 70B has only 8 K/V heads. There are three ways to use 16 ranks:
+# columns, and a cache by K/V heads. But Llama 3 70B has only 8 K/V heads. Here are three ways to use 16 ranks:
 #
 # - **TP 16** cuts the weights into 16 parts. With 8 K/V heads, two ranks keep the same part of each cache.
 # - **TP 8 × CP 2** is how the server has worked so far. Two nodes hold the same weights, each in 8 parts. Each node caches half of the
@@ -343,7 +348,7 @@ compare("19.grid", f"{min((3, 8, 16), key=lambda n: abs(n - users))}")
 
 # %% [markdown]
 # **From three users on.** TP 16 reads 2.6 ms less of weights, and spends 0.8 ms more on messages. So it is 1.8 ms ahead, however large the batch is.
-# But it loses 0.8 ms to the cache *of each user*, and three caches are enough.
+# But it loses 0.8 ms to the cache *of each user*, so three users cost it 2.4 ms.
 #
 # TP 16 + DCP 2 divides the caches and nearly all weights by 16. It is fastest for one, four and sixteen users.
 #
@@ -422,7 +427,7 @@ compare("19.shared", of_all / divided.total_bytes)
 # as she did, and fill as much memory. But his first million tokens would be hers, and so would their keys and values.
 #
 # To share them, the server needs a cache in pieces. Caches grow with every token and nobody knows how far, so servers cut memory into
-# **pages** of some tokens anyway. A user has a list of pages, and takes one more from the pool when the last one is full. Then a
+# **pages** of some tokens anyway ([arXiv 2309.06180](https://arxiv.org/abs/2309.06180)). A user has a list of pages, and takes one more from the pool when the last one is full. Then a
 # second user can have the same pages in his list: a **fork**.
 #
 # On many ranks, a user's tokens are dealt out, too. `interleave` is how many neighbours go to one rank: here the first 8 tokens lie on
@@ -475,8 +480,8 @@ compare("19.fork", ("none", "one", "two", "three")[free[1] - free[2]])
 #
 # ## Recap
 #
-# Look at the first picture once more. What Ben waits for is orange: Ada's cache. It makes each of her chunks longer than the last, and later it makes
-# each of their common steps longer.
+# Look at the first picture once more. What Ben waits for is orange: Ada's cache. It makes each of her chunks longer than the one before, and later it
+# makes each of their common steps longer.
 #
 # - A step reads the weights once for all users, and the cache of each. So the more users there are, the more the caches count.
 # - A chunk of a prompt attends to its cached prefix, a rectangle, and to itself, a triangle. The attention of equal chunks costs
