@@ -118,13 +118,10 @@ def step_bars(
                     ax, (left, y - 0.38), value, 0.76, facecolor=colour, edgecolor=PAPER, **look
                 )
                 if value > 0.03 * longest:
-                    look = {
-                        "color": PAPER if colour == BLUE and fits else INK,
-                        "ha": "center",
-                        "va": "center",
-                    }
+                    ink = PAPER if colour == BLUE and fits else INK
                     size = 9 if value > 0.06 * longest else 7.5
-                    ax.text(left + value / 2, y, f"{value:.1f}", fontsize=size, **look)
+                    middle = left + value / 2, y
+                    ax.text(*middle, f"{value:.1f}", ha="center", va="center", color=ink, fontsize=size)
                 left += value
             ax.text(left + 0.01 * longest, y, _speed(served, fits), va="center", color=INK, fontsize=9)
         ax.set(xlim=(0, 1.36 * longest), ylim=(max(where.values()) + 0.6, -0.6), title=title)
@@ -198,15 +195,20 @@ def pages(
                     look = {"facecolor": colours[0], "edgecolor": colours[1] if shared else PAPER}
                     width, hatch = 0.92 * filled / room, "///" if shared else ""
                     panel.add_rectangle(ax, (number, low), width, height, hatch=hatch, **look)
-                    at = first + rank * room
+                    start = first + rank * room
                     box = {"facecolor": PAPER, "edgecolor": "none", "pad": 1.0}
                     middle = number + width / 2, low + height / 2
                     ax.text(
-                        *middle, f"{at}–{at + filled - 1}", ha="center", va="center", fontsize=8.5, bbox=box
+                        *middle,
+                        f"{start}–{start + filled - 1}",
+                        ha="center",
+                        va="center",
+                        fontsize=8.5,
+                        bbox=box,
                     )
                 if number == 0:
-                    look = {"ha": "right", "va": "center", "color": QUIET, "fontsize": 9}
-                    ax.text(-0.06, low + height / 2, f"rank {rank}", **look)
+                    at, name = (-0.06, low + height / 2), f"rank {rank}"
+                    ax.text(*at, name, ha="right", va="center", color=QUIET, fontsize=9)
             free = "" if owners else ", free"
             ax.text(
                 number + 0.46, -0.06, f"page {number}{free}", ha="center", va="top", color=QUIET, fontsize=9
@@ -418,8 +420,8 @@ def shares(ways: Mapping[str, ServeRequest]) -> Figure:
                 corner = token * tokens, head * heads
                 panel.add_rectangle(ax, corner, tokens, heads, edgecolor=PAPER, linewidth=2, **look)
                 box = {"facecolor": PAPER, "edgecolor": "none", "pad": 1.5}
-                look = {"ha": "center", "va": "center", "color": INK, "fontsize": 9, "bbox": box}
-                ax.text(corner[0] + tokens / 2, corner[1] + heads / 2, " and ".join(map(str, ranks)), **look)
+                middle, names = (corner[0] + tokens / 2, corner[1] + heads / 2), " and ".join(map(str, ranks))
+                ax.text(*middle, names, ha="center", va="center", color=INK, fontsize=9, bbox=box)
             words = f"tokens of the cache\n{_held(request)}"
             ax.set(title=name, xlim=(0, 1), ylim=(1, 0), xticks=[], yticks=[], xlabel=words)
         axes[0].set_ylabel("K/V heads")
@@ -448,7 +450,8 @@ def _holders(request: ServeRequest) -> dict[tuple[int, int], list[int]]:
     If the ranks of a row have copies of their weights, ranks with the same tokens are neighbours. Otherwise
     ranks with the same heads are.
     """
-    copies, held = request.head_ranks // _cut_heads(request), {}
+    held: dict[tuple[int, int], list[int]] = {}
+    copies = request.head_ranks // _cut_heads(request)
     for rank in range(request.gpus):
         if request.sharing == "copies":
             token, head = divmod(rank, request.head_ranks)

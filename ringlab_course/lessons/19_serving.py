@@ -62,7 +62,7 @@ show(serving_view.turns(*drawn), serving_view.describe_turns(*drawn))
 # it.
 #
 # (The times come from ringlab's model of a server, not from a measurement. [Serving](../docs/guide/serving.md) says what the model leaves
-# out. Many servers also put Ben's token into the same step as a chunk, as in [arXiv 2403.02310](https://arxiv.org/abs/2403.02310). Here the
+# out. Servers can also put Ben's token into the same step as a chunk, as in [arXiv 2403.02310](https://arxiv.org/abs/2403.02310). Here the
 # two take turns, so that we can tell them apart.)
 #
 # ## 1 · The price of short chunks
@@ -287,7 +287,7 @@ print(f"reading Ada's 1,048,576 tokens: {1e3 * ada[512].token.cache_s:.1f} ms of
 # - **TP 8 × CP 2** is how the server has worked so far. Two nodes hold the same weights, each in 8 parts. Each node caches half of the
 #   tokens, which is context parallelism (CP).
 # - **TP 16 + DCP 2** cuts the weights into 16 parts, as TP 16 does. The two ranks with the same K/V head cache half of the tokens each. vLLM calls
-#   this *decode context parallelism*.
+#   this *decode context parallelism*, DCP.
 #
 # Each panel of the picture is the cache of one user, and the numbers are ranks. Below it stands what each rank holds.
 
@@ -311,7 +311,7 @@ def weigh(machine, title):
     """Show the steps of 1, 4 and 16 users, divided in three ways."""
     asked = {(users, name): server(sequences=users, context=BOOK, hardware=machine, **GRIDS[name])
              for users in (1, 4, 16) for name in GRIDS}
-    steps = {key: serving_time(each) for key, each in asked.items()}
+    steps = {key: serving_time(each) for key, each in asked.items()}  # whether it fits or not
     unfit = {(users, name) for (users, name), each in asked.items()
              if most_sequences(each, each.machine.memory_bytes) < users}
     drawn = steps, title, unfit
@@ -487,7 +487,7 @@ compare("19.fork", ("none", "one", "two", "three")[free[1] - free[2]])
 # - A chunk of a prompt attends to its cached prefix, a rectangle, and to itself, a triangle. The attention of equal chunks costs
 #   1 : 3 : 5 : 7. Short chunks let others in, and cost little. Positions go on after the prefix.
 # - After a long prefix the cache stays, queries travel, and partials come home.
-# - With 8 K/V heads, more than 8 ranks divide a cache by tokens, too. Otherwise each rank reads twice as much for every user.
+# - With 8 K/V heads, 16 ranks divide a cache by tokens as well. Otherwise each rank reads twice as much for every user.
 # - A rank with queries of some heads and keys of some tokens gathers queries, attends to its own tokens, and hands partials to the owners of their heads.
 # - Caches are shared only where prompts begin alike: the pages of a fork, copied before they are written.
 #
