@@ -281,7 +281,7 @@ LESSONS = (
         "packed_batches",
         "Packed and variable-length batches",
         PARTS[3],
-        75,
+        60,
         "share packed documents over ranks, with the mask, labels, positions and loss of each document alone",
         ("08", "14"),
     ),

@@ -1,211 +1,348 @@
-"""Pictures of packed documents: tokens that see each other or should, labels, and each rank's part."""
+"""Pictures of documents packed in one row: the row as a strip that ranks cut, and each rank's documents.
+
+A strip shows every token of the row. Its colour is its document's, and a gap is a border between ranks.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ringlab.layout import Layout
-from ringlab.mask import Mask
+from ringlab.packing import Packing
 from ringlab.packing.assignment import Assignment
-from ringlab.viz.style import BLUE, INK, PAPER, QUIET, RED, RULE, new_figure, rank_colour, styled
+from ringlab.viz.style import (
+    BLUE,
+    GREEN,
+    INK,
+    PAPER,
+    PURPLE,
+    QUIET,
+    RED,
+    SKY,
+    YELLOW,
+    new_figure,
+    styled,
+)
 from ringlab_course.figures import panel
-from ringlab_course.figures.layout_tiles import owners
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+DOCUMENT_COLOURS = (SKY, YELLOW, PURPLE, GREEN)
+GAP = 0.45
+"""The width of the gap between two ranks, in tokens."""
 
-def figure(layouts: Sequence[Layout], documents: Sequence[int]) -> Figure:
-    """Return the visible pairs of each layout; a row has the colour of the rank that owns the query."""
+
+def strip(
+    packing: Packing,
+    layout: Layout,
+    letters: Sequence[str],
+    lines: Mapping[str, Sequence[str]] | None = None,
+    wrong: Mapping[str, np.ndarray] | None = None,
+    *,
+    title: str,
+    bounds: bool = False,
+) -> Figure:
+    """Return the row as a strip, with lines of text under it.
+
+    lines: a text for each token, by the name of the line. wrong[name]: (S,), of bool, which of them are mistakes.
+    bounds: whether a line shows cu_seqlens at the documents' bounds.
+    """
+    lines, wrong = lines or {}, wrong or {}
     with styled():
-        drawn = new_figure((8.0, 8.0 / len(layouts) + 0.9))
-        axes = drawn.subplots(1, len(layouts), squeeze=False)[0]
-        for ax, layout in zip(axes, layouts, strict=True):
-            _draw_pairs(ax, layout, documents)
-        axes[0].set_ylabel("query: place in the row")
-        names = [f"query of rank {rank}" for rank in range(layouts[0].P)]
-        boxes = [panel.rectangle((0, 0), 1, 1, facecolor=rank_colour(rank)) for rank in range(layouts[0].P)]
-        drawn.legend(boxes, names, loc="outside lower center", ncols=len(names))
+        rows = len(lines) + bounds
+        drawn = new_figure((8.0, 1.5 + 0.36 * rows))
+        ax = drawn.subplots()
+        at = _draw_strip(ax, packing, layout, letters)
+        if bounds:
+            _draw_bounds(ax, packing, at)
+        for number, (name, texts) in enumerate(lines.items(), start=int(bounds)):
+            y = 1.55 + 0.85 * number
+            _name(ax, name, y)
+            for token, text in enumerate(texts):
+                if name in wrong and wrong[name][token]:
+                    box = (at[token] - 0.48, y - 0.4), 0.96, 0.8
+                    panel.add_rectangle(ax, *box, facecolor="#FBE3D6", edgecolor="none")
+                    ax.text(at[token], y, text, color=RED, weight="bold", **_SMALL)
+                else:
+                    ax.text(at[token], y, text, color=INK, **_SMALL)
+        ax.set(xlim=(-0.6, max(at) + 0.7), ylim=(1.2 + 0.85 * rows, -0.95), title=title)
+        _explain_colours(drawn, packing, letters)
     return drawn
 
 
-def _draw_pairs(ax: Axes, layout: Layout, documents: Sequence[int]) -> None:
-    owner = owners(layout)
-    tokens = np.arange(layout.S)
-    seen = Mask(documents=tuple(documents)).visible(tokens, tokens)
-    for query, key in np.argwhere(seen):
-        place = (key - 0.5, query - 0.5), 1, 1
-        panel.add_rectangle(
-            ax, *place, facecolor=rank_colour(int(owner[query])), edgecolor=PAPER, linewidth=0.5
-        )
-    for bound in np.cumsum(documents)[:-1]:
-        for line in (ax.axhline, ax.axvline):
-            line(bound - 0.5, color=RULE, linewidth=0.8)
-    for number, (start, length) in enumerate(zip(np.cumsum([0, *documents]), documents, strict=False)):
-        right = start + length < 0.7 * layout.S  # to the right of the triangle if there is room
-        x, side = (start + length, "left") if right else (start - 1, "right")
-        ax.text(
-            x, start + (length - 1) / 2, f"document {number}", color=QUIET, fontsize=9, ha=side, va="center"
-        )
-    ax.set(
-        xlim=(-0.5, layout.S - 0.5),
-        ylim=(layout.S - 0.5, -0.5),
-        aspect="equal",
-        xlabel="key: place in the row",
-    )
-    ax.set_title(f"{_titled(layout)}, {layout.P} ranks")
-    ax.set_xticks(range(0, layout.S, 2))
-    ax.set_yticks(range(0, layout.S, 2))
-    ax.grid(False)
+def describe(
+    packing: Packing,
+    layout: Layout,
+    letters: Sequence[str],
+    lines: Mapping[str, Sequence[str]] | None = None,
+    wrong: Mapping[str, np.ndarray] | None = None,
+    *,
+    title: str,
+    bounds: bool = False,
+) -> str:
+    """Return the picture of `strip` in words."""
+    parts = [f"{title}.", _describe_strip(packing, layout, letters)]
+    if bounds:
+        parts.append(f"cu_seqlens: {', '.join(map(str, packing.cu_seqlens))}.")
+    for name, texts in (lines or {}).items():
+        parts.append(f"{name}: {' '.join(text or 'none' for text in texts)}.")
+        if wrong and name in wrong:
+            parts.append(f"Wrong at places {_listed(wrong[name])}.")
+    return " ".join(parts)
 
 
-def _titled(layout: Layout) -> str:
-    return layout.name.replace("_", " ").replace("zigzag", "zig-zag")
+_SMALL: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": 8.5}
 
 
-def describe(layouts: Sequence[Layout], documents: Sequence[int]) -> str:
-    """Return the visible pairs of `figure` in words."""
-    tokens = np.arange(layouts[0].S)
-    seen = Mask(documents=tuple(documents)).visible(tokens, tokens)
-    parts = []
-    for layout in layouts:
-        pairs = [int(seen[layout.positions(rank)].sum()) for rank in range(layout.P)]
-        parts.append(f"{layout.name}: {', '.join(map(str, pairs))} pairs on ranks 0 to {layout.P - 1}")
-    lengths = ", ".join(map(str, documents))
-    return (
-        f"Visible pairs of a row with documents of {lengths} tokens: one triangle for each document, nothing between "
-        f"two of them. {'; '.join(parts)}."
-    )
+def _at(layout: Layout) -> np.ndarray:
+    """Return where each token is drawn: ranks one after the other, with a gap between them."""
+    at = np.empty(layout.S)
+    begin = 0.0
+    for rank in range(layout.P):
+        own = layout.positions(rank)
+        at[own] = begin + np.arange(len(own))
+        begin += len(own) + GAP
+    return at
+
+
+def _draw_strip(ax: Axes, packing: Packing, layout: Layout, letters: Sequence[str]) -> np.ndarray:
+    """Draw the tokens in boxes from y = 0 to 1 under the names of their ranks; return where they are."""
+    at = _at(layout)
+    for token, document in enumerate(packing.document_ids):
+        panel.add_rectangle(ax, (at[token] - 0.5, 0), 1, 1, facecolor=_colour(document), edgecolor=PAPER)
+        ax.text(at[token], 0.5, letters[token], ha="center", va="center", fontsize=12, family="monospace")
+    for rank in range(layout.P):
+        own = at[layout.positions(rank)]
+        if len(own):
+            ax.plot([own.min() - 0.45, own.max() + 0.45], [-0.2] * 2, color=INK, linewidth=1.5)
+            ax.text(own.mean(), -0.55, f"rank {rank}", ha="center", va="center", fontsize=9)
+    ax.set(xticks=[], yticks=[])
+    panel.bare(ax)
+    return at
+
+
+def _draw_bounds(ax: Axes, packing: Packing, at: np.ndarray) -> None:
+    _name(ax, "cu_seqlens", 1.55)
+    for bound in packing.cu_seqlens:
+        x = at[bound] - 0.5 if bound < len(at) else at[-1] + 0.5
+        ax.plot([x, x], [-0.05, 1.2], color=INK, linewidth=1.5)
+        ax.text(x, 1.55, str(bound), weight="bold", **_SMALL)
+
+
+def _name(ax: Axes, name: str, y: float) -> None:
+    ax.text(-0.7, y, name, ha="right", va="center", fontsize=9, color=QUIET)
+
+
+def _colour(document: int) -> str:
+    return DOCUMENT_COLOURS[document % len(DOCUMENT_COLOURS)]
+
+
+def _explain_colours(drawn: Figure, packing: Packing, letters: Sequence[str]) -> None:
+    names = [f"document {n}: {''.join(letters[own])}" for n, own in enumerate(packing.slices)]
+    boxes = [panel.patch(facecolor=_colour(n)) for n in range(len(names))]
+    drawn.legend(boxes, names, loc="outside lower center", ncols=len(names), fontsize=9)
+
+
+def _describe_strip(packing: Packing, layout: Layout, letters: Sequence[str]) -> str:
+    words = ", ".join("".join(letters[own]) for own in packing.slices)
+    held = [
+        f"rank {rank}: {' '.join(letters[t] for t in layout.positions(rank))}" for rank in range(layout.P)
+    ]
+    return f"A row of the documents {words}, a letter a token. {'; '.join(held)}."
+
+
+def _listed(which: np.ndarray) -> str:
+    return ", ".join(map(str, np.flatnonzero(which))) or "none"
 
 
 _PAIRS: dict[str, dict[str, Any]] = {
-    "right": {"facecolor": BLUE, "edgecolor": PAPER},
-    "too many": {"facecolor": RED, "edgecolor": PAPER, "hatch": "///"},
-    "lost": {"facecolor": PAPER, "edgecolor": QUIET, "hatch": "..."},
+    "seen, rightly": {"facecolor": BLUE, "edgecolor": PAPER},
+    "seen by mistake": {"facecolor": RED, "edgecolor": PAPER, "hatch": "///"},
+    "lost": {"facecolor": PAPER, "edgecolor": QUIET, "hatch": "...."},
 }
 """The looks of a pair that is rightly seen, one that is wrongly seen, and one that is wrongly not seen."""
 
 
-def mistaken(right: np.ndarray, seen: np.ndarray) -> Figure:
-    """Return the pairs that are seen (`seen`) beside those that should be (`right`); both are bool (S, S)."""
-    length = len(right)
+def pairs(packing: Packing, layout: Layout, letters: Sequence[str], seen: Mapping[str, np.ndarray]) -> Figure:
+    """Return which query sees which key: a grid for each entry of `seen`, (S, S), of bool.
+
+    The row lies along both sides of a grid. Heavy lines are the borders of ranks, whose shards are contiguous.
+    """
     with styled():
-        drawn = new_figure((4.6, 4.4))
-        ax = drawn.subplots()
-        for query, key in np.argwhere(right | seen):
-            kind = "lost" if not seen[query, key] else "right" if right[query, key] else "too many"
-            panel.add_rectangle(ax, (key - 0.5, query - 0.5), 1, 1, linewidth=0.5, **_PAIRS[kind])
-        ax.set(
-            xlim=(-0.5, length - 0.5), ylim=(length - 0.5, -0.5), aspect="equal",
-            xlabel="key: place in the row", ylabel="query: place in the row",
-            xticks=range(0, length, 2), yticks=range(0, length, 2),
-        )  # fmt: skip
-        ax.grid(False)
-        boxes = [panel.rectangle((0, 0), 1, 1, linewidth=0.5, **look) for look in _PAIRS.values()]
-        ax.legend(boxes, [*_PAIRS], loc="upper right")
+        drawn = new_figure((8.0, 4.6))
+        axes = drawn.subplots(1, len(seen), squeeze=False)[0]
+        for ax, (title, given) in zip(axes, seen.items(), strict=True):
+            for kind, where in _kinds(packing, given).items():
+                for query, key in np.argwhere(where):
+                    panel.add_rectangle(ax, (key - 0.5, query - 0.5), 1, 1, linewidth=0.5, **_PAIRS[kind])
+            _draw_sides(ax, packing, layout, letters)
+            ax.set_title(title)
+        axes[0].set_ylabel("query")
+        kinds = [
+            kind for kind in _PAIRS if any(_kinds(packing, given)[kind].any() for given in seen.values())
+        ]
+        boxes = [panel.patch(linewidth=0.5, **_PAIRS[kind]) for kind in kinds]
+        drawn.legend(boxes, kinds, loc="outside lower center", ncols=len(kinds), fontsize=9)
     return drawn
 
 
-def describe_mistaken(right: np.ndarray, seen: np.ndarray) -> str:
-    """Return the picture of `mistaken` in words."""
-    wrong = np.flatnonzero((right != seen).any(axis=1)).tolist()
-    return (
-        f"Of the pairs that should be seen, {int((right & seen).sum())} are and {int((right & ~seen).sum())} are lost; "
-        f"{int((seen & ~right).sum())} pairs are seen that should not be. Wrong queries: {', '.join(map(str, wrong))}."
-    )
+def describe_pairs(
+    packing: Packing, layout: Layout, letters: Sequence[str], seen: Mapping[str, np.ndarray]
+) -> str:
+    """Return the picture of `pairs` in words."""
+    parts = [_describe_strip(packing, layout, letters)]
+    for title, given in seen.items():
+        counts = [f"{int(where.sum())} pairs {kind}" for kind, where in _kinds(packing, given).items()]
+        parts.append(f"{title}: {', '.join(counts)}.")
+    return " ".join(parts)
+
+
+def _right(packing: Packing) -> np.ndarray:
+    places = np.arange(packing.length)
+    return np.asarray(packing.mask().visible(places, places))
+
+
+def _kinds(packing: Packing, given: np.ndarray) -> dict[str, np.ndarray]:
+    right = _right(packing)
+    return dict(zip(_PAIRS, (right & given, given & ~right, right & ~given), strict=True))
+
+
+def _draw_sides(ax: Axes, packing: Packing, layout: Layout, letters: Sequence[str]) -> None:
+    """Draw the row along the left and the upper side of a grid, and the borders across it."""
+    S = layout.S
+    for token, document in enumerate(packing.document_ids):
+        for x, y in ((token, -1.2), (-1.2, token)):
+            panel.add_rectangle(ax, (x - 0.5, y - 0.5), 1, 1, facecolor=_colour(document), edgecolor=PAPER)
+            ax.text(x, y, letters[token], ha="center", va="center", fontsize=9, family="monospace")
+    for bound in packing.cu_seqlens[1:-1] - 0.5:
+        ax.plot([bound, bound], [-0.5, S - 0.5], color=QUIET, linewidth=0.8, linestyle=":")
+        ax.plot([-0.5, S - 0.5], [bound, bound], color=QUIET, linewidth=0.8, linestyle=":")
+    for rank in range(layout.P):
+        own = layout.positions(rank)
+        ax.text(own.mean(), -2.3, f"rank {rank}", ha="center", va="center", fontsize=8.5)
+        ax.text(-2.3, own.mean(), f"rank {rank}", ha="center", va="center", fontsize=8.5, rotation=90)
+        for edge in {own[0] - 0.5, own[-1] + 0.5}:
+            ax.plot([edge, edge], [-1.9, S - 0.5], color=INK, linewidth=1.4)
+            ax.plot([-1.9, S - 0.5], [edge, edge], color=INK, linewidth=1.4)
+    ax.set(xlim=(-3.0, S - 0.3), ylim=(S - 0.3, -3.0), aspect="equal", xticks=[], yticks=[])
+    ax.set_xlabel("key")
+    ax.xaxis.set_label_position("bottom")
+    panel.bare(ax)
 
 
 def labels(
-    layouts: Sequence[Layout], documents: Sequence[int], made: Sequence[np.ndarray], right: np.ndarray
+    packing: Packing, layouts: Mapping[str, Layout], letters: Sequence[str], made: Mapping[str, np.ndarray]
 ) -> Figure:
-    """Return a row's tokens for each layout, in the colours of their ranks, with labels.
+    """Return a strip for each title, with an arrow from each token to its label.
 
-    Tokens with a wrong label are hollow.
-    made[layout]: (S,), the place of each token's label under that layout, negative if the token has none.
-    right: (S,), the correct places.
+    layouts[title]: how the ranks share the row. made[title]: (S,), the place of each token's label under that
+    layout, negative if the token has none.
     """
     with styled():
-        drawn = new_figure((8.0, 0.85 * len(layouts) + 0.7))
-        axes = drawn.subplots(len(layouts), 1, sharex=True, squeeze=False)[:, 0]
-        for ax, layout, own in zip(axes, layouts, made, strict=True):
-            for token, rank in enumerate(owners(layout)):
-                colour, wrong = rank_colour(int(rank)), own[token] != right[token]
-                filled = {"facecolor": colour, "edgecolor": PAPER}
-                hollow = {"facecolor": PAPER, "edgecolor": colour, "linewidth": 2.5}
-                size = 0.86 if wrong else 1.0  # the thick edge stays inside the cell
-                corner = token - size / 2, (1 - size) / 2
-                panel.add_rectangle(ax, corner, size, size, **(hollow if wrong else filled))
-                look: dict[str, Any] = {"color": RED, "weight": "bold"} if wrong else {"color": INK}
-                text = str(own[token]) if own[token] >= 0 else "none"
-                ax.text(token, 0.5, text, ha="center", va="center", fontsize=8, **look)
-            for bound in np.cumsum([0, *documents]):
-                ax.plot([bound - 0.5] * 2, [-0.25, 1.25], color=INK, linewidth=1.6, clip_on=False)
-            ax.set(xlim=(-0.5, layout.S - 0.5), ylim=(-0.25, 1.25), yticks=[], xticks=range(layout.S))
-            ax.set_ylabel(_titled(layout), rotation=0, ha="right", va="center")
-            ax.grid(False)
-            ax.spines[:].set_visible(False)
-        axes[-1].set_xlabel("place in the row; thick lines are the bounds of documents")
-        names = [f"rank {rank}" for rank in range(layouts[0].P)]
-        boxes = [panel.rectangle((0, 0), 1, 1, facecolor=rank_colour(rank)) for rank in range(layouts[0].P)]
-        drawn.legend(boxes, names, loc="outside upper right", ncols=len(names))
+        drawn = new_figure((8.0, 1.55 * len(made) + 0.7))
+        axes = drawn.subplots(len(made), 1, squeeze=False)[:, 0]
+        right = _next_places(packing)
+        for ax, (title, own) in zip(axes, made.items(), strict=True):
+            at = _draw_strip(ax, packing, layouts[title], letters)
+            for token, place in enumerate(own):
+                _draw_label(ax, at, token, int(place), int(right[token]))
+            ax.set(xlim=(-0.6, max(at) + 0.7), ylim=(2.1, -0.95))
+            ax.set_title(title, fontsize=10.5)
+        _explain_labels(drawn)
     return drawn
+
+
+def _draw_label(ax: Axes, at: np.ndarray, token: int, place: int, right: int) -> None:
+    """Draw an arrow under the strip, or a cross if the label is lost."""
+    if place >= 0:
+        wrong = place != right
+        look: dict[str, Any] = {"color": RED if wrong else QUIET, "linewidth": 2.2 if wrong else 1.1}
+        arrow = {"arrowstyle": "-|>", "connectionstyle": "arc3,rad=0.55", "shrinkA": 0, "shrinkB": 0, **look}
+        ax.annotate("", xy=(at[place], 1.1), xytext=(at[token], 1.1), arrowprops=arrow, annotation_clip=False)
+    elif right >= 0:
+        ax.plot(at[token], 1.45, marker="x", color=RED, markersize=8, markeredgewidth=2.5)
+
+
+def _explain_labels(drawn: Figure) -> None:
+    from matplotlib.lines import Line2D
+
+    keys = [
+        Line2D([], [], color=QUIET, linewidth=1.1),
+        Line2D([], [], color=RED, linewidth=2.2),
+        Line2D([], [], color=RED, marker="x", linestyle="", markersize=8, markeredgewidth=2.5),
+    ]
+    names = ["from a token to its label", "to a wrong label", "the token has lost its label"]
+    drawn.legend(keys, names, loc="outside lower center", ncols=3, fontsize=9)
+
+
+def _next_places(packing: Packing) -> np.ndarray:
+    """Return the place of each token's right label: the next place in its document, or −1."""
+    places = np.arange(1, packing.length + 1)
+    places[packing.cu_seqlens[1:] - 1] = -1
+    return places
 
 
 def describe_labels(
-    layouts: Sequence[Layout], documents: Sequence[int], made: Sequence[np.ndarray], right: np.ndarray
+    packing: Packing, layouts: Mapping[str, Layout], letters: Sequence[str], made: Mapping[str, np.ndarray]
 ) -> str:
     """Return the picture of `labels` in words."""
-    parts = [
-        f"{layout.name}: wrong at {', '.join(map(str, np.flatnonzero(own != right))) or 'no token'}"
-        for layout, own in zip(layouts, made, strict=True)
-    ]
-    return f"Labels of a row with documents of {', '.join(map(str, documents))} tokens. {'; '.join(parts)}."
-
-
-def rectangle(documents: Sequence[int], columns: int) -> Figure:
-    """Return the same documents as a padded batch, one per line, and packed into rows of `columns` tokens."""
-    longest = max(documents)
-    with styled():
-        drawn = new_figure((8.0, 3.4))
-        padded, packed = drawn.subplots(1, 2)
-        for line, length in enumerate(documents):
-            padded.barh(line, longest, color="#E8ECF0", edgecolor=RULE, linewidth=0.4, height=0.9)
-            padded.barh(line, length, color=rank_colour(line), edgecolor=PAPER, linewidth=0.4, height=0.9)
-        at = 0
-        for number, length in enumerate(documents):
-            _draw_piece(packed, at, length, columns, rank_colour(number))
-            at += length
-        rows = -(-at // columns)
-        padded.set(
-            title=f"Padded: {len(documents)} lines of {longest:,} tokens", xlabel="tokens", ylabel="line"
+    right = _next_places(packing)
+    parts = []
+    for title, own in made.items():
+        lost, wrong = (own < 0) & (right >= 0), (own >= 0) & (own != right)
+        parts.append(_describe_strip(packing, layouts[title], letters))
+        parts.append(
+            f"{title}. Labels lost at places {_listed(lost)}; wrong labels at places {_listed(wrong)}."
         )
-        packed.set(title=f"Packed: {rows} lines of {columns:,} tokens", xlabel="tokens")
-        for ax, lines in ((padded, len(documents)), (packed, len(documents))):
-            ax.set(ylim=(lines - 0.5, -0.5), xlim=(0, longest), yticks=[])
-            ax.grid(False)
+    return " ".join(parts)
+
+
+def weights(
+    packing: Packing, layout: Layout, letters: Sequence[str], given: Mapping[str, np.ndarray]
+) -> Figure:
+    """Return the strip under bars of each token's weight in the mean, a line of bars for each title."""
+    with styled():
+        drawn = new_figure((8.0, 1.2 * len(given) + 1.5))
+        axes = drawn.subplots(len(given) + 1, 1, height_ratios=[1.0] * len(given) + [0.85])
+        drawn.set_layout_engine("constrained", h_pad=0.12)
+        at = _draw_strip(axes[-1], packing, layout, letters)
+        axes[-1].set(xlim=(-0.6, max(at) + 0.7), ylim=(1.05, -0.95))
+        highest = max(each.max() for each in given.values())
+        for ax, (title, each) in zip(axes, given.items(), strict=False):
+            ax.bar(
+                at,
+                each,
+                width=0.9,
+                color=[_colour(n) for n in packing.document_ids],
+                edgecolor=QUIET,
+                linewidth=0.6,
+            )
+            for x, weight in zip(at, each, strict=True):
+                text = str(Fraction(float(weight)).limit_denominator(1000)) if weight else "0"
+                ax.text(x, weight + 0.04 * highest, text, ha="center", va="bottom", fontsize=8.5)
+            ax.set(xlim=(-0.6, max(at) + 0.7), ylim=(0, 1.2 * highest), xticks=[], yticks=[])
+            ax.set_title(title, fontsize=10.5)
+            ax.grid(visible=False)
+            ax.spines["left"].set_visible(False)
+        _explain_colours(drawn, packing, letters)
     return drawn
 
 
-def _draw_piece(ax: Any, at: int, length: int, columns: int, colour: str) -> None:
-    while length > 0:
-        line, column = divmod(at, columns)
-        part = min(length, columns - column)
-        ax.barh(line, part, left=column, color=colour, edgecolor=PAPER, linewidth=0.4, height=0.9)
-        at, length = at + part, length - part
-
-
-def describe_rectangle(documents: Sequence[int], columns: int) -> str:
-    """Return the two batches of `rectangle` in words."""
-    total, longest = sum(documents), max(documents)
-    share = 1 - total / (longest * len(documents))
-    return (
-        f"{len(documents)} documents of {total:,} tokens. Padded to the longest, {longest:,} tokens, {share:.0%} of the batch "
-        f"is padding. Packed, they fill {-(-total // columns)} lines of {columns:,} tokens."
-    )
+def describe_weights(
+    packing: Packing, layout: Layout, letters: Sequence[str], given: Mapping[str, np.ndarray]
+) -> str:
+    """Return the picture of `weights` in words."""
+    parts = [_describe_strip(packing, layout, letters)]
+    for title, each in given.items():
+        shown = " ".join(str(Fraction(float(weight)).limit_denominator(1000)) for weight in each)
+        parts.append(f"{title}. The tokens' weights: {shown}.")
+    return " ".join(parts)
 
 
 def on_ranks(assignment: Assignment) -> list[list[tuple[int, int]]]:
@@ -218,69 +355,79 @@ def on_ranks(assignment: Assignment) -> list[list[tuple[int, int]]]:
     return held
 
 
-Placed = Sequence[Sequence[Sequence[tuple[int, float]]]]
-"""placed[assignment][rank] = ((document, ms), …)."""
+Placed = Mapping[str, Sequence[Sequence[tuple[int, float, float]]]]
+"""placed[title][rank] = ((document, ms, of these ms computing), …): what each rank does under an assignment."""
 
 
-def groups(placed: Placed, titles: Sequence[str], lengths: Sequence[int], bound: float) -> Figure:
-    """Return a bar for every rank of each assignment, with a piece for every document on the rank.
+def groups(placed: Placed, lengths: Sequence[int], bound: float) -> Figure:
+    """Return a bar for every rank under each title, with a box for every document on the rank.
 
-    A document on neighbouring ranks is drawn as one wide piece, with its number of tokens if there is room.
-    The dashed line is at `bound` ms.
+    A document on neighbouring ranks is drawn as one wide box, with its number of tokens if there is room. The part of a
+    box in which its ranks wait is hatched. The dashed line is at `bound` ms.
     """
     with styled():
-        drawn = new_figure((8.0, 3.6))
+        drawn = new_figure((8.0, 4.0))
         axes = drawn.subplots(1, len(placed), sharey=True, squeeze=False)[0]
-        for ax, ranks, title in zip(axes, placed, titles, strict=True):
-            for first, last, document, low, high in _pieces(ranks):
-                left, width = first - 0.45, last - first + 0.9
-                look: dict[str, Any] = {"color": rank_colour(document), "edgecolor": PAPER, "linewidth": 0.5}
-                ax.bar(left, high - low, bottom=low, width=width, align="edge", **look)
+        for ax, (title, ranks) in zip(axes, placed.items(), strict=True):
+            for first, last, document, low, high, busy in _boxes(ranks):
+                place: dict[str, Any] = {"x": first - 0.45, "width": last - first + 0.9, "align": "edge"}
+                ax.bar(**place, height=busy, bottom=low, **_COMPUTING)
+                if high - low - busy > 1e-6:
+                    ax.bar(**place, height=high - low - busy, bottom=low + busy, **_WAITING)
+                ax.bar(**place, height=high - low, bottom=low, facecolor="none", edgecolor=INK, linewidth=0.6)
                 upright = 90 if first == last else 0
-                if high - low > bound / (9 if upright else 16):
-                    box = {"facecolor": PAPER, "edgecolor": "none", "pad": 0.4}
-                    look = {"ha": "center", "va": "center", "color": INK, "fontsize": 7, "bbox": box}
-                    look["rotation"] = upright
-                    ax.text((first + last) / 2, (low + high) / 2, f"{lengths[document]:,}", **look)
-            ax.axhline(bound, color=INK, linewidth=1, linestyle="--", label="bound")
-            ax.set(title=title, xlabel="rank", xticks=range(len(ranks)))
-            ax.grid(False, axis="x")
+                if busy > bound / (7 if upright else 16):
+                    look: dict[str, Any] = {"ha": "center", "va": "center", "color": PAPER, "fontsize": 8}
+                    ax.text(
+                        (first + last) / 2, low + busy / 2, f"{lengths[document]:,}", rotation=upright, **look
+                    )
+            ax.axhline(bound, color=INK, linewidth=1.2, linestyle="--")
+            ax.set(title=title, xlabel="rank", xticks=range(0, len(ranks), 2))
+            ax.grid(visible=False, axis="x")
         axes[0].set_ylabel("ms of a step")
-        axes[-1].legend(loc="upper right")
+        keys = [panel.patch(**_COMPUTING), panel.patch(**_WAITING), axes[0].lines[0]]
+        drawn.legend(keys, ["computing", "waiting for hops", "bound"], loc="outside lower center", ncols=3)
     return drawn
 
 
-def _pieces(ranks: Sequence[Sequence[tuple[int, float]]]) -> list[tuple[int, int, int, float, float]]:
-    """Return each document's pieces: first and last rank, document, lower edge and upper edge.
+_COMPUTING: dict[str, Any] = {"facecolor": BLUE, "edgecolor": BLUE, "linewidth": 0}
+_WAITING: dict[str, Any] = {"facecolor": PAPER, "edgecolor": RED, "linewidth": 0, "hatch": "////"}
 
-    Parts on neighbouring ranks at the same height form one piece.
+
+def _boxes(
+    ranks: Sequence[Sequence[tuple[int, float, float]]],
+) -> list[tuple[int, int, int, float, float, float]]:
+    """Return each document's boxes: first and last rank, document, lower edge, upper edge, and the ms computing.
+
+    Parts on neighbouring ranks at the same height form one box.
     """
-    found: list[tuple[int, int, int, float, float]] = []
+    found: list[tuple[int, int, int, float, float, float]] = []
     for rank, parts in enumerate(ranks):
         at = 0.0
-        for document, ms in parts:
+        for document, ms, busy in parts:
             before = next((each for each in found if _goes_on(each, rank, document, at, at + ms)), None)
             if before is not None:
                 found.remove(before)
-            found.append((rank if before is None else before[0], rank, document, at, at + ms))
+            found.append((rank if before is None else before[0], rank, document, at, at + ms, busy))
             at += ms
     return found
 
 
 def _goes_on(
-    piece: tuple[int, int, int, float, float], rank: int, document: int, low: float, high: float
+    box: tuple[int, int, int, float, float, float], rank: int, document: int, low: float, high: float
 ) -> bool:
-    """Return whether this part of a document continues a piece on the previous rank, at the same height."""
-    _, last, other, *edges = piece
+    """Return whether this part of a document continues a box on the previous rank, at the same height."""
+    _, last, other, *edges, _ = box
     return (last, other) == (rank - 1, document) and np.allclose(edges, (low, high), atol=1e-6)
 
 
-def describe_groups(placed: Placed, titles: Sequence[str]) -> str:
+def describe_groups(placed: Placed) -> str:
     """Return the bars of `groups` in words."""
-    parts = []
-    for ranks, title in zip(placed, titles, strict=True):
-        ends = [sum(ms for _, ms in parts) for parts in ranks]
-        parts.append(
-            f"{title}: {min(ends):.0f} to {max(ends):.0f} ms, {sum(map(len, ranks))} parts of documents"
+    told = []
+    for title, ranks in placed.items():
+        ends = [sum(ms for _, ms, _ in parts) for parts in ranks]
+        waits = sum(ms - busy for parts in ranks for _, ms, busy in parts) / sum(ends)
+        told.append(
+            f"{title}. Ranks end after {min(ends):.0f} to {max(ends):.0f} ms, and wait {waits:.0%} of this"
         )
-    return f"What each rank does in a step, document by document. {'; '.join(parts)}."
+    return f"What each rank does in a step, document by document. {'; '.join(told)}."

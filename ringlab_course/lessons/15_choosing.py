@@ -29,11 +29,13 @@ from ringlab.cost.hardware import hardware
 from ringlab.cost.memory import kv_cache_bytes, parameter_bytes
 from ringlab.cost.models import model as published
 from ringlab.cost.planner import Request, plan
+from ringlab.cost.sequence_time import SequenceCosts
 from ringlab.cost.traffic import ring_traffic, ulysses_traffic
 from ringlab.errors import RinglabError
+from ringlab.packing.comparison import compare as compare_assignments
 from ringlab.viz.style import show
 from ringlab_course import compare, corpus, predict
-from ringlab_course.figures import decision_map, exchanges
+from ringlab_course.figures import decision_map, exchanges, packed_view
 
 # %% [markdown]
 # # Part 1 · Bytes, waiting, memory
@@ -368,7 +370,96 @@ compare("15.rows", max(("llama2-7b", "llama3-8b"), key=lambda name: fastest[name
 #
 # **Grouped heads and long sequences both favour the ring.** With 131,072 tokens, and only 8 K/V heads, it is the fastest.
 #
-# ## 9 · Decode
+# ## 9 · Many short documents
+#
+# So far all ranks shared one long sequence. Training also has short documents, and a token sees only its own document. Here are
+# the lengths of 24, drawn at random from a log-normal distribution. How long do three of them take, alone on a ring of 1 to 16
+# H100, 8 to a node?
+#
+# (The times of this section come from a model, not from a GPU: one training step of Llama 3 8B. Reading the weights from memory,
+# once for all documents, is left out.)
+
+# %%
+lengths = np.random.default_rng(18).lognormal(5.5, 1.1, 24).astype(int)
+print("lengths, sorted:", *sorted(lengths.tolist()))
+costs = SequenceCosts.of(published("llama3-8b"), h100)
+for length in (72, 432, 5_526):
+    ms = [1e3 * costs.rank_s(length, ranks) for ranks in (1, 2, 4, 8, 16)]
+    print(f"{length:5,} tokens on 1, 2, 4, 8, 16 ranks:", *(f"{each:6.1f}" for each in ms), "ms")
+
+# %% [markdown]
+# The long document gains from every rank, until the ring crosses to a second node. A short one cannot fill a ring. 72 tokens take
+# 4.1 ms on one rank. An eighth of that would be 0.5 ms, but eight ranks take 2.3: most of it is waiting for hops.
+#
+# We compare four ways to share all 24 documents among 16 ranks:
+#
+# - **one row**: the documents stand one after the other in one long row, and one ring of 16 shares the row;
+# - **two rows**: the documents are dealt to two rows, longest first, and each row has a ring of 8, inside one node;
+# - **static**: each document has a ring of its own, all rings have one size, whichever is fastest, and each ring takes its share of
+#   the documents one after another;
+# - **dynamic context parallelism**: each document has a ring of its own, of 1, 2, 4, 8 or 16 ranks, chosen so that all ranks end at
+#   about the same time.
+#
+# How fast could any way be? A rank has memory for 2,048 tokens. So 5,526 tokens need at least 4 ranks (3 is no size of a ring here),
+# 2,242 need 2, all others 1. On these fewest ranks, count time × ranks of each document, and divide the sum evenly among the 16. This
+# is a **bound**. No way can be faster, since more ranks for a document add waiting and remove no work.
+
+# %% tags=["nbval-ignore-output"]
+predict(
+    "15.rows_of_documents",
+    "The same documents on the same 16 GPUs: how long does one row on a ring of 16 take, compared "
+    "with two rows on rings of 8?",
+    choices=["about as long", "half as long again", "more than three times as long"],
+)
+
+# %%
+found = compare_assignments(lengths.tolist(), P=16, capacity=2048, costs=costs)
+rows = [[], []]
+for length in sorted(lengths.tolist(), reverse=True):
+    min(rows, key=sum).append(length)
+total = int(lengths.sum())
+ways = {"one row": (costs.row_s(lengths.tolist(), 16), total * 15),
+        "two rows": (max(costs.row_s(each, 8) for each in rows), total * 7)}
+for name, made in (("static", found.static), ("dynamic", found.dynamic)):
+    placed = [each for batch in made.micro_batches for each in batch]
+    travel = sum(int(lengths[each.sequence]) * (each.degree - 1) for each in placed)
+    ways[name] = made.seconds(costs), travel
+print("               ms   of the bound   tokens whose K and V travel")
+for way, (seconds, travel) in ways.items():
+    print(f"{way:10}{1e3 * seconds:7.1f}{seconds / found.least_s:12.2f}{travel:18,}")
+ratio = ways["one row"][0] / ways["two rows"][0]
+print("documents on a single rank in dynamic:", sum(each.degree == 1 for each in placed))
+compare("15.rows_of_documents", "more than three times as long" if ratio > 3 else "about as long")
+
+# %% [markdown]
+# *One row* is slow because its ring crosses the nodes. The whole row goes around all 16 ranks, and between the nodes a hop takes
+# longer than the computing beside it. *Two rows* send half as much, and none of it between nodes.
+#
+# The picture shows the other two. Each column is a rank. Each box is a document, as wide as its ring, with its tokens where there
+# is room.
+
+# %%
+def parts(assignment):
+    """For each rank: (document, ms, of these computing) for each document on it."""
+    return [[(each, 1e3 * costs.rank_s(lengths[each], degree),
+              1e3 * costs.rank_s(lengths[each], 1) / degree) for each, degree in on_rank]
+            for on_rank in packed_view.on_ranks(assignment)]
+
+
+placed = {"static: every ring has one size": parts(found.static),
+          "dynamic: a ring for each length": parts(found.dynamic)}
+show(packed_view.groups(placed, lengths, found.least_s * 1e3), packed_view.describe_groups(placed))
+
+# %% [markdown]
+# Under *static* even a short document has a ring of eight, and does not fill it: 72 tokens wait for most of their 2.3 ms, and of the
+# 5.2 ms of 432 tokens 24.9 / 8 = 3.1 are computing. Under *dynamic* 21 documents are on one rank each, where nothing of them
+# travels.
+#
+# Yet *two rows* are as fast as *dynamic* here, and simpler. In a row, short documents share their hops with long ones, whose
+# computing hides them. **Keep a ring inside a node, and pack the short documents into its row.** What has to be right in
+# such a row is the subject of [lesson 18](18_packed_batches.ipynb).
+#
+# ## 10 · Decode
 #
 # To write text, a model processes one token at a time: one query, which meets all keys so far. Before that, ring attention
 # prefills the prompt, and each rank keeps its K and V. These are the **K/V cache**, sharded as the prompt was.
@@ -430,7 +521,7 @@ compare("15.token", token_bytes)
 #
 # A ring could not even hide its hops here: one query makes L pairs with L keys, not L². **Decode needs no ring.**
 #
-# ## 10 · Dividing a decode
+# ## 11 · Dividing a decode
 #
 # Most of a decode's time goes into *reading* the weights and the cache. Ranks can divide both. **Tensor parallelism** (TP,
 # lesson 14) divides the weights: each rank has some heads and some columns of the feed-forward, and the ranks add up
@@ -471,7 +562,7 @@ compare("15.split", min(token_ms, key=token_ms.get))
 # shrinks the weights alone. With TP 16 two ranks share each K/V head. Both hold the whole head, so a rank's cache doubles. Also,
 # adding up over 16 ranks leaves the node, and takes more than twice as long.
 #
-# ## 11 · Who travels?
+# ## 12 · Who travels?
 #
 # A ring, too, can let something else travel:
 #
@@ -543,6 +634,8 @@ compare("15.burst", " and ".join(fewer))
 #
 # - Grouped heads shrink all of a ring's traffic, and at most half of Ulysses'. The number of heads limits U.
 # - Bytes decide nothing by themselves: a ring that sends the most may expose nothing.
+# - A short document does not fill a ring: pack it into a row with others, or give it one rank. A ring that crosses nodes needs
+#   long sequences.
 # - In decode the partial results travel. Their bytes do not grow with S.
 # - Queries may travel instead. That saves bytes only backward, without grouped heads.
 # - A sliding window makes the task itself smaller: blocks that nobody sees need not travel. [Masks](../docs/guide/masks.md)
@@ -556,7 +649,10 @@ compare("15.burst", " and ".join(fewer))
 # <details><summary>2. A new kernel computes attention twice as fast. Where does the heavy line of the map
 # go?</summary>To the right: a block takes half as long, so it needs more tokens to hide a hop.</details>
 #
-# <details><summary>3. A rank holds no token of the cache. Can it take part in a step of decode?</summary>Yes. Its part
+# <details><summary>3. Why not give every short document a ring of its own, of all 16 ranks?</summary>Each rank would compute on a few
+# tokens of it, and wait for fifteen hops that nothing hides.</details>
+#
+# <details><summary>4. A rank holds no token of the cache. Can it take part in a step of decode?</summary>Yes. Its part
 # has lse = −∞, so its weight in the merge is 0.</details>
 #
 # Now decide: [exercise 15](../exercises/15_choosing.ipynb) asks for the bytes of any schedule, a report with reasons,

@@ -1,610 +1,579 @@
 # %% [markdown]
 # # 18 · Packed and variable-length batches
 #
-# **Afterwards you can** pack documents into one row, share the row over ranks, and explain why mask, bounds, labels, positions and
-# loss give the result of each document computed alone.
+# **Afterwards you can** pack documents into one row, share the row over ranks, and find out whether a program that does this is
+# right, when its loss does not tell.
 #
 # **You need first** [lesson 08](08_striped_and_zigzag.ipynb), layouts, and [lesson 14](14_training.ipynb), labels and the loss of a
 # sharded sequence.
 #
-# **Minutes** 75 to read and run; the exercise takes another 60.
+# **Minutes** 60 to read and run; the exercise takes another 60.
 #
-# Real documents have all lengths, and a tensor is a rectangle. So training packs documents into long rows. Many [published
-# bugs](../docs/field-reports.md) of context parallelism begin there: they handle by *rank* something that belongs to a *document*. Some show only
-# with several documents, others only with uneven lengths. Most raise no error, and often the loss looks as it should.
+# Documents have all lengths, and a tensor is a rectangle. A batch with one document per line must fill up the short ones with
+# *padding*, tokens that mean nothing but cost as much as any other. So training **packs** documents: it writes them one after the
+# other into one long row. On a ring, all ranks share this row.
+#
+# Here is the row of this whole lesson. Its four documents are Python keywords, and every letter is a token. Four ranks hold
+# four tokens each.
 
 # %%
+import copy
+
 import numpy as np
 import torch
 from torch.nn import functional as F
 
-from ringlab import Mask, VirtualCluster, contiguous, ring_attention, striped, zigzag
-from ringlab.cost.hardware import hardware
-from ringlab.cost.models import model
-from ringlab.cost.sequence_time import SequenceCosts
-from ringlab.errors import LayoutError
-from ringlab.nn import IGNORE, Context, ModelConfig, Transformer
-from ringlab.packing import Packing
-from ringlab.packing.comparison import compare as compare_assignments
-from ringlab_course import compare, corpus, predict
+from ringlab import VirtualCluster, striped, zigzag
+from ringlab.nn import IGNORE, Context
+from ringlab_course import compare, predict
 from ringlab_course.figures import packed_view
+from ringlab_course.notebook import spelling
 from ringlab.viz.style import show
 
+# %%
+row = spelling.Row(["while", "_", "finally", "def"], P=4)
+drawn = row.packing, row.layout, row.letters
+title = "Four documents in one row, on four ranks"
+show(packed_view.strip(*drawn, title=title), packed_view.describe(*drawn, title=title))
+longest = max(len(word) for word in row.words)
+print(f"as a rectangle: {len(row.words)} lines of {longest}, {4 * longest - 16} places of padding")
+
 # %% [markdown]
-# ## 1 · A rectangle of documents
-#
-# Here are 24 documents, many short ones and a few long ones, as is common in text. (We draw their lengths from a
-# log-normal distribution.) The simplest batch gives each document a line, filled up to the longest with *padding*, tokens that mean nothing.
+# A small decoder has begun to learn to spell Python's keywords, each of them alone. Six programs compute its loss on this row,
+# the mean of −log p over the letters that it has to predict. All six use the same weights, the same tokens and the same four
+# ranks, and none raises an error.
 
 # %%
-lengths = np.random.default_rng(18).lognormal(5.5, 1.1, 24).astype(int)
-print("lengths, sorted:", *sorted(lengths.tolist()))
+programs = row.six_programs()
+for name, loss in programs.items():
+    print(f"program {name}: loss {loss:.3f}")
+
+# %% [markdown]
+# One program is right. Each of the other five has one mistake, and mistakes of these kinds have been
+# [published](../docs/field-reports.md). In the log of a training run you see one such number, and nothing to compare it with. Any
+# of the six could be the true one. Which would you trust?
 
 # %% tags=["nbval-ignore-output"]
-predict(
-    "18.padding",
-    "24 documents, padded to the longest: what percentage of the batch is padding?",
-    unit="%",
-)
-
-# %%
-padding = 1 - lengths.sum() / (len(lengths) * lengths.max())
-print(f"{lengths.sum():,} tokens in {len(lengths)} lines of {lengths.max():,}")
-compare("18.padding", 100 * padding)
-show(packed_view.rectangle(lengths, columns=lengths.max()),
-     packed_view.describe_rectangle(lengths, columns=lengths.max()))
+predict("18.right", "Which program is right?", choices=[*programs])
 
 # %% [markdown]
-# A matrix product computes padding like any other token. Packing writes the documents one after the other, without a gap (on the right, where
-# two documents go on in the next line). On a ring such a batch is usually a single line, the **row**: a sequence of S tokens that all ranks
-# share.
+# The answer comes in section 7. Until then we make the five mistakes on this row, one at a time. Each mistake gives a loss, and
+# the loss tells which program made it.
 #
-# ## 2 · Three ways to write a bound
+# ## 1 · Three ways to write a bound
 #
-# Four documents of 5, 1, 7 and 3 tokens are enough from here on. There are three common ways to write down where one ends:
-
-# %%
-documents = (5, 1, 7, 3)
-row = Packing.of_lengths(documents)
-print("cu_seqlens    ", row.cu_seqlens.tolist())
-print("position ids  ", *row.position_ids)
-print("document ids  ", *row.document_ids)
-
-# %% [markdown]
+# In the row, nothing shows where a document ends. There are three common ways to write it down:
+#
 # - **cu_seqlens**, cumulative lengths: 0, then the end of every document. Kernels for packed rows take these.
 # - **Position ids** begin again at 0 with each document. The code that builds batches, the *collator*, often makes these.
 # - **Document ids**, also called segment ids: a number for each token.
-#
-# Each form gives the other two, as long as no document is *empty*. An empty one repeats a bound in cu_seqlens. In document ids it is at most a
-# number left out, and in position ids nothing shows it. All three describe the *whole row*, which is easily forgotten once the row has been cut.
-#
-# Two words for the rest of the lesson. **Position**: a token's index within its document. **Place**: its index within the row. (Earlier
-# lessons had one document, and their *global positions*, as in `layout.positions(rank)`, are places.)
 
 # %%
-same = [Packing.of_cu_seqlens([0, 5, 6, 13, 16]), Packing.of_position_ids(row.position_ids),
-        Packing.of_document_ids(row.document_ids)]
-print([each.documents for each in same])
+ids, positions = row.packing.document_ids, row.packing.position_ids
+lines = {"position ids": [*map(str, positions)], "document ids": [*map(str, ids)],
+         "place in the row": [*map(str, range(16))]}
+title = "The same bounds in three ways, and each token's place"
+show(packed_view.strip(*drawn, lines, title=title, bounds=True),
+     packed_view.describe(*drawn, lines, title=title, bounds=True))
 
 # %% [markdown]
-# ## 3 · Which token sees which
+# Each of the three ways gives the other two, as long as no document is *empty*. An empty document repeats a bound in cu_seqlens. In document
+# ids it is at most a number left out, and in position ids nothing shows it.
 #
-# A query sees the keys of its own document at or before itself. In the picture a square is a visible pair, in the colour of the rank that
-# owns the query:
+# Two words for the rest of the lesson. A token's **position** is its index within its document. Its **place** is its index
+# within the row, as in the last line of the picture. In earlier lessons the sequence was one document, so `layout.positions(rank)` returned both at once. Here it
+# returns places.
+#
+# Look at the picture again. The gaps between ranks are borders, and so are the changes of colour. They have nothing to do with
+# each other: `while` lies on two ranks, `finally` on three, and rank 1 holds parts of three documents. **What a token sees, its
+# label and its position depend on its document. Each of the five mistakes forgets the border of a document, or takes the border
+# of a rank for one.**
+#
+# ## 2 · The mask
+#
+# A query sees the keys of its own document, up to itself. So the right mask needs two conditions: the same document, and not
+# later in the row. A program that passes only `causal=True` to its kernel forgets the first one.
 
 # %%
-S = sum(documents)
-pictured = [contiguous(S, 2), zigzag(S, 2)]
-show(packed_view.figure(pictured, documents), packed_view.describe(pictured, documents))
+places = np.arange(16)
+
+
+def sees(document):
+    """Which query sees which key: it has the same number in `document` and is not later."""
+    return (document[:, None] == document) & (places[:, None] >= places)
+
+
+right = sees(ids)
+without_documents = sees(np.zeros(16))
+masks = {"With documents": right, "Without documents": without_documents}
+show(packed_view.pairs(*drawn, masks), packed_view.describe_pairs(*drawn, masks))
 
 # %% [markdown]
-# Four triangles, and nothing between them. A zig-zag balances one large triangle; with several it depends on where they fall. Here, nearly:
-
-# %%
-for layout in pictured:
-    whole = row.mask().visible(np.arange(S), np.arange(S))
-    print(layout.name, "pairs by rank:", [int(whole[layout.positions(r)].sum()) for r in range(2)])
-
-# %% [markdown]
-# If the mask does not know the documents, one large triangle is computed, and values leak from each document into the next. In [one published
-# ring](https://github.com/axolotl-ai-cloud/axolotl/issues/3608) the first loss was 1.83 times that of a single GPU. A test needs no
-# second implementation: change **one token**, and look which outputs move.
-
-# %%
-torch.manual_seed(18)
-embedding = torch.randn(256, 3, 1, 2, 8, dtype=torch.float64)  # q, k and v of each token, 2 heads
-
-
-def attend(tokens, visible):
-    """Attention of a row, (2, S, 8); `visible` says which query sees which key."""
-    q, k, v = embedding[tokens].permute(1, 2, 3, 0, 4)
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=torch.from_numpy(visible))[0]
-
-
-def moved(visible, token):
-    """The places of the outputs that change if this token becomes another one."""
-    before = torch.arange(S)
-    after = before.clone()
-    after[token] = 99
-    difference = attend(before, visible) - attend(after, visible)
-    return torch.nonzero(difference.abs().amax((0, 2))).flatten().tolist()
-
+# With documents the mask is four triangles, and nothing between them. (Heavy lines are the borders of ranks, dotted lines
+# those of documents.) Without documents it is one large triangle, and every document sees all documents before it.
+#
+# The decoder then knows *more* when it predicts a letter. Does that help?
 
 # %% tags=["nbval-ignore-output"]
 predict(
-    "18.leak",
-    "Token 6, the first of document 2, changes. With a causal mask that knows no "
-    "documents, how many of the 16 outputs move?",
-    unit="outputs",
+    "18.mask",
+    "The decoder has learned words alone. Without documents in the mask, each word but the first "
+    "also sees the words before it. What does its loss on this row become?",
+    choices=["lower", "the same, to a hundredth", "higher"],
 )
 
 # %%
-places = np.arange(S)
-causal, packed = Mask().visible(places, places), row.mask().visible(places, places)
-print("outputs that move with documents:", moved(packed, 6))
-print("outputs that move without:       ", moved(causal, 6))
-compare("18.leak", len(moved(causal, 6)))
+def identify(mistake, loss):
+    """Print which of the six programs reports this loss."""
+    found = [name for name, reported in programs.items() if abs(reported - loss) < 1e-12]
+    print(f"{mistake}: loss {loss:.3f}, that is program", *found)
+
+
+loss_right, loss_mask = row.loss(sees=right), row.loss(sees=without_documents)
+identify("mask without documents", loss_mask)
+change = loss_mask - loss_right
+near = "the same, to a hundredth"
+compare("18.mask", near if abs(change) < 0.01 else "higher" if change > 0 else "lower")
 
 # %% [markdown]
-# Token 6 may move its own document's outputs, here seven. Without documents it also moves the next document's three. The test in general: a
-# token moves its own output and those after it in its document, and no other.
+# It is higher: the decoder has never seen a word that follows another, and what it sees now misleads it. In [one published
+# ring](https://github.com/axolotl-ai-cloud/axolotl/issues/3608) this mistake made the first loss 1.83 times that of a single GPU.
 #
-# ## 4 · The bounds of a shard
+# There is a test that does not need a second implementation. **Change one token, and look which outputs move.** Here the *f* of
+# `finally`, at place 6, becomes an *x*:
+
+# %%
+changed = spelling.Row(["while", "_", "xinally", "def"], P=4)
+
+
+def moved(sees):
+    """Which tokens' outputs are no longer the same after the change: (16,), of bool."""
+    before, after = row.logits(sees=sees), changed.logits(sees=sees)
+    return ((before - after).abs().amax(dim=-1) > 1e-9).numpy()
+
+
+moves = {name: moved(mask) for name, mask in masks.items()}
+lines = {name: ["●" if each else "" for each in which] for name, which in moves.items()}
+wrong = {name: which & (ids != ids[6]) for name, which in moves.items()}
+title = "Which outputs move if the f at place 6 changes"
+show(packed_view.strip(*drawn, lines, wrong, title=title),
+     packed_view.describe(*drawn, lines, wrong, title=title))
+
+# %% [markdown]
+# A dot is an output that moves. A token may move its own output and those after it **in its document**, and no other. Without
+# documents, a letter of `finally` moves the outputs of `def`.
 #
-# Now cut the row. Each rank's kernel wants cu_seqlens for its own part. A fork of Megatron-LM computed them like this
-# ([report](https://github.com/ISEEKYAN/Megatron-LM/issues/111)):
+# **On the ring**, a rank needs one block of this mask for each block of keys that comes by: the rows of its queries, the
+# columns of the keys' places. The heavy lines in the picture cut out these blocks.
+
+# %%
+own = [row.layout.positions(rank) for rank in range(4)]
+blocks = np.array([[right[np.ix_(queries, keys)].any() for keys in own] for queries in own])
+for rank in range(4):
+    print(f"rank {rank} sees keys of ranks", *np.flatnonzero(blocks[rank]))
+
+# %% [markdown]
+# Rank 2 sees nothing of rank 0's block, and need not compute with it. It passes the block on all the same: all ranks have to
+# make the same number of exchanges, and in general a later rank needs the block.
+#
+# ## 3 · The bounds of a shard
+#
+# Now the mask knows the documents. But each rank's kernel wants cu_seqlens for its own tokens, and cu_seqlens describes the
+# whole row. A fork of Megatron-LM computed it like this ([report](https://github.com/ISEEKYAN/Megatron-LM/issues/111)), where
+# `cp_size` is the number of ranks:
 #
 # ```python
 # cu_seqlens = cu_seqlens // cp_size
 # ```
 #
-# (`cp_size` is P.) This takes for granted that each rank has 1/P of every document. Contiguous shards break that: below, rank 0 holds no token of
-# document 3, rank 1 none of document 0. Yet both ranks read the same bounds.
+# The idea: each rank has a quarter of the row, so it has a quarter of every document. All ranks read the same bounds:
 
 # %%
-P = 2
-print("cu_seqlens    ", row.cu_seqlens.tolist())
-print("divided by P  ", (row.cu_seqlens // P).tolist())
-for rank in range(P):
-    held = row.document_ids[contiguous(S, P).positions(rank)]
-    print(f"rank {rank} holds tokens of documents", *held)
+divided = row.packing.cu_seqlens // 4
+print("cu_seqlens     ", row.packing.cu_seqlens.tolist())
+print("divided by four", divided.tolist())
+
+# %% [markdown]
+# So on every rank, the kernel takes the first token for document 0, the second and the third for document 2, and the last for
+# document 3. Nothing is left for document 1. The causal rule still holds: no query sees a later place of the row.
 
 # %% tags=["nbval-ignore-output"]
 predict(
     "18.divided",
-    "Bounds 0 2 3 6 8 give the 8 tokens of either rank the numbers 0 0 1 2 2 2 3 3. A query sees "
-    "the keys that have its number, on either rank, and are not later in the row. For how many of "
-    "the 16 queries are these exactly the right keys? (Shards are contiguous.)",
-    unit="queries",
+    "Place 8 holds the n of finally. It is the first token of rank 2. Which keys does it see?",
+    choices=["the f, the i and itself", "itself alone", "the w and e of while, and itself"],
 )
 
+# %% [markdown]
+# To find out, we let each rank number its own tokens. `row.on_each_rank` calls a function on every rank, with the places of the
+# rank's tokens, and puts the results in the order of the row. We will need it for the next mistakes, too.
 
 # %%
-def by_divided_bounds(packing, layout):
-    """The document of each token, if ranks number their tokens by the row's bounds over P."""
-    local, document = packing.cu_seqlens // layout.P, np.empty(packing.length, int)
-    for rank in range(layout.P):
-        count = np.arange(layout.length(rank))
-        document[layout.positions(rank)] = np.searchsorted(local, count, side="right") - 1
-    return document
+def by_divided_bounds(own):
+    """The document of each token of a rank: how many divided bounds lie at or before it, less 1."""
+    return np.searchsorted(divided, np.arange(len(own)), side="right") - 1
 
 
-def seen_with(document):
-    """Which query sees which key if these are the documents of the row's tokens."""
-    places = np.arange(len(document))
-    return (document[:, None] == document) & (places[:, None] >= places)
-
-
-def right_queries(packing, layout):
-    """The places of the queries that see exactly the right keys with divided bounds."""
-    sees, right = map(seen_with, (by_divided_bounds(packing, layout), packing.document_ids))
-    return np.flatnonzero((sees == right).all(axis=1)).tolist()
-
+numbers = row.on_each_rank(by_divided_bounds)
+lines = {"document ids": [*map(str, ids)], "by divided bounds": [*map(str, numbers)]}
+wrong = {"by divided bounds": numbers != ids}
+title = "The document of each token, as its rank believes"
+show(packed_view.strip(*drawn, lines, wrong, title=title),
+     packed_view.describe(*drawn, lines, wrong, title=title))
 
 # %%
-halves = contiguous(S, P)
-for rank in range(P):
-    print(f"rank {rank} takes its tokens for those of documents",
-          *by_divided_bounds(row, halves)[halves.positions(rank)])
-print("queries that see exactly the right keys:", right_queries(row, halves))
-compare("18.divided", len(right_queries(row, halves)))
-both = seen_with(row.document_ids), seen_with(by_divided_bounds(row, halves))
-show(packed_view.mistaken(*both), packed_view.describe_mistaken(*both))
+by_bounds = sees(numbers)
+masks = {"With the row's bounds": right, "With divided bounds": by_bounds}
+show(packed_view.pairs(*drawn, masks), packed_view.describe_pairs(*drawn, masks))
+seen = np.flatnonzero(by_bounds[8])
+letters = [row.letters[key] for key in seen]
+print("the n at place 8 sees places", *seen, "with the letters", *letters)
+print(f"{(right & ~by_bounds).sum()} of {right.sum()} pairs are lost")
+identify("divided bounds", row.loss(sees=by_bounds))
+compare("18.divided", "the w and e of while, and itself" if len(seen) == 3 else "itself alone")
 
 # %% [markdown]
-# Both ranks read the same bounds, so token 8, the first of rank 1, gets number 0 like tokens 0 and 1, and sees them. Document 2 falls apart.
-# (Queries 6 and 7 are right by luck: no token of documents 0 and 1 has got their number, 3.)
+# The *n* sees itself and the first tokens of ranks 0 and 1, because on every rank the first token is number 0. It sees nothing
+# of its own word but itself. About half of the pairs that should be seen are lost, and pairs of different words are seen instead.
 #
-# When is the division right? If every rank holds equally many tokens of **every** document. [Lesson 08](08_striped_and_zigzag.ipynb)'s layout
-# *two of each*, `per_document` in ringlab, cuts each document into 2P pieces and gives two to each rank. So a test of divided bounds passes with this layout, as long as
-# all its lengths are multiples of 2P. Otherwise tokens are left over, and all go to the rank that has fewer
-# so far. On two ranks seven tokens are four pieces of one, two for each; the other three go to rank 0.
+# When is the division right? If every rank holds equally many tokens of **every** document. [Lesson 08](08_striped_and_zigzag.ipynb)
+# has a layout for this, *two of each*: it cuts each document into 2P pieces and gives two of them to each rank. So a test of
+# divided bounds passes with that layout, as long as 2P divides all lengths. Some libraries therefore pad every document to a
+# multiple of 2P. (Then the padded row and the real one have different bounds, and mixing them up is [a bug of its
+# own](https://github.com/NVIDIA/Megatron-LM/issues/4495).) On four ranks our row would double:
 
 # %%
-even = Packing.of_lengths((8, 4, 12))
-for packing in (even, row):
-    layout = packing.layout("per_document", P)
-    held, n = [packing.document_ids[layout.positions(r)] for r in range(P)], len(packing.documents)
-    shares = [np.bincount(ids, minlength=n).tolist() for ids in held]
-    right = len(right_queries(packing, layout))
-    print(f"documents of {packing.documents}: {right} of {packing.length} queries right;",
-          f"tokens of each document by rank {shares}")
+print("tokens:", row.packing.length, "  padded to multiples of 8:", row.packing.padded(8).length)
 
 # %% [markdown]
-# Some libraries therefore pad every document to a multiple of 2P. (Then places in the padded row and in the real one differ, and mixing them up is
-# [a bug of its own](https://github.com/NVIDIA/Megatron-LM/issues/4495).) What does the padding cost on our 24 documents?
-
-# %% tags=["nbval-ignore-output"]
-predict(
-    "18.rounded",
-    "8 ranks, so every document is rounded up to a multiple of 16 tokens. By what percentage "
-    "does the row grow?",
-    unit="%",
-)
+# The padding is needed only because all ranks divide one list of bounds. The other way is to keep each token's **place in the
+# row**. Two places and the bounds of the whole row say whether a query sees a key, in any layout and for any lengths. ringlab
+# works like this, and so does the exercise.
+#
+# ## 4 · Labels
+#
+# The label of a token is the next token **of its document**. The last token of a document has none; in its stead stands −100,
+# which the loss ignores. So labels are the row, shifted by one, without the documents' ends:
 
 # %%
-real = Packing.of_lengths(lengths.tolist())
-rounded = real.padded(16)
-print(f"{real.length:,} tokens, {rounded.length:,} with padding")
-compare("18.rounded", 100 * (rounded.length / real.length - 1))
-shortest = Packing.of_lengths([1] * 100).padded(16)
-print("a hundred documents of one token:", shortest.length, "tokens with padding")
-
-# %% [markdown]
-# Here 1 %, but a row of one-token documents grows 16-fold. The padding is needed only because all ranks use one list of bounds, divided by P.
-# The other way keeps each token's **place in the row**: two places and the row's bounds decide whether a query sees a key. ringlab works like this, in any layout and
-# for any lengths, here on three ranks, whose shards are uneven. (A block: the keys of one rank, as the queries of one rank see them.)
-
-
-# %%
-def on_ring(ring, layout, packing, qkv):
-    parts = layout.shard(qkv, ring.rank)
-    return ring_attention(*parts, ring=ring, layout=layout, mask=packing.mask(), block="naive")
-
-
-def blocks_seen(layout):
-    """Whether any query of one rank sees any key of another: (P, P), of bool."""
-    own = [layout.positions(rank) for rank in range(layout.P)]
-    visible = row.mask().visible(places, places)
-    return np.array([[visible[np.ix_(rows, keys)].any() for keys in own] for rows in own])
-
-
-q, k, v = embedding[torch.arange(S)].permute(1, 2, 3, 0, 4)
-alone = [F.scaled_dot_product_attention(*(x[..., own, :] for x in (q, k, v)), is_causal=True)
-         for own in row.slices]
-for layout in (contiguous(S, 3), zigzag(S, 3), striped(S, 3), row.layout("per_document", 3)):
-    run = VirtualCluster(3).run(on_ring, layout, row, (q, k, v))
-    error = (layout.unshard(run.results) - torch.cat(alone, dim=-2)).abs().max().item()
-    print(f"{layout.name:13} as each document alone, to 1e-12: {error < 1e-12},",
-          f"{np.count_nonzero(blocks_seen(layout))} of 9 blocks hold a visible pair")
-
-# %% [markdown]
-# A rank skips a block of which its queries see no key, and passes it on all the same: a later rank may need it.
-#
-# ## 5 · Labels
-#
-# The label of a token is the next token of **its document**. Two borders matter. At the end of a document there is no next token, and no label. At the
-# end of a *run*, a stretch of the row that one rank holds without a gap, the next token is on another rank. Three ways to make labels:
-#
-# - *shift the row*, ignoring documents, then cut;
-# - *cut first*, then shift on each rank, within documents;
-# - *shift in documents*, then cut.
-
-# %%
-numbers = torch.arange(S)[None]  # every token is its own place
-labels_of_row = row.next_tokens(numbers)[0]
-print("labels:", *labels_of_row.tolist())
-
-
-def shift(tokens, of=None):
-    """The token after each; −100 after the last, and where the next one is of another document."""
-    labels = torch.full_like(tokens, IGNORE)
-    labels[:-1] = tokens[1:]
-    if of is not None:
-        labels[:-1][of[1:] != of[:-1]] = IGNORE
+def shift(tokens, document):
+    """The token after each; −100 for the last one, and for the last one of a document."""
+    labels = np.append(tokens[1:], IGNORE)
+    labels[:-1][document[1:] != document[:-1]] = IGNORE
     return labels
 
+
+labels = shift(row.tokens, ids)
+print("labels:", *(chr(each) if each >= 0 else "none" for each in labels))
+
+# %% [markdown]
+# Two mistakes are common. The first shifts the whole row and **forgets the documents**, as `torch.roll(tokens, -1)` does. (It
+# even gives the last token of the row a label, the first token.) The second mistake knows the documents, but **cuts first**:
+# every rank shifts the tokens that it holds ([published](https://github.com/verl-project/verl/issues/4250)). To draw all this,
+# we shift places instead of letters.
+
+# %%
+cut_first = row.on_each_rank(lambda own: shift(own, ids[own]))
+made = {"Shifted within documents, then cut: right": shift(places, ids),
+        "Shifted without documents": shift(places, np.zeros(16)),
+        "Cut first, then shifted on each rank": cut_first}
+contiguous_shards = dict.fromkeys(made, row.layout)
+pictured = row.packing, contiguous_shards, row.letters, made
+show(packed_view.labels(*pictured), packed_view.describe_labels(*pictured))
+
+# %% [markdown]
+# *Without documents*, the last token of a word has to guess how an unrelated word begins. None of our six programs does that.
+#
+# *Cut first*, the last token of a rank finds no next one, because that lies on the next rank. A label is lost wherever the border
+# of a rank falls inside a word, here three times:
+
+# %%
+cut_labels = row.on_each_rank(lambda own: shift(row.tokens[own], ids[own]))
+identify("labels cut first", row.loss(labels=cut_labels))
+losses = row.token_losses()
+lost = (labels != IGNORE) & (cut_labels == IGNORE)
+print(f"mean of the lost labels' losses {losses[lost].mean():.2f}, of all {loss_right:.2f}")
+
+# %% [markdown]
+# Nine labels remain of twelve. The three lost ones happen to be hard, so this program reports the **lowest loss of all six**. A
+# low loss is no sign that a program is right.
+#
+# Contiguous shards have few borders. Now deal the same row striped, place t to rank t mod 4, as one may for the balance of a
+# causal mask.
 
 # %% tags=["nbval-ignore-output"]
 predict(
     "18.labels",
-    "Striped over 2 ranks; each rank cuts first, then shifts within documents. How many "
-    "of the 16 labels are wrong? (A label that is lost is wrong, too.)",
+    "The same row, striped over the four ranks. Each rank cuts first, then shifts within "
+    "documents. How many of the 12 labels are still right?",
     unit="labels",
 )
 
 # %%
-of = torch.from_numpy(row.document_ids)
-layouts, cut_first = [contiguous(S, 2), zigzag(S, 2), striped(S, 2)], []
-for layout in layouts:
-    wrong, label = {"shift the row": 0, "cut first": 0, "in documents": 0}, np.empty(S, int)
-    for rank in range(2):
-        own = torch.from_numpy(layout.positions(rank))
-        made = shift(numbers[0])[own], shift(numbers[0][own], of[own]), shift(numbers[0], of)[own]
-        for name, labels in zip(wrong, made, strict=True):
-            wrong[name] += int((labels != labels_of_row[own]).sum())
-        label[own] = made[1]
-    cut_first.append(label)
-    print(f"{layout.name:11} wrong labels:", wrong)
-    if layout.name == "striped":
-        compare("18.labels", wrong["cut first"])
-drawn = layouts, documents, cut_first, labels_of_row.numpy()
-show(packed_view.labels(*drawn), packed_view.describe_labels(*drawn))
+dealt = striped(16, 4)
+cut_striped = row.on_each_rank(lambda own: shift(own, ids[own]), dealt)
+title = "The row striped, in the order in which ranks hold it: cut first, then shifted"
+pictured = row.packing, {title: dealt}, row.letters, {title: cut_striped}
+show(packed_view.labels(*pictured), packed_view.describe_labels(*pictured))
+still_right = (cut_striped == shift(places, ids)) & (cut_striped >= 0)
+compare("18.labels", int(still_right.sum()))
 
 # %% [markdown]
-# The picture shows *cut first*. A square is a token in the colour of its rank, with the place of its label in it (none: −100). A hollow one has a
-# wrong label, or lost its own.
+# None. In a striped shard two tokens are never neighbours in the row, so every token stands at a border.
 #
-# - *Shift the row* invents a label at the end of every document but the last: the model is to guess how an unrelated text begins.
-# - *Cut first* ([published](https://github.com/verl-project/verl/issues/4250)) breaks the label at the end of every
-#   run, unless a document ends there too. A contiguous or zig-zag shard has one or two runs; in a striped shard every token is a run.
+# The cure: **shift in the whole row, within documents, and let the labels travel with their tokens.** The same holds for loss
+# weights and for everything else that belongs to a token.
 #
-# So shift in the whole row, within documents, and let labels travel with their tokens. The same holds for loss weights and everything else
-# that belongs to a token.
+# ## 5 · Positions
 #
-# ## 6 · Positions
-#
-# Rotary embedding turns q and k by angles proportional to a number. Three are at hand: the position in the document, the place in the row, and the index in the
-# shard.
-
+# Rotary embedding turns each query and each key by an angle proportional to a number of its token. Which number? Three are at
+# hand:
 
 # %%
-def turn(x, positions):
-    """Rotary positions: turn the pair (x[i], x[i + 4]) by position · 100^(−i/4)."""
-    turns = 100.0 ** (-torch.arange(4, dtype=torch.float64) / 4)
-    angles = torch.as_tensor(positions)[:, None] * turns
-    cos, sin = angles.cos(), angles.sin()
-    a, b = x.chunk(2, dim=-1)
-    return torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1)
+index = row.on_each_rank(lambda own: np.arange(len(own)))
+lines = {"position in the word": [*map(str, positions)], "place in the row": [*map(str, places)],
+         "index in the shard": [*map(str, index)]}
+title = "Three numbers of a token"
+show(packed_view.strip(*drawn, lines, title=title),
+     packed_view.describe(*drawn, lines, title=title))
 
-
-def with_positions(positions):
-    """Attention of the row with these positions and the right mask."""
-    visible = torch.from_numpy(packed)
-    turned = turn(q, positions), turn(k, positions)
-    return F.scaled_dot_product_attention(*turned, v, attn_mask=visible)
-
+# %% [markdown]
+# The right one is the position: then the decoder treats a word in the row exactly like the word alone.
 
 # %% tags=["nbval-ignore-output"]
 predict(
     "18.positions",
-    "The mask is right, but rotary embedding gets each token's place in the row instead "
-    "of its position in the document. How does the output change?",
-    ["not at all, but for rounding", "a little, in later documents", "much, in all but the first"],
+    "The mask is right, but rotary embedding gets each token's place in the row. The d of def is "
+    "turned by 13 steps instead of 0. How does the loss change?",
+    choices=["not at all, but for rounding", "a little", "as much as with a wrong mask"],
 )
 
 # %%
-index = np.empty(S, int)
-for rank in range(2):
-    index[zigzag(S, 2).positions(rank)] = np.arange(zigzag(S, 2).length(rank))
-right = with_positions(row.position_ids)
-for name, positions in (("place in the row", places), ("index in a zig-zag shard", index)):
-    error = (with_positions(positions) - right).norm() / right.norm()
-    print(f"{name:25} relative difference", f"{error:.2f}" if error > 1e-9 else "below 1e-9")
-close = (with_positions(places) - right).abs().max() < 1e-9
-compare("18.positions", "not at all, but for rounding" if close else "much, in all but the first")
+loss_places = row.loss(positions=places)
+print(f"loss with positions {loss_right:.3f}, with places {loss_places:.3f}")
+change = abs(loss_places - loss_right)
+compare("18.positions", "not at all, but for rounding" if change < 1e-9 else "a little")
 
 # %% [markdown]
-# A product of turned vectors depends on the *difference* of the two numbers, and within a document position and place differ by a constant.
-# So places do no harm here. (They do with learned positions, and with methods that treat positions beyond a limit differently.) Indices in a
-# shard do: neighbours on different ranks no longer differ by one. Places 3 and 4 get the indices 3 and 0.
+# Not at all. A product of two turned vectors depends only on the *difference* of their numbers. Within a document, position and
+# place differ by a constant, and the constant drops out. (Places do harm with learned positions, and with methods that treat
+# positions beyond a limit differently.)
 #
-# ## 7 · The loss
-#
-# The loss is a mean over the tokens that count. Who counts them? Four ranks hold these sums of −log p, over these numbers of tokens:
+# So what matters is the step from each token to the next one of its word. It has to be 1. In the next picture, red marks the
+# other steps:
 
 # %%
-sums, counts = np.array([8.0, 30.0, 12.0, 100.0]), np.array([4, 10, 2, 50])
-print("mean of all ranks' tokens:  ", round(sums.sum() / counts.sum(), 3))
-print("mean of the ranks' means:   ", round((sums / counts).mean(), 3))
+within = np.append(False, ids[1:] == ids[:-1])
+wrong = {"place in the row": within & (np.diff(places, prepend=0) != 1),
+         "index in the shard": within & (np.diff(index, prepend=0) != 1)}
+title = "Red: a number that does not follow the one before it in the word"
+show(packed_view.strip(*drawn, lines, wrong, title=title),
+     packed_view.describe(*drawn, lines, wrong, title=title))
+identify("index as position", row.loss(positions=index))
+
+# %% [markdown]
+# The index breaks at the same three borders where labels were lost: borders of ranks inside a word. There, the step from one
+# letter to the next is −3 instead of 1.
+#
+# ## 6 · The mean
+#
+# Mask, labels and positions are right now. The ranks only have to agree on *one* number, the mean over all labels. Suppose
+# each rank takes the mean of its own labels' losses, and the program reports the mean of the four means. When is that right?
 
 # %% tags=["nbval-ignore-output"]
 predict(
-    "18.loss",
-    "A library adds up the sums of all ranks, and each rank divides by its own count. The loss "
-    "that rank 0 reports is how many times the mean of all ranks' tokens?",
-    unit="times",
+    "18.mean",
+    "When is the mean of the ranks' means the mean over all labels, whatever the losses are?",
+    choices=["always", "if all ranks hold equally many tokens",
+             "if all ranks hold equally many labels"],
 )
 
 # %%
-factor = (sums.sum() / counts[0]) / (sums.sum() / counts.sum())
-print(f"{factor:.1f} times")
-compare("18.loss", factor)
+has_label = labels != IGNORE
+own_mean = row.on_each_rank(lambda own: has_label[own] / has_label[own].sum())
+print("tokens of each rank:", *(len(each) for each in own))
+print("labels of each rank:", *(has_label[each].sum() for each in own))
+equal = np.allclose(own_mean / 4, has_label / has_label.sum())
+compare("18.mean", "if all ranks hold equally many tokens" if equal
+        else "if all ranks hold equally many labels")
+identify("mean of the ranks' means", row.loss(weights=own_mean / 4))
 
 # %% [markdown]
-# Where all ranks have equal counts, the factor is P, as it was in [verl](https://github.com/verl-project/verl/issues/5983); here it differs by rank
-# and by batch. The mean of means is wrong too: rank 2's two tokens have as much say as rank 3's fifty. **Count
-# over all ranks, once, before anybody divides.** Padding has no labels, so it does not count.
+# A label on a rank with n labels weighs 1/n in the rank's mean, and a quarter of that in the end. So n must be the same on all
+# ranks. All hold four tokens here, but the last token of a word has no label, and ranks 1 and 3 have only two labels. Each of
+# these weighs as much as two labels of another rank. (Padding has no labels either, and makes counts unequal, too.)
 #
-# Packing can also change, unnoticed, what counts as *one vote* in the loss: a token, or a document. A mean over tokens gives a long document more say than a short one. A padded batch with a mean per
-# line counts each *document* once instead, as in some losses of reinforcement learning. The packed loss must keep the choice:
+# The picture shows the weight of every token in the mean. The third mean is no mistake but a choice: it takes the mean of each
+# *document*, then the mean of these. In some losses of reinforcement learning a long answer is to have no more say than a
+# short one.
 
 # %%
-losses = 1 + 4 / (1 + torch.from_numpy(row.position_ids).double())  # later tokens are easier
-count = labels_of_row != IGNORE
-by_token = losses[count].mean()
-having = [own for own in row.slices if count[own].any()]  # a document of one token has no label
-by_document = torch.stack([losses[own][count[own]].mean() for own in having]).mean()
-print(f"each token counts once: {by_token:.3f}, each document counts once: {by_document:.3f}")
+count = np.bincount(ids, weights=has_label)  # labels of each document
+by_document = has_label / np.maximum(count, 1)[ids] / np.count_nonzero(count)
+means = {"The mean over all labels: right": has_label / has_label.sum(),
+         "The mean of ranks' means, a mistake: steps at ranks' borders": own_mean / 4,
+         "The mean of documents' means, a choice: steps at documents' borders": by_document}
+show(packed_view.weights(*drawn, means), packed_view.describe_weights(*drawn, means))
 
 # %% [markdown]
-# If a document lies on two ranks, neither knows its mean. In the exercise you find each token's weight with one reduction.
+# A weight may change where a document ends. **It must never change because a rank ends.** So count over all ranks, once, before
+# anybody divides. The count in verl [left out the ranks of the ring](https://github.com/verl-project/verl/issues/5983). The sum
+# of P ranks was then divided by the count of one, and the loss was P times too large.
 #
-# ## 8 · A short document does not fill a ring
-#
-# So far one ring shared the whole row. Back to the 24 documents, now on 16 ranks. What if each document had a ring of its own, of as many ranks as
-# suit it? The times of this section come from a model, not from a GPU: a training step of Llama 3 8B on H100s, 8 to a node. Reading the weights
-# from memory, once for all documents, is left out.
+# The mean of documents' means needs such a count for every document. `finally` lies on three ranks, and none of them knows how
+# many labels it has:
 
 # %%
-costs = SequenceCosts.of(model("llama3-8b"), hardware("h100"))
-for length in (72, 432, 5_526):  # three of the 24
-    ms = [1e3 * costs.rank_s(length, ranks) for ranks in (1, 2, 4, 8, 16)]
-    print(f"{length:5,} tokens on 1, 2, 4, 8, 16 ranks:", *(f"{each:6.1f}" for each in ms), "ms")
+for rank in range(4):
+    counts = np.bincount(ids[own[rank]], weights=has_label[own[rank]], minlength=4).astype(int)
+    print(f"labels of each document on rank {rank}:", *counts)
+print("sum over all ranks:               ", *count.astype(int))
 
 # %% [markdown]
-# The long document gains from every rank, until the ring crosses to a second node. 72 tokens take 4.1 ms on one rank. An eighth of that would be 0.5
-# ms, but eight ranks take 2.3: most of it is waiting for hops. **Dynamic context parallelism** gives each document its own number of ranks, its *degree*, here 1, 2, 4, 8 or 16.
+# One all-reduce of these four numbers is enough. After it every rank knows the weight of all its tokens. The document `_` has no
+# label, so it has no mean, and does not count as a document.
+#
+# ## 7 · The six programs, opened
+#
+# All five mistakes have found their programs. One is left:
+
+# %%
+opened = {"mask without documents": {"sees": without_documents},
+          "divided bounds": {"sees": by_bounds},
+          "labels cut first": {"labels": cut_labels}, "index as position": {"positions": index},
+          "mean of the ranks' means": {"weights": own_mean / 4}, "no mistake": {}}
+found = {}
+for mistake, given in opened.items():
+    loss = row.loss(**given)
+    found[min(programs, key=lambda name: abs(programs[name] - loss))] = mistake
+for name, loss in programs.items():
+    print(f"program {name}: loss {loss:.3f}, {found[name]}")
+compare("18.right", *(name for name in found if found[name] == "no mistake"))
+
+# %% [markdown]
+# Is D really right? To be left over is no proof. A proof is **every document alone, in one process, without a row and without a
+# ring**, since then there is no border that could be forgotten.
+
+# %%
+decoder = spelling.decoder()
+total, count = 0.0, 0
+for word in row.words:
+    tokens = torch.tensor([*word.encode()])
+    logits = decoder(tokens[None])[0]
+    total += F.cross_entropy(logits[:-1], tokens[1:], reduction="sum").item()
+    count += len(word) - 1
+print(f"each word alone: {total / count:.3f} over {count} labels")
+print("equal to program D, to 1e-12:", abs(total / count - programs["D"]) < 1e-12)
+
+# %% [markdown]
+# Where does each wrong number come from? Below is the loss of each letter, in red where it differs from D. Program A has the
+# same losses as D but other weights, so its line shows the weights. (All of D's are 1/12.)
+
+# %%
+shown = {"D: no mistake": {}, "C: no documents": {"sees": without_documents},
+         "E: divided bounds": {"sees": by_bounds}, "B: labels cut first": {"labels": cut_labels},
+         "F: index": {"positions": index}}
+lines = {name: row.shown_losses(**given) for name, given in shown.items()}
+lines["A: weights"] = [f"1/{4 / weight:.0f}" if weight else "" for weight in own_mean]
+wrong = {name: np.array(each) != lines["D: no mistake"] for name, each in lines.items()}
+title = "What each program makes of the twelve labels"
+show(packed_view.strip(*drawn, lines, wrong, title=title),
+     packed_view.describe(*drawn, lines, wrong, title=title))
+
+# %% [markdown]
+# - **C and E**, the wrong masks, spoil whole words. C spares `while`, because nothing stands before it.
+# - **B and F** go wrong where the border of a rank falls inside a word: B at the last letter before it, F at the letters after it.
+# - **A** changes no loss of any letter. It reports 0.003 more than D, and nobody would look twice.
+#
+# ## 8 · A row on which no mistake hides
+#
+# Would a test have found the five? Here is a natural one: four documents of four tokens, one on each rank, compared with each
+# document alone. It has several documents and several ranks.
 
 # %% tags=["nbval-ignore-output"]
 predict(
-    "18.share",
-    "Attention computes about n² / 2 pairs for n tokens. Which share of all pairs of the "
-    "24 documents belongs to the longest one, of 5,526 tokens? (The next have 2,242 and 1,440.)",
-    ["a quarter", "half", "three quarters", "nearly all"],
+    "18.tests",
+    "The documents else, from, pass and with, one on each of the four ranks. How many of the five "
+    "wrong programs give the right loss on this row, and so pass the test?",
+    unit="programs",
 )
 
 # %%
-pairs = np.array([n * (n + 1) / 2 for n in lengths])
-percent = 100 * pairs / pairs.sum()
-print("pairs of the longest documents, in percent:", *np.sort(percent)[::-1][:4].round(1))
-alone = np.array([costs.rank_s(length, 1) for length in lengths])
-print(f"share of the time, each on one rank: {alone.max() / alone.sum():.0%}")
-choices = {"a quarter": 25, "half": 50, "three quarters": 75, "nearly all": 100}
-compare("18.share", min(choices, key=lambda name: abs(choices[name] - percent.max())))
+rows = {"one document": ["while_finallydef"], "one on each rank": ["else", "from", "pass", "with"],
+        "5, 1, 7 and 3": row.words}
+passes = {}
+for test, words in rows.items():
+    made = spelling.Row(words, P=4).six_programs()
+    passes[test] = [name for name in "ABCEF" if abs(made[name] - made["D"]) < 1e-12]
+    print(f"{test:17} wrong programs that pass:", *passes[test] or ["none"])
+compare("18.tests", len(passes["one on each rank"]))
 
 # %% [markdown]
-# The longest document has only 36 % of the *time*, since the linear layers cost every token the same. Now we compare four ways:
+# Three pass. If each rank holds one document, the borders of ranks *are* the borders of documents, and to mix them up does no
+# harm. With a single document there is no border to forget, so the two wrong masks pass. This lesson's row lets none pass:
 #
-# - **packed**: one ring of 16 for the whole row, as so far;
-# - **two rows**: the documents are dealt to two rows, longest first, and each row is packed on a ring of 8, inside one node;
-# - **static**: rings of one size, whichever is fastest; each ring does its share of the documents one after another;
-# - **dynamic**: a degree for each document, chosen so that all ranks end at about the same time.
+# - A rank's border falls inside a document, and a document's border inside a rank.
+# - The lengths are uneven, and P divides none of them.
+# - Ranks hold different numbers of labels. One document has no label at all.
 #
-# A rank has memory for 2,048 tokens in all. So 5,526 tokens need at least 4 ranks (3 is no degree), 2,242 need 2, all others 1. That gives a **bound**
-# for all four ways: on these fewest ranks, count time × ranks of each document, and divide the sum evenly among the 16. No way can be faster, since
-# more ranks for a document add waiting and remove no work.
-
-# %%
-found = compare_assignments(lengths.tolist(), P=16, capacity=2048, costs=costs)
-rows = [[], []]
-for length in sorted(lengths.tolist(), reverse=True):
-    min(rows, key=sum).append(length)
-times = {"packed": costs.row_s(lengths.tolist(), 16),
-         "two rows": max(costs.row_s(each, 8) for each in rows),
-         "static": found.static_s, "dynamic": found.dynamic_s, "bound": found.least_s}
-for way, time in times.items():
-    print(f"{way:8} {1e3 * time:5.0f} ms, {time / found.least_s:.2f} of the bound")
-
-# %% [markdown]
-# In the picture each column is a rank, and each block a document, as wide as the ranks that share it, with its tokens where there is room. (Colours
-# repeat; the white above a column is waiting. The bound is for the rank that ends last, so others may end below it.)
-
-# %%
-placed = [[[(each, costs.rank_s(lengths[each], degree) * 1e3) for each, degree in on_rank]
-           for on_rank in packed_view.on_ranks(made)] for made in (found.static, found.dynamic)]
-titles = ["static: one degree for all", "dynamic"]
-show(packed_view.groups(placed, titles, lengths, found.least_s * 1e3),
-     packed_view.describe_groups(placed, ["static", "dynamic"]))
-
-# %% [markdown]
-# Under *static* each document has a ring of eight to itself, and the short ones do not fill it: 72 tokens wait for hops most of their 2.3 ms, and
-# even of the 5.2 ms of 432 tokens only 24.9 / 8 = 3.1 are computing. Under *dynamic* 21 documents are on one rank each, where nothing of them travels.
-#
-# *Packed* on one ring is slow because that ring crosses the nodes. A document of n tokens on d ranks sends the keys and values of n · (d − 1) tokens. In
-# one ring of 16 the whole row goes around, and between the nodes its hops take longer than the computing. *Two rows* send half as much, and none of
-# it between nodes. In a row short documents share the hops with long ones, so that this plain way is as fast as *dynamic* here:
-
-# %%
-print(f"packed, one ring of 16: {real.length * 15:7,} tokens' keys and values travel")
-print(f"two rows, rings of 8  : {real.length * 7:7,}")
-for name, made in (("static", found.static), ("dynamic", found.dynamic)):
-    placed_once = [each for batch in made.micro_batches for each in batch]
-    travelling = sum(lengths[each.sequence] * (each.degree - 1) for each in placed_once)
-    print(f"{name:22}: {travelling:7,}")
-
-# %% [markdown]
-# ## 9 · All of it in a step
-#
-# Last, a step of training: a small decoder on 3 ranks, with labels, positions, mask, and a loss that counts over all ranks. `Packing.shard`
-# shifts labels within documents, cuts, and adds position ids. Loss and the embedding's gradient must be those of one process that computes each
-# document alone. (`spoil` is for later.)
+# **Take a row like this one for your own test**, and compare loss *and* gradient with each document alone. Here ringlab takes that
+# test, on three ranks, whose shards are uneven. `Packing.shard` shifts the labels within documents, then cuts, and adds position
+# ids. With `Context.agreed` the ranks check that all have the same layout and the same mask.
 
 
 # %%
-CONFIG = ModelConfig(width=32, heads=4, kv_heads=2, hidden=64)
-text = torch.from_numpy(corpus.tokens(S))[None]
-
-
-def step(ring, layout, spoil=None):
-    """This rank's share of the loss, and its gradient of the embedding."""
-    decoder = Transformer(CONFIG, seed=0).double()
-    part = row.shard(layout, ring.rank, input_ids=text, labels=text) | {"mask": row.mask()}
-    if spoil:
-        part |= spoil(part, torch.from_numpy(layout.positions(ring.rank)))
-    # agreed: all ranks check that their layouts and masks are the same
-    own = Context.agreed(ring, layout, mask=part["mask"], position_ids=part["position_ids"][0])
-    # Only a fault brings a count of its own.
-    total = part.get("count", ring.all_reduce((part["labels"] != IGNORE).sum()))
-    share = total_loss(decoder(part["input_ids"], own), part["labels"]) / total
-    share.backward()
-    return share.item(), ring.all_reduce(decoder.embedding.weight.grad)
-
-
-def total_loss(logits, labels):
-    rows, own = logits.flatten(0, 1), labels.flatten()
-    return F.cross_entropy(rows, own, ignore_index=IGNORE, reduction="sum")
+def step(ring, layout):
+    """This rank's share of the loss, and the embedding's gradient."""
+    own = copy.deepcopy(decoder)
+    tokens = torch.from_numpy(row.tokens)[None]
+    part = row.packing.shard(layout, ring.rank, input_ids=tokens, labels=tokens)
+    ids = part["position_ids"][0]
+    context = Context.agreed(ring, layout, mask=row.packing.mask(), position_ids=ids)
+    count = ring.all_reduce((part["labels"] != IGNORE).sum())
+    logits = own(part["input_ids"], context)[0]
+    loss = F.cross_entropy(logits, part["labels"][0], ignore_index=IGNORE, reduction="sum") / count
+    own.zero_grad()
+    loss.backward()
+    return loss.item(), ring.all_reduce(own.embedding.weight.grad)
 
 
 # %%
-decoder = Transformer(CONFIG, seed=0).double()
-each_alone = [total_loss(decoder(text[:, own])[:, :-1], text[:, own][:, 1:]) for own in row.slices]
-loss = sum(each_alone) / (labels_of_row != IGNORE).sum()
-loss.backward()
-for layout in (zigzag(S, 3), row.layout("per_document", 3)):
+alone = copy.deepcopy(decoder)
+alone.zero_grad()
+for word in row.words:
+    tokens = torch.tensor([*word.encode()])
+    loss = F.cross_entropy(alone(tokens[None])[0, :-1], tokens[1:], reduction="sum") / count
+    loss.backward()
+for layout in (zigzag(16, 3), striped(16, 3), row.packing.layout("per_document", 3)):
     shares, gradients = zip(*VirtualCluster(3).run(step, layout).results, strict=True)
-    same = abs(sum(shares) - loss.item()) < 1e-12
-    close = torch.allclose(gradients[0], decoder.embedding.weight.grad, atol=1e-12)
-    print(f"{layout.name:13} as each document alone: loss {same}, embedding's gradient {close}")
+    same = abs(sum(shares) - programs["D"]) < 1e-12
+    close = torch.allclose(gradients[0], alone.embedding.weight.grad, atol=1e-12)
+    print(f"{layout.name:13} as each document alone: loss {same}, gradient {close}")
 
 # %% [markdown]
-# And with a bug?
-
-# %%
-faults = {
-    "none": None,
-    # ringlab refuses this mask with the right positions. Places do no harm, by section 6.
-    "mask without documents": lambda part, own: {"mask": Mask(), "position_ids": own[None]},
-    "labels cut first": lambda part, own: {"labels": shift(part["input_ids"][0], of[own])[None]},
-    # A rank's sum over 3 times its own count; the three add up to the mean of means.
-    "mean of ranks' means": lambda part, own: {"count": 3 * (part["labels"] != IGNORE).sum()},
-    "index as position": lambda part, own: {"position_ids": torch.arange(len(own))[None]},
-}
-for name, spoil in faults.items():
-    try:
-        run = VirtualCluster(3).run(step, zigzag(S, 3), spoil)
-        total = sum(share for share, _ in run.results)
-        print(f"{name:23} loss {total:.3f}, as alone: {abs(total - loss.item()) < 1e-12}")
-    except LayoutError as refusal:
-        print(f"{name:23} refused:", *str(refusal).splitlines(), sep="\n    ")
-
-# %% [markdown]
-# Three losses that nobody would doubt, and no error. (The decoder is untrained, so its loss is near ln 256 = 5.55 whatever the bug. In the published
-# ring of section 3 the same leak gave 1.83 times the loss.) The comparison with documents computed alone finds all three. (ringlab compares position
-# ids with layout and mask, and refuses wrong ones; most code does not.)
-#
 # ## Recap
 #
-# - A row of packed documents saves the padding. cu_seqlens, position ids and document ids say the same thing, of the *whole row*.
-# - Bounds divided by P are right only if each rank holds the same number of tokens of every document. For a mask, places in the row are always right.
-# - To find a wrong mask, change one token and look which outputs move.
-# - Labels and positions are made before the cut, within documents, and travel with their tokens.
-# - The loss is divided by a count over all ranks; padding does not count. Whether tokens or documents count once is a choice: keep it.
-# - A short document alone does not fill a ring: pack it with others, or give it one rank. A ring that crosses nodes needs long sequences.
+# - The borders of ranks and those of documents have nothing to do with each other. Make bounds, labels and positions in the whole
+#   row, within documents, and cut afterwards.
+# - cu_seqlens, position ids and document ids say the same thing, of the *whole row*. Divided by P they are right only if each
+#   rank holds equally many tokens of every document. Places in the row are always right.
+# - Rotary embedding knows differences only: places in the row do no harm, indices in a shard do.
+# - Count labels over all ranks before anybody divides. Whether tokens or documents count once is a choice.
+# - A loss does not show whether it is right, and a low one may have lost its hard labels. Compare with each document alone, on a
+#   row of uneven lengths whose borders do not coincide. To find a wrong mask, change one token and look which outputs move.
 #
 # ## Self-check
 #
 # <details><summary>1. A library's test stripes four documents of 512 tokens over four ranks and passes. Which bug of this lesson can it not
-# see?</summary>Divided bounds: every rank has equally many tokens of each document. Nor can it
-# tell a mean over tokens from one over documents.</details>
+# see?</summary>Divided bounds: every rank has equally many tokens of each document.</details>
 #
-# <details><summary>2. In section 5, why did cutting first spoil one label with contiguous shards and all twelve with striped ones?</summary>A
-# label is lost or replaced at the end of every run, unless a document ends there too, and in a striped shard every token is a run.</details>
+# <details><summary>2. Why did cutting first lose three labels with contiguous shards, and spoil all twelve with striped ones?</summary>A
+# label is lost or replaced wherever the next token of the word is on another rank. In a striped shard it always is.</details>
 #
 # <details><summary>3. Position ids count through the whole row. When does it matter?</summary>Not for rotary embedding, which knows differences
 # only; for learned positions and for methods that treat positions beyond a limit differently.</details>
 #
-# <details><summary>4. Why not give every short document a ring of its own on all 16 ranks?</summary>Each rank would compute on a few tokens of it, and
-# wait for fifteen hops that nothing hides.</details>
+# <details><summary>4. Four ranks hold one document of four tokens each. Why is the mean of the ranks' means right there?</summary>Each rank
+# has three labels, so all labels have the same weight.</details>
 #
 # Now [exercise 18](../exercises/18_packed_batches.ipynb): bounds, shards, the ring, and the weights of the loss.

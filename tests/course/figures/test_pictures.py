@@ -17,6 +17,7 @@ from ringlab.cost.planner.serve_time import ServeRequest, serving_time
 from ringlab.cost.sizes import Attention
 from ringlab.errors import CommError, CostError, CourseError, LayoutError
 from ringlab.nn import Degrees
+from ringlab.packing import Packing
 from ringlab.scan.graph import SCANS
 from ringlab.viz.lanes import Span
 from ringlab_course.catalogue import PAPERS
@@ -64,11 +65,13 @@ LADDER = {"block + merge": [(96, 36)] * 4, "carried": [(48, 20)] * 4, "first and
 MESH = Degrees(dp=2, cp=2, tp=2)
 DOCUMENTS = (3, 1, 4)
 DEALT = [contiguous(8, 2), zigzag(8, 2), striped(8, 2)]
-RIGHT = np.array([1, 2, -100, -100, 5, 6, 7, -100])
-LOST = np.array([1, 2, -100, -100, 5, -100, 7, -100])
-LABELS = DEALT, DOCUMENTS, [RIGHT, LOST, RIGHT], RIGHT
+ROW = Packing.of_lengths(DOCUMENTS)
+PACKED = ROW, DEALT[0], "aaabcccc"
+LINES = {"ids": [*"00012222"], "mine": [*"00011222"]}
+MARKED = {"mine": np.arange(8) == 4}
+LOST = np.array([1, 2, -1, -1, 5, -1, 7, -1])
+LABELS = ROW, {"zigzag": DEALT[1]}, "aaabcccc", {"zigzag": LOST}
 SEEN = np.tri(8, dtype=bool)
-SHOULD = SEEN & np.equal.outer(*[np.repeat([0, 1, 2], DOCUMENTS)] * 2)
 SERVER = partial(ServeRequest, "llama3-70b", "h100", context=2**17)
 WAYS = {
     "copies": SERVER(sequences=1, token_ranks=1, head_ranks=16, sharing="copies"),
@@ -81,6 +84,7 @@ DECODED = {
 }
 TURNS = {"Long chunks": [(0.6, 8.0)] * 3, "Short chunks": [(0.01, 0.1)] * 200}, 0.01, 0.016
 HELD = [(0, [("Ada", 32), ("Ben", 32)]), (32, [("Ada", 6)]), (32, [("Ben", 7)]), (0, [])]
+PLACED = {"both": [[(0, 2.0, 1.5), (1, 1.0, 1.0)], [(0, 2.0, 1.5), (2, 0.5, 0.5)]]}
 LANES = [
     Span(0, "compute", "a", 0.0, 0.004),
     Span(0, "copy", "b", 0.003, 0.006),
@@ -188,9 +192,11 @@ SAYS = {
     "faults": (of(error_curves, (1, 4), WRONG, figure="fault_figure", words="describe_faults"), ("bf16 accumulator: plain",)),
     "faults that overflow": (of(error_curves, (1, 4), OVERFLOWS, figure="fault_figure", words="describe_faults"), ("all: plain 1e-01 to inf",)),
     "kill matrix": (of(kill_matrix, FOUND), ("ash: found by bytes. elm: found by bytes.",)),
-    "pairs": (of(packed_view, DEALT[:2], DOCUMENTS), ()),
-    "mistaken": (named(packed_view, "mistaken", SHOULD, SEEN), ("17 are and 0 are lost; 19 pairs are seen that should not be. Wrong queries: 3, 4, 5, 6, 7.",)),
-    "labels": (named(packed_view, "labels", *LABELS), ("contiguous: wrong at no token", "zigzag: wrong at 5;")),
+    "strip": (lambda: (packed_view.strip(*PACKED, LINES, MARKED, title="Title", bounds=True), packed_view.describe(*PACKED, LINES, MARKED, title="Title", bounds=True)), ("cu_seqlens: 0, 3, 4, 8.", "mine: 0 0 0 1 1 2 2 2. Wrong at places 4.")),
+    "pairs": (named(packed_view, "pairs", *PACKED, {"causal": SEEN}), ("17 pairs seen, rightly, 19 pairs seen by mistake, 0 pairs lost",)),
+    "labels": (named(packed_view, "labels", *LABELS), ("Labels lost at places 5; wrong labels at places none.",)),
+    "weights": (named(packed_view, "weights", *PACKED, {"all": np.full(8, 1 / 8)}), ("weights: 1/8 1/8",)),
+    "groups": (lambda: (packed_view.groups(PLACED, [300, 20, 30], 2.0), packed_view.describe_groups(PLACED)), ("Ranks end after 2 to 3 ms, and wait 18% of this",)),
     "travellers": (named(serving_view, "travellers", 4), ()),
     "hand over": (named(serving_view, "hand_over", 4), ()),
     "hand over of one rank": (named(serving_view, "hand_over", 1), ()),

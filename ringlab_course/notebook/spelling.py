@@ -1,0 +1,181 @@
+"""A row of Python's keywords on ranks, a decoder that learns to spell them, and six programs for its loss.
+
+Five of the programs are wrong. Lesson 18 shows all six losses first, and finds the mistake of each program later.
+"""
+
+from __future__ import annotations
+
+import keyword
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache, cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from ringlab.comm.ring import Ring
+from ringlab.comm.virtual import VirtualCluster
+from ringlab.layout import Layout, contiguous
+from ringlab.merge import Partial, merge
+from ringlab.nn import IGNORE, Context, ModelConfig, Transformer
+from ringlab.packing import Packing
+
+Given = dict[str, np.ndarray]
+"""What a program gives to the decoder, where that is not the right one."""
+CONFIG = ModelConfig(vocabulary=128, width=32, heads=4, kv_heads=2, hidden=64)
+STEPS = 40
+"""Steps of training: enough for a loss that depends on the context, and too few to know the words by heart."""
+
+
+@cache
+def decoder() -> Transformer:
+    """Return a decoder, in float64, that has begun to learn to spell Python's 35 keywords, each of them alone."""
+    model = Transformer(CONFIG, seed=0).double()
+    words = [torch.tensor(list(word.encode())) for word in keyword.kwlist]
+    tokens = torch.nn.utils.rnn.pad_sequence(words, batch_first=True)
+    labels = torch.nn.utils.rnn.pad_sequence([word[1:] for word in words], True, IGNORE)
+    labels = F.pad(labels, (0, tokens.shape[1] - labels.shape[1]), value=IGNORE)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        F.cross_entropy(model(tokens).flatten(0, 1), labels.flatten(), ignore_index=IGNORE).backward()
+        optimizer.step()
+    return model
+
+
+class Row:
+    """Words packed in one row, a letter a token, which P ranks share in contiguous shards.
+
+    Its methods take what a program gives to the decoder, where that is not the right one: `sees`, (S, S), which query sees
+    which key; `positions`, `labels` and `weights` in the mean, (S,), of the tokens.
+
+    >>> Row(["def", "_"], P=2).letters
+    ['d', 'e', 'f', '_']
+    """
+
+    def __init__(self, words: Sequence[str], P: int) -> None:
+        self.words = tuple(words)
+        self.letters = list("".join(words))
+        self.tokens = np.array(list("".join(words).encode()))
+        self.packing = Packing.of_lengths([len(word) for word in words])
+        self.layout = contiguous(self.packing.length, P)
+
+    @cached_property
+    def right(self) -> dict[str, np.ndarray]:
+        """Return the right `sees`, `positions` and `labels`."""
+        places = np.arange(self.packing.length)
+        return {
+            "sees": np.asarray(self.packing.mask().visible(places, places)),
+            "positions": self.packing.position_ids,
+            "labels": self.packing.next_tokens(torch.from_numpy(self.tokens)[None])[0].numpy(),
+        }
+
+    def on_each_rank(
+        self, make: Callable[[np.ndarray], np.ndarray], layout: Layout | None = None
+    ) -> np.ndarray:
+        """Return what each rank makes for its own tokens, given their places in the row, in the order of the row.
+
+        layout: how the ranks share the row, if not in contiguous shards.
+        """
+        layout = layout or self.layout
+        owned = [layout.positions(rank) for rank in range(layout.P)]
+        return np.concatenate([make(own) for own in owned])[np.argsort(np.concatenate(owned))]
+
+    def logits(self, **given: np.ndarray) -> Tensor:
+        """Return the decoder's logits for each token, (S, vocabulary), computed on the ranks."""
+        inputs = self.right | given
+        run = VirtualCluster(self.layout.P).run(_logits, decoder(), self, inputs["sees"], inputs["positions"])
+        joined: Tensor = self.layout.unshard(run.results, dim=0)
+        return joined
+
+    def token_losses(self, **given: np.ndarray) -> np.ndarray:
+        """Return −log p of each token's label, (S,), or 0 without a label."""
+        labels = torch.from_numpy(given.get("labels", self.right["labels"]))
+        losses = F.cross_entropy(self.logits(**given), labels, ignore_index=IGNORE, reduction="none")
+        return losses.numpy()
+
+    def shown_losses(self, **given: np.ndarray) -> list[str]:
+        """Return a text for each token: its loss, "lost" if it should have a label and has none, or nothing."""
+        has, should = (given.get("labels", self.right["labels"]) != IGNORE), self.right["labels"] != IGNORE
+        losses = self.token_losses(**given)
+        return [f"{losses[n]:.2f}" if has[n] else "lost" if should[n] else "" for n in range(len(losses))]
+
+    def loss(self, **given: np.ndarray) -> float:
+        """Return the sum of weight · −log p over the tokens. All labels have the same weight unless it is given."""
+        counted = given.get("labels", self.right["labels"]) != IGNORE
+        return float((given.get("weights", counted / counted.sum()) * self.token_losses(**given)).sum())
+
+    def six_programs(self) -> dict[str, float]:
+        """Return the losses that the six programs report, by the program's letter."""
+        return {letter: self.loss(**program(self)) for letter, program in _PROGRAMS.items()}
+
+
+@torch.no_grad()
+def _logits(ring: Ring, model: Transformer, row: Row, sees: np.ndarray, positions: np.ndarray) -> Tensor:
+    own = row.layout.positions(ring.rank)
+    context = _Free(ring, row.layout, position_ids=torch.from_numpy(positions[own]), sees=sees)
+    logits: Tensor = model(torch.from_numpy(row.tokens[own])[None], context)[0]
+    return logits
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class _Free(Context):
+    """A context with any mask and any positions, also wrong ones, which `Context` refuses."""
+
+    sees: np.ndarray
+
+    def __post_init__(self) -> None:
+        pass
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, sinks: Any = None) -> Tensor:
+        ring, group = self.ring, q.shape[1] // k.shape[1]
+        own, state = self.layout.positions(ring.rank), Partial.identity(q)
+        for step in range(ring.world_size):
+            keys = self.layout.positions(ring.origin(step))
+            visible = torch.from_numpy(self.sees[np.ix_(own, keys)])
+            scores = q @ k.repeat_interleave(group, dim=1).mT / math.sqrt(q.shape[-1])
+            scores = scores.masked_fill(~visible, -math.inf)
+            lse = torch.logsumexp(scores, dim=-1)
+            weights = torch.exp(scores - lse.masked_fill(lse == -math.inf, 0.0)[..., None])
+            state = merge(state, Partial(weights @ v.repeat_interleave(group, dim=1), lse))
+            if step < ring.world_size - 1:
+                k, v = ring.shift(k, v, length=len(self.layout.positions(ring.origin(step + 1))))
+        out: Tensor = state.out
+        return out
+
+
+def _a(row: Row) -> Given:
+    counted = row.right["labels"] != IGNORE
+    means = row.on_each_rank(lambda own: counted[own] / max(1, counted[own].sum()))
+    return {"weights": means / row.layout.P}
+
+
+def _b(row: Row) -> Given:
+    labels = row.right["labels"].copy()
+    labels[[row.layout.positions(rank)[-1] for rank in range(row.layout.P)]] = IGNORE
+    return {"labels": labels}
+
+
+def _c(row: Row) -> Given:
+    return {"sees": np.tri(row.packing.length, dtype=bool)}
+
+
+def _d(row: Row) -> Given:
+    return {}
+
+
+def _e(row: Row) -> Given:
+    bounds = row.packing.cu_seqlens // row.layout.P
+    numbers = np.searchsorted(bounds, _f(row)["positions"], side="right")
+    return {"sees": np.tri(row.packing.length, dtype=bool) & (numbers[:, None] == numbers)}
+
+
+def _f(row: Row) -> Given:
+    return {"positions": row.on_each_rank(lambda own: np.arange(len(own)))}
+
+
+_PROGRAMS: dict[str, Callable[[Row], Given]] = dict(zip("ABCDEF", (_a, _b, _c, _d, _e, _f), strict=True))
