@@ -77,17 +77,17 @@ show(packed_view.strip(*drawn, lines, title=title, bounds=True),
      packed_view.describe(*drawn, lines, title=title, bounds=True))
 
 # %% [markdown]
-# Each of the three ways gives the other two, as long as no document is *empty*. An empty document repeats a bound in cu_seqlens. In document
-# ids it is at most a number left out, and in position ids nothing shows it.
+# Each of the three ways gives the other two, as long as no document is *empty*. An empty document repeats a bound in
+# cu_seqlens. In document ids it is at most a number left out, and in position ids nothing shows it.
 #
 # Two words for the rest of the lesson. A token's **position** is its index within its document. Its **place** is its index
-# within the row, as in the last line of the picture. In earlier lessons the sequence was one document, so `layout.positions(rank)` returned both at once. Here it
-# returns places.
+# within the row, as in the last line of the picture. In earlier lessons the sequence was one document, and the two were the
+# same. Here `layout.positions(rank)` returns places.
 #
 # Look at the picture again. The gaps between ranks are borders, and so are the changes of colour. They have nothing to do with
 # each other: `while` lies on two ranks, `finally` on three, and rank 1 holds parts of three documents. **What a token sees, its
-# label and its position depend on its document. Each of the five mistakes forgets the border of a document, or takes the border
-# of a rank for one.**
+# label and its position depend on its document. Each of the five mistakes forgets the border of a document, or puts the border
+# of a rank in its place.**
 #
 # ## 2 · The mask
 #
@@ -174,7 +174,7 @@ for rank in range(4):
 
 # %% [markdown]
 # Rank 2 sees nothing of rank 0's block, and need not compute with it. It passes the block on all the same: all ranks have to
-# make the same number of exchanges, and in general a later rank needs the block.
+# make the same number of exchanges, and in other rows a later rank may need the block.
 #
 # ## 3 · The bounds of a shard
 #
@@ -556,7 +556,7 @@ for layout in (zigzag(16, 3), striped(16, 3), row.packing.layout("per_document",
 # - The borders of ranks and those of documents have nothing to do with each other. Make bounds, labels and positions in the whole
 #   row, within documents, and cut afterwards.
 # - cu_seqlens, position ids and document ids say the same thing, of the *whole row*. Divided by P they are right only if each
-#   rank holds equally many tokens of every document. Places in the row are always right.
+#   rank holds equally many tokens of every document. A mask by places in the row is always right.
 # - Rotary embedding knows differences only: places in the row do no harm, indices in a shard do.
 # - Count labels over all ranks before anybody divides. Whether tokens or documents count once is a choice.
 # - A loss does not show whether it is right, and a low one may have lost its hard labels. Compare with each document alone, on a
