@@ -16,6 +16,7 @@ from typing import Any, TypeAlias
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from ringlab.comm.ring import Ring
 from ringlab.types import KeyValue, Query, RowState
@@ -53,6 +54,7 @@ class _Attention(torch.autograd.Function):
         return out, lse
 
     @staticmethod
+    @once_differentiable  # autograd would record this, but not the messages, and second derivatives would be wrong
     def backward(ctx: Any, dout: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, out, lse = ctx.saved_tensors
         dq, dk, dv = backward(ctx.call, q, k, v, out, lse, dout)

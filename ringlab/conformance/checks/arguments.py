@@ -23,7 +23,7 @@ from ringlab.conformance.checks.check import (
     needs_own_tensors,
 )
 from ringlab.conformance.checks.measuring import gradient_of_sinks
-from ringlab.conformance.run.run import RAISED, Ran, Run
+from ringlab.conformance.run.run import RAISED, SPELLINGS, Ran, Run
 from ringlab.conformance.target.argument_names import (
     ALIBI,
     BIASES,
@@ -421,14 +421,18 @@ def _check(name: str) -> Check:
 
 
 def _neutral(plan: Plan) -> list[Run]:
-    names = sorted({*NEUTRAL} & {*plan.claims.takes, *plan.claims.through})
+    takes = {*plan.claims.takes, *plan.claims.through}
     P = plan.ranks(2)[0]
     plain = plan.run(P, _LENGTH, layout=plan.claims.layouts[-1], causal=plan.claims.causal[-1])
-    return [replace(plain, neutral=name) for name in names]
+    spelled = [each for each in SPELLINGS if each] if {"causal", "is_causal"} & takes else []
+    return [
+        *(replace(plain, neutral=name) for name in sorted({*NEUTRAL} & takes)),
+        *(replace(plain, spelled=each) for each in spelled),
+    ]
 
 
 def _as_without(plan: Plan, rans: Sequence[Ran]) -> Verdict:
-    """Return the verdict: each neutral value gives the plain result, or is refused."""
+    """Return the verdict: each neutral value, and each form of a bool, gives the plain result, or is refused."""
     right = [ran for ran in rans if ran.trouble is None]
     for ran in rans:
         if ran.trouble is not None and ran.trouble.kind != RAISED:
@@ -436,7 +440,8 @@ def _as_without(plan: Plan, rans: Sequence[Ran]) -> Verdict:
     if not right:
         return Verdict(True, f"refused: {rans[0].trouble}"[:500])
     verdict = by_errors(NAMES)(plan, right)
-    names = ", ".join(f"{ran.run.neutral}={NEUTRAL[ran.run.neutral]}" for ran in right)
+    neutral = [f"{ran.run.neutral}={NEUTRAL[ran.run.neutral]}" for ran in right if ran.run.neutral]
+    names = ", ".join(neutral + [f"causal as {ran.run.spelled}" for ran in right if ran.run.spelled])
     return replace(verdict, evidence=f"{names}: {verdict.evidence}")
 
 
@@ -446,5 +451,5 @@ def _needs_neutral(plan: Plan) -> str | None:
 
 ARGUMENT_CHECKS = (
     *(_check(name) for name in dict.fromkeys(each.check for each in ARGUMENTS)),
-    Check("neutral values", "the numbers with which callers switch an argument off, such as a soft cap of 0: the plain result, or an error", "quick", Measure.ARGUMENTS, _neutral, _as_without, _needs_neutral, tolerant=True),
+    Check("neutral values", "numbers with which callers switch an argument off, such as a soft cap of 0, and causal as 1: the plain result, or an error", "quick", Measure.ARGUMENTS, _neutral, _as_without, _needs_neutral, tolerant=True),
 )  # fmt: skip

@@ -38,10 +38,11 @@ _ASKS = {
     "frozen inputs": "gradients where only some of q, k and v need one",
     "changed in place": "inputs or out changed before backward: the same gradients, or autograd's error",
     "recomputation": "the forward made again in backward, under torch.utils.checkpoint",
+    "second derivatives": "a loss on gradients: its own gradients, or an error",
     "two rings": "a group that is not the world: even ranks one ring, odd ranks another",
     "same memory": "other values in the same tensors",
     "many calls": "no more memory after each call",
-    "side effects": "random numbers, modes and process groups as before a call; a right result after one that raised",
+    "side effects": "random numbers, modes and process groups as before a call; a right result after one that raised, and under another default dtype",
 }
 _STATE = ("inference", "two rings", "two groups", "same memory", "many calls", "side effects")
 """The checks of the state that a call leaves or finds; the other checks are about gradients."""

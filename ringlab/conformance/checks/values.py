@@ -32,7 +32,7 @@ from ringlab.conformance.checks.check import (
 )
 from ringlab.conformance.checks.measuring import expected
 from ringlab.conformance.run.run import RAISED, Ran, Run
-from ringlab.conformance.target.claims import RING
+from ringlab.conformance.target.claims import DESCENDING, RING
 from ringlab.conformance.tolerance import NAMES
 from ringlab.errors import apart
 
@@ -75,13 +75,15 @@ def _masks(plan: Plan) -> list[Run]:
 
     A mask must be the same for all sequences and heads. There are runs on 4 ranks, where zig-zag has ranks
     between the first and the last; runs in a half dtype, with a scale if the target takes one; and short runs
-    on 8 and 16 ranks.
+    on 8 and 16 ranks. A target that is told all positions, and no layout, also gets shards in descending order.
     """
     ranks = plan.ranks(2, 3, 4) if plan.quick else plan.ranks(2, 3, 4, 8)
     heads = partial(plan.run, causal=True, B=2, H=4, K=2 if plan.claims.grouped else 4)
     scale = 0.5 if plan.claims.scale else None
     many = [P for P in (8, 16) if P in plan.claims.ranks and (P == 8 or plan.claims.over == RING)]
-    return [
+    any_order = "positions" in plan.claims.takes and "layout" not in plan.claims.takes
+    backwards = [heads(ranks[0], layout=DESCENDING)] if any_order else []
+    return backwards + [
         run
         for layout in plan.claims.layouts
         for run in (
@@ -101,7 +103,11 @@ def _unmasked(plan: Plan) -> list[Run]:
 
 
 def _groups(plan: Plan) -> list[Run]:
-    heads = ((4, 4), (4, 2), (6, 1), (6, 3)) if plan.quick else ((4, 4), (4, 2), (6, 2), (6, 3), (8, 1))
+    heads = (
+        ((4, 4), (4, 2), (6, 1), (6, 3), (12, 4))
+        if plan.quick
+        else ((4, 4), (4, 2), (6, 2), (6, 3), (8, 1), (12, 4))
+    )
     return [
         plan.run(P, 30, H=H, K=K, causal=causal)
         for P in plan.ranks(2, 3)[: 1 if plan.quick else 2]
@@ -256,7 +262,11 @@ def _seeds(plan: Plan) -> list[Run]:
 def _overflown(plan: Plan) -> list[Run]:
     P = plan.ranks(3, 2)[0]
     runs = [plan.run(P, values="NaN in a key", backward=False)]
-    return runs + ([plan.run(P, dout="infinite")] if plan.claims.backward else [])
+    if plan.claims.backward:
+        runs.append(plan.run(P, dout="infinite"))
+    if plan.claims.backward and "float16" in plan.claims.dtypes:
+        runs.append(plan.run(P, dout="overflowing", dtype="float16"))
+    return runs
 
 
 def _shows(plan: Plan, rans: Sequence[Ran]) -> Verdict:
@@ -272,6 +282,17 @@ def _shows(plan: Plan, rans: Sequence[Ran]) -> Verdict:
             hidden += ["dq"] if np.isfinite(ran.arrays["dq"][:, :, row]).all(-1).any() else []
             if hidden:
                 text = f"an infinite gradient of out gives finite {', '.join(hidden)}: a loss scaler would not see it"
+                return Verdict(False, f"{text} ({run})", run)
+            continue
+        if run.dout == "overflowing":
+            true, most = expected(run.plain)[0], 2 * float(np.finfo(np.float16).max)
+            hidden = [
+                name
+                for name in ("dq", "dk", "dv")
+                if np.isfinite(ran.arrays[name][np.abs(getattr(true, name)) > most]).any()
+            ]
+            if hidden:
+                text = f"{', '.join(hidden)} are finite where they exceed float16: a loss scaler would not see it"
                 return Verdict(False, f"{text} ({run})", run)
             continue
         rows = np.flatnonzero(run.visible()[0, 0, :, row])

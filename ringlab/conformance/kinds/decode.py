@@ -103,6 +103,24 @@ def _differs(calls: DecodeCalls, case: Case) -> str:
     return changed_inputs(calls, case, "is not as it must be after a call") if case.appended else ""
 
 
+def _hides_nan(calls: DecodeCalls, case: Case) -> str:
+    """Return a sentence if the result is finite although each query sees a key that is NaN, or ""."""
+    for rank, out in enumerate(_outs(calls.of(case)[0])):
+        if np.isfinite(out).all(-1).any():
+            return f"out on rank {rank} is finite, although a key in use is NaN: nobody would notice ({case})"
+    return ""
+
+
+def _parts(calls: DecodeCalls, case: Case) -> str:
+    """Return a sentence if two ranks return different bits, or ""."""
+    first, *others = _outs(calls.of(case)[0])
+    for rank, out in enumerate(others, start=1):
+        if not np.array_equal(first, out):
+            far = float(np.abs(first - out).max())
+            return f"out of ranks 0 and {rank} differs by {far:.2g}, so they may choose different tokens ({case})"
+    return ""
+
+
 def _reached_by_nan(calls: DecodeCalls, case: Case) -> str:
     """Return a sentence if NaN in unused slots reaches the result, which is no fault of cleared caches, or ""."""
     wrong = _differs(calls, case)
@@ -257,6 +275,11 @@ CHECKS: tuple[DecodeCheck, ...] = (
     CallCheck("uncleared slots", "slots that are not in use", lambda ranks: [Case(P, S, uncleared="10,000") for P in ranks for S in (24, max(1, P - 1))], itself, _differs, (LENGTHS,)),
     CallCheck("uncleared, new tokens", "several new tokens, and slots that are not in use", lambda ranks: [Case(P, new=(3,), uncleared="10,000") for P in ranks], itself, _differs, PLACES),
     CallCheck("NaN in slots", "slots that are not in use, and hold NaN: whether they must be cleared first", lambda ranks: [Case(P, S, uncleared="NaN") for P in ranks for S in (1, 24)], itself, _reached_by_nan, (LENGTHS,)),
+    CallCheck("long caches", "650 tokens on a rank: more than a chunk of a kernel holds", lambda ranks: [Case(P, 650 * P) for P in ranks[:1]], itself, _differs),
+    CallCheck("rejected drafts", "slots of new tokens that are written again, after a call with other values in them", lambda ranks: [Case(P, new=new, drafted=True) for P in ranks[-1:] for new in ((1,), (1, 1))], itself, _differs, (LENGTHS,)),
+    CallCheck("strided", "a cache that does not lie densely in memory", lambda ranks: [Case(P, strided=True) for P in ranks[:1]], itself, _differs),
+    CallCheck("NaN", "a key that is NaN shows in the result", lambda ranks: [Case(P, values="NaN in a key") for P in ranks], itself, _hides_nan),
+    CallCheck("equal ranks", "the same bits on all ranks, each of which chooses the next token", lambda ranks: [Case(P) for P in ranks if P > 2], itself, _parts),
     CallCheck("growing cache", "a cache that gets a new token before each of four calls", lambda ranks: [Case(P, S, (1,) * 4, dealt) for P in ranks for S in (24, 4) for dealt in DEALT], itself, _differs, (LENGTHS,)),
     *(each.alone for each in ARGUMENTS),
     CallCheck("pairs", "every two settings together: arguments, dtypes, heads, numbers of new tokens, ranks", lambda ranks: [], itself, _differ_together, more=_pairs),

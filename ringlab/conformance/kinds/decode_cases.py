@@ -57,7 +57,8 @@ class Case:
     none. shorter: by how
     many tokens the second sequence is shorter than the first. paged: whether the cache consists of pages in
     random order. appended: whether the function writes the keys and values of the new tokens. padding: the
-    number of padding tokens before both sequences. The other fields are those of a `Run`.
+    number of padding tokens before both sequences. drafted: whether a call with other new tokens comes first, as with drafts that
+    are rejected, and their slots are written again. strided: whether the slots do not lie densely in memory. The other fields are those of a `Run`.
     """
 
     P: int
@@ -79,6 +80,8 @@ class Case:
     scale: float | None = None
     dv: int = 0
     padding: int = 0
+    drafted: bool = False
+    strided: bool = False
 
     def __str__(self) -> str:
         return ", ".join([f"P={self.P}", *unusual(self, Case(self.P))])
@@ -142,9 +145,12 @@ class _Cache:
         """Return the number of slots that sequences of these lengths use."""
         return [int((self.tokens < end).sum()) for end in ends]
 
-    def write(self, pools: Iterable[Tensor], begin: Sequence[int], end: Sequence[int]) -> None:
-        """Write the right values of slots of each sequence, from `begin` to `end`, into `pools`."""
-        for pool, x in zip(pools, self.whole, strict=True):
+    def write(
+        self, pools: Iterable[Tensor], begin: Sequence[int], end: Sequence[int], drafted: bool = False
+    ) -> None:
+        """Write the values of slots of each sequence, from `begin` to `end`, into `pools`; drafted: wrong values."""
+        for pool, right in zip(pools, self.whole, strict=True):
+            x = 2.0 - right if drafted else right
             for sequence in range(SEQUENCES):
                 slots = torch.arange(begin[sequence], end[sequence])
                 if len(slots):
@@ -174,6 +180,11 @@ def result(function: Callable[..., Any], case: Case, ring: Ring | None, rank: in
         given |= _lengths(case, cache, ends) | _arguments(run, cache)
         given |= dict.fromkeys(TABLES, cache.table.clone()) if paged else {}
         given |= dict.fromkeys(NEW_KEYS, keys) | dict.fromkeys(NEW_VALUES, values) if appended else {}
+        if case.drafted:
+            before = cache.used([end - n for end in ends])
+            cache.write((cache.k, cache.v), before, used, drafted=True)
+            call(function, (), {**given, **around(ring, rank, case.P)})
+            cache.write((cache.k, cache.v), before, used)
         kept = copy.deepcopy(given) | dict(zip("kv", cache.kept, strict=True))
         returned = call(function, (), {**given, **around(ring, rank, case.P)})
         found.append(_result(returned, rows, values))

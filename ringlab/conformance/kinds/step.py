@@ -51,11 +51,13 @@ from ringlab.conformance.kinds.step_cases import (
     BY_TOKEN,
     GIVEN,
     LABELS,
+    LENGTH,
     MASK,
     OPTIONS,
     PACKED,
     PADDING,
     SEQUENCES,
+    VOCABULARY,
     Case,
     Result,
     length,
@@ -320,6 +322,14 @@ def _with_other_padding(case: Case) -> list[Case]:
     return [case.plain, replace(case.plain, changed=PADDING), case]
 
 
+def _counts(calls: StepCalls, case: Case) -> str:
+    """Return a sentence if labels of one token give no loss, or ""."""
+    (found, *_) = calls.of(case)[0]
+    if math.isfinite(found.loss) and found.loss > 0.0:
+        return ""
+    return f"the loss is {found.loss:g} if all labels are token {case.only}, which is a token like any other ({case})"
+
+
 def _uninterrupted(case: Case) -> list[Case]:
     return [replace(case, resumed=False), case]
 
@@ -422,6 +432,8 @@ CHECKS: tuple[CallCheck[Case, Result], ...] = (
     CallCheck("equal ranks", "the same bits on all ranks", lambda ranks: _on(ranks), itself, _agree),
     CallCheck("side effects", "tokens, labels and documents as they were", lambda ranks: _on((1, *ranks)), itself, changed_inputs),
     CallCheck("every label", "the loss of one label, around the ends of shards", lambda ranks: [case for P in ranks for case in _around_ends(P)], _with_plain, _loss, (LABELS,)),
+    CallCheck("every token", "a batch of one token alone, for the first tokens and the last: each may be a label", lambda ranks: [Case(1, B=1, only=token) for token in (0, 1, 2, VOCABULARY - 1)], itself, _counts),
+    CallCheck("long sequences", "600 tokens on a rank, more than a chunk of the loss holds", lambda ranks: [Case(P, 600 * P, 1) for P in ranks[:1]], _with_plain, _equal),
     CallCheck("uneven labels", "labels that count on some ranks only", lambda ranks: _on(ranks, labels="late"), _with_plain, _equal, (LABELS,)),
     CallCheck("mean of labels", "loss and gradients are means over labels; first ones do not count", lambda ranks: [_few(P) for P in (1, *ranks)], lambda case: [*_one_by_one(case), case], _mean, (LABELS,)),
     CallCheck("metrics", "numbers that it reports, as on one rank", lambda ranks: [_case(P, labels=which) for P in ranks for which in ("all", "late")], _with_plain, _metrics, (LABELS,)),
@@ -454,7 +466,8 @@ def _with_loss(check: CallCheck[Case, Result], loss: str) -> CallCheck[Case, Res
 
 
 def _may_be_refused(case: Case) -> bool:
-    return bool(case.lengths) or (case.B > 1 and bool(case.documents))
+    # A model may have a shorter context.
+    return bool(case.lengths) or (case.B > 1 and bool(case.documents)) or case.S > 10 * LENGTH
 
 
 def check_step(

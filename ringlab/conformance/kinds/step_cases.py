@@ -48,7 +48,7 @@ class Case:
     the padding comes first. alone: the number of the only document or sequence in the batch.
     steps: the number of steps with this batch. resumed: whether a second call makes the steps after the first
     one, from a checkpoint. checkpoint: the folder for checkpoints. loss: the mean that the loss is, a key of
-    `ringlab.conformance.kinds.step.LOSSES`; it changes no call.
+    `ringlab.conformance.kinds.step.LOSSES`; it changes no call. only: the token of which the whole batch consists.
     """
 
     P: int
@@ -69,6 +69,7 @@ class Case:
     checkpoint: str | None = None
     again: bool = False
     loss: str = "tokens"
+    only: int | None = None
 
     def __str__(self) -> str:
         return ", ".join([f"P={self.P}", *unusual(self, Case(self.P))])
@@ -123,6 +124,7 @@ def batch(case: Case, seed: int) -> tuple[Int[Tensor, "B S"], Int[Tensor, "B S"]
     """
     draw = np.random.default_rng([case.S, case.B, seed])
     tokens = torch.from_numpy(draw.integers(0, VOCABULARY, (case.B, case.S)))
+    tokens = tokens if case.only is None else torch.full_like(tokens, case.only)
     labels = tokens.clone()
     if isinstance(case.labels, tuple):
         chosen = list(case.labels)

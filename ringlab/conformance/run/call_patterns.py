@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from ringlab.conformance.run.meters import PassMeter
-from ringlab.conformance.run.run import HALF_AFTERWARDS, TWO_RINGS, Run, cotangent_of_lse
+from ringlab.conformance.run.run import HALF_AFTERWARDS, TWO_RINGS, Run, cotangent_of_lse, second_gradients
 from ringlab.conformance.target.claims import Target
 
 Tensors = dict[str, Tensor]
@@ -40,6 +40,7 @@ class _Part(Protocol):
 
     def shards(self, shift: int = 0) -> tuple[Tensor, ...]: ...
     def own(self, whole: Float[Tensor, "B H S"]) -> Float[Tensor, "B H L"]: ...
+    def own_of(self, whole: Float[Tensor, "B H S D"]) -> Float[Tensor, "..."]: ...
     def attend(self, qkv: tuple[Tensor, ...]) -> tuple[Tensor, Tensor | None]: ...
     def gradients(
         self, leaves: tuple[Tensor, ...], dout: Tensor, out: Tensor, lse: Tensor | None, retain: bool = False
@@ -121,11 +122,14 @@ def _through_lse(alone: bool, part: _Part) -> Tensors:
 
 
 def _retained(part: _Part) -> Tensors:
-    """Return the gradients of a forward's second backward (`retain_graph=True`), as with several losses."""
+    """Return the gradients of a forward's second backward (`retain_graph=True`), as with several losses.
+
+    The first backward has another gradient of out.
+    """
     *qkv, dout = part.shards()
     leaves = _leaves(tuple(qkv))
     out, lse = part.attend(leaves)
-    part.gradients(leaves, dout, out, lse, retain=True)
+    part.gradients(leaves, part.shards(1)[3], out, lse, retain=True)
     return _named(part.gradients(leaves, dout, out, lse))
 
 
@@ -218,6 +222,47 @@ def _after_inference(part: _Part) -> Tensors:
     with torch.inference_mode():
         part.attend(part.shards(1)[:3])
     return _whole(part)
+
+
+def _with_another_default(part: _Part) -> Tensors:
+    """Return the results while the default dtype of new tensors is bfloat16, as inference engines set it."""
+    part.meet()
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.bfloat16)
+    part.meet()
+    try:
+        return _whole(part)
+    finally:
+        part.meet()  # virtual ranks share the default dtype
+        torch.set_default_dtype(before)
+        part.meet()
+
+
+def _of_gradients(part: _Part) -> Tensors:
+    """Return the results; note gradients of gradients that are wrong, as a gradient penalty would use them.
+
+    An error, or gradients that have no gradient, are right answers: no ring has to support this.
+    """
+    *qkv, dout = part.shards()
+    leaves = _leaves(tuple(qkv))
+    out, _ = part.attend(leaves)
+    first = torch.autograd.grad(out, leaves, dout, create_graph=True)
+    found = {"out": out.detach(), **{name: x.detach() for name, x in zip(GRADIENTS, first, strict=True)}}
+    loss = sum((x * x.detach()).sum() for x in first if x.requires_grad)
+    second: tuple[Tensor | None, ...] = (None, None, None)
+    if isinstance(loss, Tensor):
+        with suppress(RuntimeError):
+            second = torch.autograd.grad(loss, leaves, allow_unused=True)
+    part.meet()
+    if all(x is None for x in second):
+        part.note("refused", "gradients of gradients are refused")
+        return found
+    true = second_gradients(part.run)
+    for name, x, right in zip("qkv", second, true, strict=True):
+        own = part.own_of(right)
+        if x is None or (x - own).abs().max() > 0.01 * right.abs().max():
+            part.note("use", f"the gradient of a loss on gradients is wrong in {name}, without an error")
+    return found
 
 
 def _without(mode: Callable[[], AbstractContextManager[Any]], part: _Part) -> Tensors:
@@ -396,6 +441,8 @@ CALL_PATTERNS: dict[str, CallPattern] = {
     "no_grad": CallPattern("inference", partial(_without, torch.no_grad), backward=False),
     "inference_mode": CallPattern("inference", partial(_without, torch.inference_mode), backward=False),
     "trained after inference_mode": CallPattern("inference", _after_inference, {"S": 40}, autograd=True),
+    "another default dtype": CallPattern("side effects", _with_another_default, backward=False),
+    "a loss on gradients": CallPattern("second derivatives", _of_gradients, autograd=True),
     "two under no_grad": CallPattern("inference", _two_inferences, backward=False),
     "q trained": CallPattern("frozen inputs", partial(_frozen, "q"), autograd=True),
     "q and v trained": CallPattern("frozen inputs", partial(_frozen, "qv"), autograd=True),

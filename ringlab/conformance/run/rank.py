@@ -22,6 +22,7 @@ from ringlab.conformance.run.meters import Metered, PassMeter, UnwrittenIsNaN
 from ringlab.conformance.run.run import (
     HALF_AFTERWARDS,
     HALVED,
+    SPELLINGS,
     Meter,
     RankResult,
     Run,
@@ -170,6 +171,11 @@ class RankPart:
     def own(self, whole: Float[Tensor, "B H S"]) -> Float[Tensor, "B H L"]:
         """Return this rank's rows of a tensor (B, H, S)."""
         return whole.index_select(-1, torch.from_numpy(self.positions[self.rank])).to(self.device)
+
+    def own_of(self, whole: Float[Tensor, "B H S D"]) -> Float[Tensor, "..."]:
+        """Return this rank's tokens of a whole tensor, in the target's order of axes."""
+        own = whole[:, :, torch.from_numpy(self.positions[self.rank])].to(self.device)
+        return as_axes(own, self.target.axes)
 
     def attend(
         self, qkv: tuple[Any, ...], metered: bool = False
@@ -343,7 +349,7 @@ class RankPart:
         masks |= {"causal", "is_causal"} & self.target.required
         return {
             "ring": self.ring, "comm": self.ring.comm if self.ring else None, **dict.fromkeys(GROUPS, group),
-            "rank": self.rank, "world_size": run.P, **dict.fromkeys(masks, run.causal),
+            "rank": self.rank, "world_size": run.P, **dict.fromkeys(masks, SPELLINGS[run.spelled](run.causal)),
             "layout": layout or run.layout, "positions": tensors_of(self.positions, self.device),
             "scale": run.scale, "softmax_scale": run.scale, "return_lse": True,
             **more, **self.target.options,

@@ -5,7 +5,7 @@ All runs are planned before any of them is made, and several checks may judge th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -22,9 +22,11 @@ GIVEN = {
     "window": "window", "sides": "window sides", "softcap": "softcap", "prefix": "prefix", "documents": "documents",
     "key_documents": "documents of keys", "documents_of": "documents of each sequence", "pads": "padding", "pads_of": "padding of each sequence", "sinks": "sinks",
     "trained_sinks": "trained sinks", "alibi": "ALiBi slopes", "bias": "additive bias", "joint": "joint tokens", "keys": "keys",
-    "alignment": "aligned", "neutral": "switched off:", "dv": "head dim of v", "dropout": "dropout",
+    "alignment": "aligned", "neutral": "switched off:", "spelled": "causal as", "dv": "head dim of v", "dropout": "dropout",
 }  # fmt: skip
 """The fields of a run for arguments that only some targets take, and their names in a report."""
+SPELLINGS: dict[str, Callable[[bool], Any]] = {"": bool, "1": int, "numpy.bool_": np.bool_}
+"""The forms in which configuration files and arrays give a bool."""
 JOINT = 5
 """The number of tokens that are joined to the keys of a run with joint tokens."""
 LOSS_SCALE = {"float16": 2.0**8}
@@ -43,8 +45,8 @@ class Run:
 
     values: how the inputs are drawn (see `inputs`). strided: the axis of the inputs that is not dense in
     memory, "heads" or "dims". use: the name of a call pattern (see `ringlab.conformance.run.call_patterns`).
-    dout: "normal", "ones", "zeros", "large", which is 2¹⁶ times as large as "normal", or "infinite" in the row in
-    the middle. dlse: whether lse
+    dout: "normal", "ones", "zeros", "large", which is 2¹⁶ times as large as "normal", "infinite" in the row in
+    the middle, or "overflowing", with which gradients exceed float16. dlse: whether lse
     has a gradient too.
 
     window, softcap, prefix, documents, dropout: arguments of the call; 0 or () if they are not passed. sides:
@@ -112,6 +114,7 @@ class Run:
     bias: bool = False
     trained_sinks: bool = False
     neutral: str = ""
+    spelled: str = ""
 
     def __str__(self) -> str:
         mask = "causal" if self.causal else "full"
@@ -213,7 +216,7 @@ class Run:
         """Return the plain run with the same true result and the same bounds."""
         return replace(
             self, P=1, layout=ANY_LAYOUT, backward=True, strided="", strict=False,
-            twice=False, meter=False, fault="", use="", dropout=0.0, dropout_seed=0, neutral="",
+            twice=False, meter=False, fault="", use="", dropout=0.0, dropout_seed=0, neutral="", spelled="",
         )  # fmt: skip
 
 
@@ -366,9 +369,11 @@ def inputs(run: Run) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     exec(VALUES[run.values], names)
     q, k = names["q"], names["k"]
     large = LOSS_SCALE.get(run.dtype, 2.0**16)
+    overflowing = dout * 2.0**14
     infinite = np.where(np.arange(run.S)[:, None] == run.S // 2, np.inf, dout)
     dout = {
         "normal": dout, "ones": np.ones_like(dout), "zeros": 0.0 * dout, "large": dout * large, "infinite": infinite,
+        "overflowing": overflowing,
     }[run.dout]  # fmt: skip
     dout[_in_padding(run)] = 0.0
     q, k, v, dout = _moved(run, q, k, v, dout)
@@ -380,6 +385,24 @@ def inputs(run: Run) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     dtype = getattr(torch, run.dtype)
     tensors = [torch.from_numpy(x).to(dtype) for x in (q, k, v, dout)]
     return tensors[0], tensors[1], tensors[2], tensors[3]
+
+
+def second_gradients(run: Run) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the gradients with respect to q, k and v of the loss Σ x · x₀ over all x in (dq, dk, dv), by autograd.
+
+    x₀: the values of x, which the loss takes for constant.
+    """
+    *qkv, dout = (x.double() for x in inputs(run))
+    q, k, v = (x.requires_grad_() for x in qkv)
+    groups = run.H // run.K
+    keys, values = (x.repeat_interleave(groups, dim=1) for x in (k, v))
+    scores = (q @ keys.mT) * (run.D**-0.5 if run.scale is None else run.scale)
+    scores = scores.masked_fill(
+        ~torch.from_numpy(np.broadcast_to(run.visible(), scores.shape).copy()), -torch.inf
+    )
+    first = torch.autograd.grad(scores.softmax(-1) @ values, (q, k, v), dout, create_graph=True)
+    second = torch.autograd.grad(sum((x * x.detach()).sum() for x in first), (q, k, v))
+    return second[0], second[1], second[2]
 
 
 def sinks_of(run: Run) -> Float[Tensor, " H"]:

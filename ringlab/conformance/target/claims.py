@@ -39,6 +39,8 @@ Positions = Callable[..., Sequence[Any]]
 
 A layout that cuts each packed document separately takes a third argument, the lengths of the documents, which
 is () for one document."""
+DESCENDING = "descending"
+"""Contiguous shards, each from its last token to its first: an order that only positions can describe."""
 RING, TORCH = "ring", "torch.distributed"
 FLEX = (*FLEX_MASKS, *FLEX_SCORES)
 BOTTOM_RIGHT, TOP_LEFT = "bottom-right", "top-left"
@@ -92,6 +94,8 @@ class Target:
 
         Raises: LayoutError for an unknown layout, or unless every token has exactly one owner.
         """
+        if layout == DESCENDING and layout not in self.layouts:
+            return [each[::-1].copy() for each in np.array_split(np.arange(S), P)]
         known = self.known_layout(layout, S, P)
         if known is not None:
             return [known.positions(rank) for rank in range(P)]
