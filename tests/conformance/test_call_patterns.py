@@ -88,7 +88,13 @@ def test_gradients_from_a_function_of_their_own_are_not_asked_what_only_autograd
     report = quick(Target(forward, gradients=backward), only=names, layouts=("zigzag",))
     assert failed(report) == {}
     left = {each.name for each in report.findings if not each.applies}
-    assert left == {"gradient of lse", "frozen inputs", "changed in place", "recomputation"}
+    assert left == {
+        "gradient of lse",
+        "frozen inputs",
+        "changed in place",
+        "recomputation",
+        "second derivatives",
+    }
 
 
 @pytest.mark.parametrize("axes", AXES)
@@ -182,7 +188,7 @@ def test_a_ring_without_gradients_is_asked_how_it_is_called_too() -> None:
 
     names = ("inference", "many calls", "side effects", "same memory", "two rings")
     report = quick(leaks, only=names, backward=False)
-    assert report.failed == ["many calls", "side effects"] and torch.get_default_dtype() == torch.float32
+    assert {*report.failed} == {"many calls", "side effects"} and torch.get_default_dtype() == torch.float32
     assert all(finding.applies for finding in report.findings)
 
 
@@ -243,6 +249,18 @@ class _Marked(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         return gradient * (ctx.mark[0] == ctx.then), None
+
+
+def test_second_derivatives_may_be_right() -> None:
+    def right(q, k, v, *, ring, causal):
+        k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
+        scores = q @ k.mT * q.shape[-1] ** -0.5
+        hidden = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1) & causal
+        return scores.masked_fill(hidden, -torch.inf).softmax(-1) @ v
+
+    target = Target(right, layouts=("contiguous",), schedule="any", ragged=False, ranks=(1,))
+    (_, finding) = quick(target, only=("second derivatives",)).findings
+    assert finding.ok and "refused" not in finding.evidence
 
 
 def test_a_ring_that_an_error_leaves_half_changed_is_found() -> None:

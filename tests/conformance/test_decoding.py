@@ -149,6 +149,52 @@ def scales_its_queries(
     return out
 
 
+def whole_chunks(q: Tensor, k: Tensor, v: Tensor, total: int, positions: Tensor) -> tuple[Tensor, Tensor]:
+    n = max(1, k.shape[2] // 512) * 512
+    return local(q, k[:, :, :n], v[:, :, :n], total, positions[:n])
+
+
+def nan_becomes_zero(q: Tensor, k: Tensor, v: Tensor, total: int, positions: Tensor) -> tuple[Tensor, Tensor]:
+    out, lse = local(q, k, v, total, positions)
+    return out.nan_to_num(), lse.nan_to_num(neginf=-math.inf)
+
+
+KEPT: dict[int, Tensor] = {}
+
+
+def converted_once(
+    ring: Any, q: Tensor, k: Tensor, v: Tensor, length: int, lengths: list[int], positions: Tensor
+) -> Tensor:
+    """Keep the keys of earlier calls in float32, and convert the slots behind the last length alone."""
+    kept = KEPT.get(k.data_ptr(), k[:, :, :0].float())
+    if kept.shape[2] <= length and kept.shape[0] == len(k):
+        kept = torch.cat([kept, k[:, :, kept.shape[2] : length].float()], dim=2)
+    else:
+        kept = k[:, :, :length].float()
+    KEPT[k.data_ptr()] = kept
+    out: Tensor = over_a_ring()(ring, q, kept, v, length, lengths, positions)[0]
+    return out
+
+
+def as_if_dense(
+    ring: Any, q: Tensor, k: Tensor, v: Tensor, length: int, lengths: list[int], positions: Tensor
+) -> Tensor:
+    k, v = (x.as_strided(x.shape, torch.empty(x.shape).stride()) for x in (k, v))
+    out: Tensor = over_a_ring()(ring, q, k, v, length, lengths, positions)[0]
+    return out
+
+
+def own_partial_first(
+    ring: Any, q: Tensor, k: Tensor, v: Tensor, length: int, lengths: list[int], positions: Tensor
+) -> Tensor:
+    out, lse = local(q, k[:, :, :length], v[:, :, :length], sum(lengths), positions)
+    outs, lses = (ring.all_gather(x) for x in (out, lse))
+    turned = [*range(ring.rank, ring.world_size), *range(ring.rank)]
+    return one_by_one(
+        torch.stack([outs[each] for each in turned]), torch.stack([lses[each] for each in turned])
+    ).to(q.dtype)
+
+
 def of_this_rank(ring: Any, q: Tensor, k: Tensor, v: Tensor, lengths: list[int], positions: Tensor) -> Tensor:
     return local(q, k, v, sum(lengths), positions)[0].nan_to_num().to(q.dtype)
 
@@ -169,6 +215,11 @@ WRONG: dict[str, tuple[str, Callable[..., Any]]] = {
     "all slots, with several new tokens": ("uncleared, new tokens", all_slots_if_several),
     "the first sequence for all": ("values", over_a_ring(part=first_sequence)),
     "queries scaled in place": ("side effects", scales_its_queries),
+    "keys behind the last whole chunk are lost": ("long caches", over_a_ring(part=whole_chunks)),
+    "converted keys are kept when slots are written again": ("rejected drafts", converted_once),
+    "the cache is read as if it lay densely": ("strided", as_if_dense),
+    "a NaN becomes 0": ("NaN", over_a_ring(part=nan_becomes_zero)),
+    "each rank merges its own partial first": ("equal ranks", own_partial_first),
 }  # fmt: skip
 
 

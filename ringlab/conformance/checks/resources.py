@@ -68,6 +68,10 @@ def _unseen(ran: Ran) -> bool:
     return ran.run.P > 1 and not any(meter.sent for meter in ran.forward or ran.backward)
 
 
+_PIECES = 8
+"""The number of pieces of like size in which a block may travel, so that the first is used while others arrive."""
+
+
 @dataclass(frozen=True)
 class _Most:
     """The bytes and the messages that a rank may send in one pass, and the meaning of the bytes."""
@@ -104,7 +108,7 @@ def _of_queries(run: Run) -> dict[str, _Most]:
 def _most(ran: Ran) -> dict[str, _Most]:
     """Return the most that each pass may send: as in a query ring if it sends queries, else as in a ring of K and V.
 
-    Blocks may travel both ways, half of each block in a message of its own. A backward may repeat the forward, as
+    A backward may repeat the forward, as
     under activation checkpointing, if both its messages and its products say so.
     """
     run = ran.run
@@ -116,8 +120,6 @@ def _most(ran: Ran) -> dict[str, _Most]:
             forward.exchanges + backward.exchanges,
             f"the forward again, and {backward.meaning}",
         )
-    if _both_ways(ran):
-        most = {which: replace(each, exchanges=2 * each.exchanges) for which, each in most.items()}
     for which, meters in (("forward", ran.forward), ("backward", ran.backward)):
         if any(meter.sends_queries for meter in meters):
             most[which] = _of_queries(run)[which]
@@ -175,7 +177,7 @@ def _rounds(plan: Plan, rans: Sequence[Ran]) -> Verdict:
                         f"{which}: rank {rank} sends to rank {strangers[0]}, no neighbour of its ({run})",
                         run,
                     )
-                if meter.exchanges > allowed:
+                if meter.exchanges > allowed * (_PIECES if meter.sizes[0] * _PIECES >= meter.sizes[1] else 1):
                     return Verdict(
                         False,
                         f"{which}: rank {rank} sends {meter.exchanges} times, {allowed} at most are needed ({run})",

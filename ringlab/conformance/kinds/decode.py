@@ -279,7 +279,7 @@ CHECKS: tuple[DecodeCheck, ...] = (
     CallCheck("rejected drafts", "slots of new tokens that are written again, after a call with other values in them", lambda ranks: [Case(P, new=new, drafted=True) for P in ranks[-1:] for new in ((1,), (1, 1))], itself, _differs, (LENGTHS,)),
     CallCheck("strided", "a cache that does not lie densely in memory", lambda ranks: [Case(P, strided=True) for P in ranks[:1]], itself, _differs),
     CallCheck("NaN", "a key that is NaN shows in the result", lambda ranks: [Case(P, values="NaN in a key") for P in ranks], itself, _hides_nan),
-    CallCheck("equal ranks", "the same bits on all ranks, each of which chooses the next token", lambda ranks: [Case(P) for P in ranks if P > 2], itself, _parts),
+    CallCheck("equal ranks", "the same bits on all ranks, each of which chooses the next token", lambda ranks: [Case(P) for P in ranks], itself, _parts),
     CallCheck("growing cache", "a cache that gets a new token before each of four calls", lambda ranks: [Case(P, S, (1,) * 4, dealt) for P in ranks for S in (24, 4) for dealt in DEALT], itself, _differs, (LENGTHS,)),
     *(each.alone for each in ARGUMENTS),
     CallCheck("pairs", "every two settings together: arguments, dtypes, heads, numbers of new tokens, ranks", lambda ranks: [], itself, _differ_together, more=_pairs),

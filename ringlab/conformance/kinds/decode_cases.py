@@ -139,6 +139,8 @@ class _Cache:
         self.k, self.v = (
             x.new_full((*shape, x.shape[3]), UNCLEARED[case.uncleared or "10,000"]) for x in self.whole
         )
+        if case.strided:
+            self.k, self.v = (x.transpose(1, 2).contiguous().transpose(1, 2) for x in (self.k, self.v))
         self.kept = self.k.clone(), self.v.clone()
 
     def used(self, ends: Sequence[int]) -> list[int]:

@@ -60,6 +60,7 @@ class PassMeter:
         self.on_send, self.strict = on_send, strict
         self.memory = MemoryMeter(rank)
         self.sent = self.exchanges = self.flops = 0
+        self.sizes = 0, 0
         self.peers: set[int] = set()
         self.collectives: set[str] = set()
         self._here = threading.local()
@@ -85,7 +86,9 @@ class PassMeter:
         """Count a message to rank `to`, unless it only tells how many tokens the ranks hold."""
         if not tensors or self.tells_lengths(tensors):
             return
-        self.sent += sum(tensor.nbytes for tensor in tensors)
+        size = sum(tensor.nbytes for tensor in tensors)
+        self.sent += size
+        self.sizes = min(size, self.sizes[0] or size), max(size, self.sizes[1])
         self.exchanges += 1
         self.sends_queries |= any(map(self._is_q, tensors))
         if to is not None:
@@ -111,6 +114,7 @@ class PassMeter:
         return Meter(
             self.sent, self.exchanges, tuple(sorted(self.peers)), self.memory.peak_bytes,
             self.memory.largest_bytes, self.flops, tuple(sorted(self.collectives)), self.sends_queries,
+            self.sizes,
         )  # fmt: skip
 
 

@@ -242,7 +242,8 @@ class Meter:
     sent: the number of bytes sent. exchanges: the number of sends. peers: the ranks that messages went to.
     peak, largest: the bytes of all tensors at the peak, and of the largest tensor. flops: the FLOPs of matrix
     products and attention operators, 0 if none were seen. collectives: the names of torch.distributed's
-    collectives. sends_queries: whether the rank sent its own q.
+    collectives. sends_queries: whether the rank sent its own q. sizes: the bytes of the smallest and
+    of the largest message.
     """
 
     sent: int = 0
@@ -253,6 +254,7 @@ class Meter:
     flops: int = 0
     collectives: tuple[str, ...] = ()
     sends_queries: bool = False
+    sizes: tuple[int, int] = (0, 0)
 
 
 @dataclass
