@@ -46,7 +46,7 @@ class Run:
     values: how the inputs are drawn (see `inputs`). strided: the axis of the inputs that is not dense in
     memory, "heads" or "dims". use: the name of a call pattern (see `ringlab.conformance.run.call_patterns`).
     dout: "normal", "ones", "zeros", "large", which is 2¹⁶ times as large as "normal", "infinite" in the row in
-    the middle, or "overflowing", with which gradients exceed float16. dlse: whether lse
+    the middle, or "overflowing", with which, and with large v, gradients exceed float16. dlse: whether lse
     has a gradient too.
 
     window, softcap, prefix, documents, dropout: arguments of the call; 0 or () if they are not passed. sides:
@@ -371,7 +371,8 @@ def inputs(run: Run) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     exec(VALUES[run.values], names)
     q, k = names["q"], names["k"]
     large = LOSS_SCALE.get(run.dtype, 2.0**16)
-    overflowing = dout * 2.0**14
+    overflowing = dout * 2.0**13
+    v = v * 32.0 if run.dout == "overflowing" else v
     infinite = np.where(np.arange(run.S)[:, None] == run.S // 2, np.inf, dout)
     dout = {
         "normal": dout, "ones": np.ones_like(dout), "zeros": 0.0 * dout, "large": dout * large, "infinite": infinite,
