@@ -404,7 +404,8 @@ def second_gradients(run: Run) -> tuple[Tensor, Tensor, Tensor]:
         ~torch.from_numpy(np.broadcast_to(run.visible(), scores.shape).copy()), -torch.inf
     )
     first = torch.autograd.grad(scores.softmax(-1) @ values, (q, k, v), dout, create_graph=True)
-    second = torch.autograd.grad(sum((x * x.detach()).sum() for x in first), (q, k, v))
+    loss = torch.stack([(x * x.detach()).sum() for x in first]).sum()
+    second = torch.autograd.grad(loss, (q, k, v))
     return second[0], second[1], second[2]
 
 
