@@ -34,6 +34,7 @@ _ASKS = {
     "calls in flight": "five forwards, then their backwards; an evaluation, a skipped step or an error between",
     "two groups": "a backward on all ranks after a forward on half of them, and halves after a forward on all",
     "autocast": "bfloat16 inputs under torch.autocast, which rounds products of float32 too",
+    "default dtype": "the same while the default dtype of new tensors is bfloat16, as inference engines set it",
     "inference": "out and lse under no_grad and inference_mode, kept through a second call",
     "frozen inputs": "gradients where only some of q, k and v need one",
     "changed in place": "inputs or out changed before backward: the same gradients, or autograd's error",
@@ -42,9 +43,17 @@ _ASKS = {
     "two rings": "a group that is not the world: even ranks one ring, odd ranks another",
     "same memory": "other values in the same tensors",
     "many calls": "no more memory after each call",
-    "side effects": "random numbers, modes and process groups as before a call; a right result after one that raised, and under another default dtype",
+    "side effects": "random numbers, modes and process groups as before a call; a right result after one that raised",
 }
-_STATE = ("inference", "two rings", "two groups", "same memory", "many calls", "side effects")
+_STATE = (
+    "inference",
+    "two rings",
+    "two groups",
+    "same memory",
+    "many calls",
+    "side effects",
+    "default dtype",
+)
 """The checks of the state that a call leaves or finds; the other checks are about gradients."""
 _OF_HALVES = {*HALVED, OTHER_GROUP}
 """The call patterns in which some ranks are a group."""
@@ -100,13 +109,19 @@ def _as_called(plan: Plan, rans: Sequence[Ran]) -> Verdict:
     return replace(verdict, evidence="; ".join([verdict.evidence, *refused[:1]])) if verdict.ok else verdict
 
 
-def _autocast(plan: Plan) -> list[Run]:
-    """Return a run under autocast, and the same one without it."""
-    return [run for with_it in _called(["autocast"])(plan) for run in (replace(with_it, use=""), with_it)]
+_COMPARED = {"autocast": "under autocast", "default dtype": "with bfloat16 as default dtype"}
+"""The checks whose runs are compared with plain ones, and their words for the run."""
+
+
+def _beside_plain(names: Sequence[str]) -> Runs:
+    """Return a function that plans a run for each of these call patterns, and the same one as a plain call."""
+    return lambda plan: [
+        run for with_it in _called(names)(plan) for run in (replace(with_it, use=""), with_it)
+    ]
 
 
 def _rounds_no_more(plan: Plan, rans: Sequence[Ran]) -> Verdict:
-    """Return the verdict: errors must be within their bounds, and hardly larger than without autocast."""
+    """Return the verdict: errors must be within their bounds, and hardly larger than in a plain call."""
     within = _as_called(plan, rans)
     if not within.ok:
         return within
@@ -117,8 +132,9 @@ def _rounds_no_more(plan: Plan, rans: Sequence[Ran]) -> Verdict:
         before, after = rms(without, name), rms(under, name)
         if after > GROWTH * before:
             error, allowed = apart(after, GROWTH * before, digits=2)
-            text = f"the error of {name} is {error} under autocast, and {before:.2g} without it (at most {allowed})"
-            return Verdict(False, f"{text}: float32 products inside are rounded ({under.run})")
+            words = _COMPARED[CALL_PATTERNS[under.run.use].check]
+            text = f"the error of {name} is {error} {words}, and {before:.2g} without (at most {allowed})"
+            return Verdict(False, f"{text}: float32 numbers inside are rounded ({under.run})")
     return within
 
 
@@ -126,8 +142,10 @@ def _needs(names: Sequence[str], plan: Plan) -> str | None:
     uses = [CALL_PATTERNS[name] for name in names]
     if _OF_HALVES & {*names} and (reason := _no_rings(plan)):
         return reason
-    if "autocast" in names and "bfloat16" not in plan.claims.dtypes:
+    if "bfloat16" not in plan.claims.dtypes and any(use.check in _COMPARED for use in uses):
         return "the target does not claim bfloat16"
+    if "another default dtype" in names and 8 not in plan.claims.ranks:
+        return "the target does not claim 8 ranks"
     if "same memory" in names and (reason := needs_own_tensors(plan)):
         return reason
     if not plan.claims.autograd and all(use.autograd for use in uses):
@@ -157,7 +175,7 @@ def _by_check() -> dict[str, list[str]]:
 CALL_CHECKS = tuple(
     Check(
         check, _ASKS[check], "quick", Measure.STATE if check in _STATE else Measure.TRAINING,
-        _autocast if check == "autocast" else _called(names), _rounds_no_more if check == "autocast" else _as_called,
+        _beside_plain(names) if check in _COMPARED else _called(names), _rounds_no_more if check in _COMPARED else _as_called,
         partial(_needs, names), tolerant=check == "changed in place",
     )
     for check, names in _by_check().items()

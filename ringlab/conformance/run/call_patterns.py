@@ -441,7 +441,9 @@ CALL_PATTERNS: dict[str, CallPattern] = {
     "no_grad": CallPattern("inference", partial(_without, torch.no_grad), backward=False),
     "inference_mode": CallPattern("inference", partial(_without, torch.inference_mode), backward=False),
     "trained after inference_mode": CallPattern("inference", _after_inference, {"S": 40}, autograd=True),
-    "another default dtype": CallPattern("side effects", _with_another_default, backward=False),
+    "another default dtype": CallPattern(
+        "default dtype", _with_another_default, {"P": 8, "dtype": "bfloat16"}, backward=False
+    ),
     "a loss on gradients": CallPattern("second derivatives", _of_gradients, autograd=True),
     "two under no_grad": CallPattern("inference", _two_inferences, backward=False),
     "q trained": CallPattern("frozen inputs", partial(_frozen, "q"), autograd=True),
