@@ -498,7 +498,7 @@ def timeline(traces: Mapping[str, Trace]) -> Figure:
         "forward": "computes its outputs",
         "wait": "waits for a message",
         "transit": "message in transit",
-        "still": "message arrived,\nnot yet taken",
+        "still": "message posted: not yet\nbegun, or not yet taken",
     }
     with styled():
         drawn = new_figure((8.0, 0.95 + sum(0.27 * one.world_size + 0.5 for one in charts)))

@@ -72,7 +72,7 @@ def turns(
         axes[-1].set_xlabel("seconds, counted from Ada's first token (dotted)")
         keys = [panel.patch(facecolor=BLUE), panel.patch(facecolor=ORANGE), panel.patch(facecolor=INK)]
         names = [
-            "chunk of Ada's prompt: what her first chunk took, too",
+            "chunk of Ada's prompt: as long as her first chunk took",
             "what her cached tokens add to it",
             "a token arrives",
         ]

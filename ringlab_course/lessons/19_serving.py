@@ -58,7 +58,7 @@ show(serving_view.turns(*drawn), serving_view.describe_turns(*drawn))
 # - In the end Ada's prompt is done, and each step computes a token for both. Ben's text is as short as before. Still, a step
 #   now takes 16.1 ms, not 9.7 ms.
 #
-# Both have the same answer. It also decides how 16 GPUs should divide the work when sixteen users come with long texts. This lesson looks for
+# Both have to do with the same thing: arithmetic with it makes chunks longer, and reading it makes steps longer. It also decides how 16 GPUs should divide the work when sixteen users come with long texts. This lesson looks for
 # it.
 #
 # (The times come from ringlab's model of a server, not from a measurement. [Serving](../docs/guide/serving.md) says what the model leaves
@@ -115,7 +115,7 @@ compare("19.chunks", pairs[3] / pairs[0])
 # Count squares in the left picture. The first chunk is half a square, the second one and a half, then two and a half, and three and a half.
 # So attention grows as 1 : 3 : 5 : 7, while the chunk's matrix products stay the same. Ada's prompt is 32 chunks of 32,768 tokens. So her last
 # chunk has its own half square and a rectangle of 31 squares, and all of the rectangle is her cache. That solves the first riddle:
-# **the triangle never grows, and the cache does.**
+# **the triangle never grows, and the cache does.** From 660 to 9,076 ms are 8,416 ms for 62 half squares, 136 ms each.
 #
 # The right picture is a common slip. PyTorch's `is_causal=True` numbers queries and keys from 0. So it takes the chunk's
 # first query for the first token of the prompt, and lets it see one key. We try it on real text, with a last chunk of 103 tokens after 97:
@@ -486,7 +486,7 @@ compare("19.fork", ("none", "one", "two", "three")[free[1] - free[2]])
 # - A step reads the weights once for all users, and the cache of each. So the more users there are, the more the caches count.
 # - A chunk of a prompt attends to its cached prefix, a rectangle, and to itself, a triangle. The attention of equal chunks costs
 #   1 : 3 : 5 : 7. Short chunks let others in, and cost little. Positions go on after the prefix.
-# - After a long prefix the cache stays, queries travel, and partials come home.
+# - After a long prefix the cache stays, queries travel, and partials come home: these are fewer bytes.
 # - With 8 K/V heads, 16 ranks divide a cache by tokens as well. Otherwise each rank reads twice as much for every user.
 # - A rank with queries of some heads and keys of some tokens gathers queries, attends to its own tokens, and hands partials to the owners of their heads.
 # - Caches are shared only where prompts begin alike: the pages of a fork, copied before they are written.
@@ -502,7 +502,7 @@ compare("19.fork", ("none", "one", "two", "three")[free[1] - free[2]])
 # <details><summary>3. Why do two ranks with equally many tokens not have equal shares in a merge?</summary>A rank's share is proportional to
 # the sum of $e^{score}$ over its keys, not to their number. lse is the logarithm of that sum.</details>
 #
-# <details><summary>4. With 8 users on 8 ranks, why not give each rank one whole user?</summary>Then every rank would need all weights, eight times
-# as many as now, which is more than its memory holds. And it would read all of them for the token of a single user.</details>
+# <details><summary>4. With 8 users on 8 ranks, why not give each rank one whole user, with all weights?</summary>Eight times as many weights as now are more than its
+# memory holds. And it would read all of them for the token of a single user. (Some servers give each rank whole users for attention alone, and share out the rest of the weights.)</details>
 #
 # Now [exercise 19](../exercises/19_serving.ipynb): places, merge, decode, prefill, and who should travel.

@@ -179,7 +179,7 @@ exact = max(n for n, error in zip(stored, errors["the best state"], strict=True)
 compare("20.fits", str(exact))
 
 # %% [markdown]
-# A state of D × D numbers holds **D** pairs, one for each independent key. So the table of the example, with its two rows, has no room for a third name. (At an error of 1, zeros would be as good an answer.) So 2 MiB do not stand for
+# A state of D × D numbers holds at most **D** pairs, one for each independent key. Only the best state holds them exactly; the delta rule, which goes through the tokens once, gets less. So the table of the example, with its two rows, has no room for a third name. (At an error of 1, zeros would be as good an answer.) So 2 MiB do not stand for
 # a million tokens. They stand for what a head keeps of them, and the model learns what to keep. This is one reason why hybrids keep
 # some softmax layers.
 #
@@ -434,7 +434,7 @@ show(scan_view.timeline(charts), scan_view.describe_timeline(charts))
 # **3.5 seconds instead of 11.5**, and instead of 8 on one GPU. First all ranks compute their transitions at the same time. (The last rank does not, because nobody comes after it.) Then three short rounds of
 # messages bring every rank the state that enters it. Then all compute their outputs at the same time.
 #
-# There is a price: each rank goes through its stretch twice, once for the transition and once for the outputs. But two passes at the same time as all others are better than eight passes in a queue. With 64
+# There is a price: each rank goes through its stretch twice, once for the transition, A and B together, and once for the outputs. (The clock above gives each of the two passes a second.) But two passes at the same time as all others are better than eight passes in a queue. With 64
 # ranks the queue would have 64.
 #
 # Rank 0 needs nothing from anyone, and yet it waits. In ringlab a rank goes on only when what it *sends* has arrived, too.
@@ -558,7 +558,8 @@ print("right on ranks", [rank for rank in range(4) if right[rank]])
 compare("20.reverse", {0: "on none", 1: "on the last", 4: "on all"}[sum(right)])
 
 # %% [markdown]
-# Only on the last rank, since nobody comes after it. Remember this symptom: *gradients are right on the last rank and wrong on all others.* With its reverse scan `linear_attention` has
+# Only on the last rank, since nobody comes after it. The gradients of q are right on every rank, because they need only the state that enters. Remember this symptom: *gradients of k, v, decay and β are right on the last
+# rank alone, and those of q everywhere.* With its reverse scan `linear_attention` has
 # the gradients of one process:
 
 
@@ -626,7 +627,7 @@ for chunk in (1, 16, 64, 256):
 # ## Recap
 #
 # - A ring moves keys and values, which grow with the sequence. A linear layer hands on a state, whose size does not depend on it.
-# - Without the exponential, all keys and values fold into one state of D × D numbers for each head. It holds D independent pairs: that is its price.
+# - Without the exponential, all keys and values fold into one state of D × D numbers for each head. It holds at most D independent pairs: that is its price.
 # - A token forgets, corrects, writes and reads. A stretch of tokens makes A S + B of any state S.
 # - Handed on in a relay, states make ranks wait for each other. A transition (A, B) can be computed before any state has arrived.
 # - Transitions compose associatively, but do not commute. So a scan brings every rank its state: by doubling, in ⌈log₂ P⌉ rounds.
@@ -640,7 +641,7 @@ for chunk in (1, 16, 64, 256):
 # <details><summary>2. Somebody adds up the B of all earlier ranks by a sum over ranks. When is that right?</summary>Without decay and without
 # the delta rule: then every A is the unit matrix. And on two ranks always.</details>
 #
-# <details><summary>3. Gradients are right on the last rank and wrong on all others. What is missing or wrong?</summary>The reverse scan: it brings
+# <details><summary>3. Gradients of v are right on the last rank and wrong on all others, and those of q are right everywhere. What is missing or wrong?</summary>The reverse scan: it brings
 # the gradient of the state from later ranks.</details>
 #
 # <details><summary>4. In doubling, why does a rank keep both <em>all</em> and <em>before</em>?</summary>Later ranks need to know of its own tokens too, so it
