@@ -117,7 +117,7 @@ def test_each_trouble_of_one_process_among_others_is_named_and_the_next_check_is
     report = check(
         f"{DISTRIBUTED}:attend",
         quick=True,
-        only=(*says, "sloped logits"),
+        only=(*says, "layouts"),
         limit=8.0,
         ranks=(2,),
         backward=False,

@@ -109,7 +109,7 @@ def test_each_trouble_of_one_rank_is_named_and_the_next_check_is_made() -> None:
         "strided": "rank 1: the limit of 6 s for one run (--limit) was hit; rank 1 waits in _hang (bad_targets.py, line ",
     }
     options = ("--quick", "--ranks", "2", "--no-backward", "--limit", "6")
-    status, report = torchrun(2, f"{TARGETS}:attend", *only(*says, "sloped logits"), *options)
+    status, report = torchrun(2, f"{TARGETS}:attend", *only(*says, "layouts"), *options)
     told = {name: each["evidence"] for name, each in findings(report).items() if not each["ok"]}
     assert status == 1
     assert told.keys() == says.keys()

@@ -76,6 +76,8 @@ SMALL: dict[str, Any] = (
 )
 IDS = torch.randint(3, VOCABULARY, (1, S), generator=torch.Generator().manual_seed(0))
 OF_A_TYPE: dict[str, dict[str, Any]] = {
+    "gpt_neo": {"attention_types": [[["global", "local"], 1]]},
+    "esm": {"mask_token_id": 5, "pad_token_id": 0},
     "mamba2": {"head_dim": 16, "expand": 2, "n_groups": 1},
 }
 WITHOUT = (
