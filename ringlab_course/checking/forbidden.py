@@ -20,7 +20,7 @@ from ringlab_course.checking.contract import ATTENTION, Exercise
 PACKAGES = ("ringlab", "ringlab_course")
 
 NEEDED = (
-    *(f"ringlab.{name}" for name in ("__init__", "errors", "handles", "types", "arrays", "layout", "comm", "viz.__init__", "viz.frontend")),
+    *(f"ringlab.{name}" for name in ("__init__", "errors", "handles", "types", "arrays", "layout", "upload", "comm", "viz.__init__", "viz.frontend")),
     *(f"ringlab_course.{name}" for name in ("__init__", "judge")),
     *(f"ringlab_course.checking.{name}" for name in ("__init__", "contract", "failures", "faults", "forbidden", "guard")),
     *(f"ringlab_course.checking.{name}" for name in ("protocol", "requirements", "ring_rules")),

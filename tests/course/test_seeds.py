@@ -83,7 +83,6 @@ SAMPLE = (
     "00/wrong_dealt_heads",
     "01/wrong_lse_in_base_two",
     "02/right_merge",
-    "03/wrong_autograd_saves_every_tile",
     "04/wrong_visits_hidden_tiles",
     "05/wrong_forward_keeps_every_block",
     "05/wrong_step_drops_the_state",

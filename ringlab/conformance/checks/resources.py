@@ -9,7 +9,7 @@ from functools import wraps
 import torch
 
 from ringlab.conformance.checks.check import Check, Judge, Measure, Plan, Verdict, needs_ring
-from ringlab.conformance.run.run import Ran, Run
+from ringlab.conformance.run.run import Meter, Ran, Run
 from ringlab.conformance.target.claims import RING
 
 _SHARE = 64
@@ -126,6 +126,12 @@ def _most(ran: Ran) -> dict[str, _Most]:
     return most
 
 
+def _alike(meter: Meter) -> bool:
+    """Return whether all messages are known to be of like size, as the pieces of blocks are."""
+    smallest, largest = meter.sizes
+    return 0 < largest <= _PIECES * smallest
+
+
 def _both_ways(ran: Ran) -> bool:
     """Return whether each rank sends to both neighbours in forward; its gradients may then go home in one message."""
     P = ran.run.P
@@ -177,7 +183,7 @@ def _rounds(plan: Plan, rans: Sequence[Ran]) -> Verdict:
                         f"{which}: rank {rank} sends to rank {strangers[0]}, no neighbour of its ({run})",
                         run,
                     )
-                if meter.exchanges > allowed * (_PIECES if meter.sizes[0] * _PIECES >= meter.sizes[1] else 1):
+                if meter.exchanges > allowed * (_PIECES if _alike(meter) else 1):
                     return Verdict(
                         False,
                         f"{which}: rank {rank} sends {meter.exchanges} times, {allowed} at most are needed ({run})",

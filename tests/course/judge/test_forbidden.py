@@ -9,6 +9,8 @@ from dataclasses import replace
 import pytest
 import torch
 
+from ringlab.checkout import find_checkout
+from ringlab_course.builder.sources import targets
 from ringlab_course.checking.contract import ATTENTION
 from ringlab_course.checking.failures import Crashed
 from ringlab_course.checking.forbidden import PACKAGES, OffLimits, makers_of_layouts
@@ -250,3 +252,17 @@ def test_what_exercises_name_exists(exercise) -> None:
         "ringlab/attention.py",
     }
     assert hidden <= set(hidden_paths(limits)) and all((HOME / path).exists() for path in hidden)
+
+
+MAY_USE = [each for each in exercise_ids() if load_exercise(each).may_use]
+
+
+@pytest.mark.needs_bwrap
+@pytest.mark.sweep(3)
+@pytest.mark.parametrize("exercise_id", MAY_USE)
+def test_what_an_allowed_module_imports_is_allowed(exercise_id: str) -> None:
+    """The notebook of a solution loads in the judge without a note; its first stage alone is graded."""
+    contract = load_exercise(exercise_id)
+    (target,) = targets(find_checkout(), (f"solutions/{exercise_id}",))
+    report = grade(target.path, replace(contract, stages=contract.stages[:1]), seed=1)
+    assert report.notes == () and all(check.ok for stage in report.stages for check in stage.checks)
