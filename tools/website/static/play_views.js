@@ -177,7 +177,7 @@ const playViews = (() => {
       if (thin) for (const [from, to, hidden] of lane(s, found, rank)) {
         group.append(make("rect", { x: left + from * scale, y: y + row + 1, width: Math.max(0.4, (to - from) * scale), height: thin - 1, class: hidden ? "play-hidden" : "play-exposed" }));
       }
-      if (before && thin) {
+      if (before && thin && before.run.begins[rank]) { // it may have had fewer ranks
         const last = before.run.begins[rank].length - 1, end = before.run.begins[rank][last] + before.run.compute[rank][last];
         group.append(make("rect", { x: left, y, width: end * scale, height: row, class: "play-before" }));
       }
