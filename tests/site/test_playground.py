@@ -115,7 +115,7 @@ def test_messages_are_red_while_their_rank_waits(site: Path, page: Any) -> None:
 def test_the_triangle_has_as_many_rows_of_each_rank_and_the_sums_are_the_work(page: Any) -> None:
     rows = "all => all.map(each => [Number(each.dataset.rank), Number(each.getAttribute('width'))])"
     for label, equal in (("contiguous", False), ("zig-zag", True)):
-        page.get_by_label(label).check()
+        page.get_by_role("radio", name=label).check()
         sums = [0.0] * 8
         for rank, width in page.locator("rect.play-pairs").evaluate_all(rows):
             sums[rank] += width
