@@ -251,6 +251,17 @@ class _Marked(torch.autograd.Function):
         return gradient * (ctx.mark[0] == ctx.then), None
 
 
+def test_a_ring_that_refuses_nan_is_said_to_refuse_it() -> None:
+    def attend(q, k, v, *, ring, positions, causal):
+        if k.isnan().any():
+            raise ValueError("NaN in k")
+        return plain_ring.attend(ring, q, k, v, causal=causal, positions=positions)
+
+    (_, finding) = quick(attend, only=("NaN",)).findings
+    assert finding.ok and "shows in each row" not in finding.evidence
+    assert "an infinite gradient shows" in finding.evidence and "NaN in k" in finding.evidence
+
+
 def test_second_derivatives_may_be_right() -> None:
     def right(q, k, v, *, ring, causal):
         k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))

@@ -300,9 +300,17 @@ def _shows(plan: Plan, rans: Sequence[Ran]) -> Verdict:
         if finite.any():
             seen = f"out of row {rows[finite][0]} is finite, although it sees key {row}, which is NaN"
             return Verdict(False, f"{seen}: nobody would notice ({run})", run)
-    return Verdict(
-        True, "a NaN key shows in each row that sees it, and an infinite gradient in dq, dk and dv"
-    )
+    shown = [_SHOWN.get(ran.run.dout, _SHOWN[""]) for ran in rans if ran.trouble is None]
+    refused = [f"refused: {ran.trouble}" for ran in rans if ran.trouble is not None]
+    return Verdict(True, "; ".join([*shown, *refused])[:500])
+
+
+_SHOWN = {
+    "": "a NaN key shows in each row that sees it",
+    "infinite": "an infinite gradient shows in dq, dk and dv",
+    "overflowing": "gradients beyond float16 are not finite",
+}
+"""What a passing run has shown, by its `dout`."""
 
 
 def _grouped(plan: Plan) -> str | None:
