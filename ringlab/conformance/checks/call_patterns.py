@@ -71,9 +71,8 @@ def _called(names: Sequence[str]) -> Runs:
         P = _worlds(plan)[0] if _OF_HALVES & {*names} else plan.ranks(2)[0]
 
         def planned(name: str) -> Run:
-            changes = {"S": _LENGTH, **CALL_PATTERNS[name].changes}
-            plain = plan.run(P, changes.pop("S"), layout=claims.layouts[-1], causal=claims.causal[-1])
-            return replace(plain, use=name, **changes)
+            changes = {"P": P, "S": _LENGTH, "layout": claims.layouts[-1], "causal": claims.causal[-1]}
+            return plan.run(**{**changes, **CALL_PATTERNS[name].changes}, use=name)
 
         return [
             run
