@@ -1,4 +1,7 @@
-"""The contents of the course: the lessons, the papers that they explain, and the final capstone."""
+"""The contents of the course: the lessons in the order in which one reads them, the papers, and the capstone.
+
+A lesson's number is its name, which old links and grades contain; it does not give the order.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ from dataclasses import dataclass
 
 from ringlab.errors import CourseError
 
-PARTS = ("Foundations", "The ring", "On real machines", "In use")
+PARTS = ("Foundations", "The ring", "On real machines", "In use", "Further")
 
 
 @dataclass(frozen=True)
@@ -142,16 +145,6 @@ LESSONS = (
         ("flash", "blockwise"),
     ),
     Lesson(
-        "04",
-        "triton_from_zero",
-        "Triton from zero",
-        PARTS[2],
-        75,
-        "write and read a Triton kernel, on a CPU",
-        ("03",),
-        ("flash",),
-    ),
-    Lesson(
         "05",
         "emulated_ring",
         "The emulated ring",
@@ -220,16 +213,6 @@ LESSONS = (
         ("05",),
     ),
     Lesson(
-        "12",
-        "triton_ring_step",
-        "The Triton ring step",
-        PARTS[2],
-        60,
-        "fuse block and merge in one kernel; carry its state between ring steps",
-        ("04", "05", "08"),
-        ("flash",),
-    ),
-    Lesson(
         "13",
         "multi_gpu",
         "Multi-GPU ring attention",
@@ -249,6 +232,15 @@ LESSONS = (
         ("zigzag",),
     ),
     Lesson(
+        "18",
+        "packed_batches",
+        "Packed and variable-length batches",
+        PARTS[3],
+        60,
+        "share packed documents over ranks, with the mask, labels, positions and loss of each document alone",
+        ("08", "14"),
+    ),
+    Lesson(
         "15",
         "choosing",
         "Choosing: ring, all-gather, Ulysses, hybrid, decode",
@@ -257,33 +249,6 @@ LESSONS = (
         "choose for a model and a cluster",
         ("06", "08"),
         ("ulysses", "decode"),
-    ),
-    Lesson(
-        "16",
-        "bug_clinic",
-        "Bug clinic",
-        PARTS[3],
-        90,
-        "diagnose from traces, errors and meters",
-        ("09", "10"),
-    ),
-    Lesson(
-        "17",
-        "ring_in_jax",
-        "The same ring in JAX",
-        PARTS[3],
-        75,
-        "read and write it with shard_map and ppermute; say what autodiff keeps and sends",
-        ("08", "09"),
-    ),
-    Lesson(
-        "18",
-        "packed_batches",
-        "Packed and variable-length batches",
-        PARTS[3],
-        60,
-        "share packed documents over ranks, with the mask, labels, positions and loss of each document alone",
-        ("08", "14"),
     ),
     Lesson(
         "19",
@@ -295,10 +260,48 @@ LESSONS = (
         ("15",),
     ),
     Lesson(
+        "16",
+        "bug_clinic",
+        "Bug clinic",
+        PARTS[3],
+        90,
+        "diagnose from traces, errors and meters",
+        ("09", "10"),
+    ),
+    Lesson(
+        "04",
+        "triton_from_zero",
+        "Triton from zero",
+        PARTS[4],
+        75,
+        "write and read a Triton kernel, on a CPU",
+        ("03",),
+        ("flash",),
+    ),
+    Lesson(
+        "12",
+        "triton_ring_step",
+        "The Triton ring step",
+        PARTS[4],
+        60,
+        "fuse block and merge in one kernel; carry its state between ring steps",
+        ("04", "05", "08"),
+        ("flash",),
+    ),
+    Lesson(
+        "17",
+        "ring_in_jax",
+        "The same ring in JAX",
+        PARTS[4],
+        75,
+        "read and write it with shard_map and ppermute; say what autodiff keeps and sends",
+        ("08", "09"),
+    ),
+    Lesson(
         "20",
         "beyond_softmax",
         "Rings beyond softmax",
-        PARTS[3],
+        PARTS[4],
         75,
         "say what still travels where a state takes the place of keys and values, and scan states over ranks",
         ("09", "14"),
@@ -314,10 +317,17 @@ CAPSTONE = Lesson(
     "hand over a ring attention, forward and backward, in which the conformance suite finds nothing",
     ("05", "08", "09", "10"),
 )
-"""An exercise without a lesson, which combines all lessons.
+"""An exercise without a lesson, to which the course leads: it comes after the lessons before the last part."""
 
-It comes last, and its number leaves room for further lessons before it.
-"""
+COURSE = (
+    *(each for each in LESSONS if each.part != PARTS[-1]),
+    CAPSTONE,
+    *(each for each in LESSONS if each.part == PARTS[-1]),
+)
+"""The lessons up to the capstone, the capstone, and the further lessons."""
+
+EIGHT_HOURS = ("00", "01", "02", "05", "07", "08", "09")
+"""The lessons of the shortest way to a ring of one's own. Exercise 05, in which one writes it, fills up the eight hours."""
 
 
 def lesson(lesson_id: str) -> Lesson:
@@ -325,4 +335,5 @@ def lesson(lesson_id: str) -> Lesson:
     for candidate in LESSONS:
         if candidate.id == lesson_id:
             return candidate
-    raise CourseError(f"a lesson from {LESSONS[0].id} to {LESSONS[-1].id}", repr(lesson_id))
+    ids = sorted(each.id for each in LESSONS)
+    raise CourseError(f"a lesson from {ids[0]} to {ids[-1]}", repr(lesson_id))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from nbformat import NotebookNode
 
 from ringlab.errors import CourseError
 from ringlab_course.builder.lint import LONGEST_LINE
+from ringlab_course.catalogue import CAPSTONE, COURSE
 from ringlab_course.checking.loading import exercise_ids, load_exercise
 
 SOLUTION_ONLY = "solution-only"
@@ -76,6 +78,7 @@ def prepare(target: Target, root: Path) -> NotebookNode:
                 cell.source = skeleton(cell.source, cell.metadata.get("grade", ""), str(target.source))
     if target.kind == "lesson":
         _hide_answers(notebook)
+        notebook.cells[-1].source += f"\n\n{_after(target)}"
     else:
         _add_nbgrader(notebook, target.slug[:2])
     _set_ids(notebook)
@@ -163,6 +166,15 @@ def _matches(target: Target, name: str) -> bool:
     if folder and kinds.get(folder, folder) != target.path.parent.name:
         return False
     return stem in (target.slug, target.slug[:2])
+
+
+def _after(target: Target) -> str:
+    """Return the last line of a lesson, which leads to the next one."""
+    following = next((after for before, after in pairwise(COURSE) if before.slug == target.slug), None)
+    if following is None:
+        return "This was the last lesson. [After the course](../docs/after-the-course.md) says where to go from here."
+    folder = "../exercises/" if following is CAPSTONE else ""
+    return f"**Next:** [{following.id} · {following.title}]({folder}{following.slug}.ipynb)"
 
 
 def _set_ids(notebook: NotebookNode) -> None:

@@ -64,16 +64,15 @@ def fresh(
 
 @exercise.command("list")
 def list_exercises(as_json: Json = False) -> None:
-    """List the lessons and exercises of the course."""
-    from ringlab_course.catalogue import CAPSTONE, LESSONS
+    """List the lessons and exercises of the course, in the order in which one reads them."""
+    from ringlab_course.catalogue import COURSE
 
-    all_of_them = (*LESSONS, CAPSTONE)
-    rows = [{"id": each.id, "title": each.title, "minutes": each.minutes} for each in all_of_them]
+    rows = [{"id": each.id, "title": each.title, "minutes": each.minutes} for each in COURSE]
     if as_json:
         print_json({"ok": True, "lessons": rows})
         return
     table = Table("", "lesson", "minutes")
-    for each in all_of_them:
+    for each in COURSE:
         table.add_row(each.id, each.title, str(each.minutes))
     people.print(table)
 

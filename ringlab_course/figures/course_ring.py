@@ -1,4 +1,4 @@
-"""The whole course as a ring: the lessons in a circle, with arrows from each lesson to those that need it.
+"""The whole course as a ring: the lessons in the order of reading, with arrows from each to those that need it.
 
 A second picture is about the first ring that the course runs, in which ranks pass on notes. It shows the
 note that each rank has after each shift.
@@ -27,14 +27,14 @@ from ringlab.viz.style import (
     show,
     styled,
 )
-from ringlab_course.catalogue import LESSONS, PARTS, Lesson, lesson
+from ringlab_course.catalogue import CAPSTONE, COURSE, LESSONS, PARTS, Lesson, lesson
 from ringlab_course.figures import panel
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-PART_COLOURS = dict(zip(PARTS, (ORANGE, BLUE, GREEN, PURPLE), strict=True))
+PART_COLOURS = dict(zip(PARTS, (ORANGE, BLUE, GREEN, PURPLE, RULE), strict=True))
 _DARK = {BLUE, GREEN}
 
 
@@ -53,15 +53,15 @@ def draw_course(selected: str = "05") -> Figure:
         figure = new_figure((8.4, 6.6))
         axes = figure.subplots()
         axes.set_axis_off()
-        axes.set(xlim=(-2.0, 2.0), ylim=(-1.72, 1.5), aspect="equal")
+        axes.set(xlim=(-2.1, 2.1), ylim=(-1.85, 1.55), aspect="equal")
         title = f"The way to lesson {selected}, and the lessons that need it next"
-        axes.text(-1.95, 1.42, title, va="center", fontsize=11.5, weight="bold", color=INK)
-        for item in LESSONS:
+        axes.text(-1.95, 1.5, title, va="center", fontsize=11.5, weight="bold", color=INK)
+        for item in COURSE:
             for source in item.needs:
                 is_path = item.id in (*needed, selected) and source in needed
                 if is_path or source == selected:
                     _chord(axes, source, item.id, is_path=is_path)
-        for item in LESSONS:
+        for item in COURSE:
             _node(axes, item, is_near=item.id in needed or item.id == selected, is_centre=item.id == selected)
         _legend(axes, selected)
     return figure
@@ -73,7 +73,7 @@ def describe_lesson(selected: str) -> str:
     before = f"needs {', '.join(needed)}" if needed else "needs no other lesson"
     return (
         f"Lesson {item.id}, {item.title}, {before}. It belongs to the part {item.part} and takes {item.minutes} minutes; "
-        f"afterwards you can {item.afterwards}. The picture shows all {len(LESSONS)} lessons of the course as a ring."
+        f"afterwards you can {item.afterwards}. The picture shows all {len(LESSONS)} lessons of the course and the capstone as a ring."
     )
 
 
@@ -90,7 +90,7 @@ def all_needs(lesson_id: str) -> tuple[str, ...]:
 
 
 def _place(lesson_id: str, radius: float = 1.0) -> tuple[float, float]:
-    angle = math.pi / 2 - 2 * math.pi * [item.id for item in LESSONS].index(lesson_id) / len(LESSONS)
+    angle = math.pi / 2 - 2 * math.pi * [item.id for item in COURSE].index(lesson_id) / len(COURSE)
     return radius * math.cos(angle), radius * math.sin(angle)
 
 
@@ -98,15 +98,16 @@ def _node(axes: Axes, item: Lesson, *, is_near: bool, is_centre: bool) -> None:
     x, y = _place(item.id)
     colour = PART_COLOURS[item.part]
     axes.scatter(
-        [x], [y], s=640 if is_centre else 430, color=colour, zorder=3,
+        [x], [y], s=640 if is_centre else 430, color=colour, zorder=3, marker="s" if item is CAPSTONE else "o",
         edgecolors=INK if is_near else colour, linewidths=2.6 if is_near else 1.4,
     )  # fmt: skip
     ink, weight = PAPER if colour in _DARK else INK, "bold" if is_near else "normal"
     axes.text(x, y, item.id, ha="center", va="center", fontsize=10, color=ink, weight="bold", zorder=4)
     tx, ty = _place(item.id, 1.17)
     side = "center" if abs(tx) < 0.1 else "left" if tx > 0 else "right"
+    height = "bottom" if ty > 0.95 else "top" if ty < -1.05 else "center"
     axes.text(
-        tx, ty, _short(item.title), ha=side, va="center", fontsize=9.5, color=INK, weight=weight, zorder=4
+        tx, ty - 0.05 * (height == "top"), _short(item.title), ha=side, va=height, fontsize=9.5, color=INK, weight=weight, zorder=4
     )
 
 
@@ -124,12 +125,12 @@ def _chord(axes: Axes, source: str, target: str, *, is_path: bool) -> None:
 
 
 def _legend(axes: Axes, selected: str) -> None:
-    for x, (part, colour) in zip((-1.9, -0.9, -0.1, 1.08), PART_COLOURS.items(), strict=True):
-        axes.scatter([x], [-1.44], s=70, color=colour, zorder=3)
-        axes.text(x + 0.07, -1.44, part, va="center", fontsize=9.5, color=INK)
+    for x, (part, colour) in zip((-1.9, -0.97, -0.24, 0.86, 1.42), PART_COLOURS.items(), strict=True):
+        axes.scatter([x], [-1.5], s=70, color=colour, zorder=3)
+        axes.text(x + 0.07, -1.5, part, va="center", fontsize=9.5, color=INK)
     axes.text(
-        -1.95, -1.62,
-        f"Dark arrows, bold names: what {selected} needs. Grey arrows: lessons that need {selected} next.",
+        -1.95, -1.72,
+        f"Read clockwise from the top; the square is the goal.\nDark arrows, bold names: what {selected} needs. Grey arrows: lessons that need {selected}.",
         va="center", fontsize=9.5, color=QUIET,
     )  # fmt: skip
 

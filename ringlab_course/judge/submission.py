@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ringlab.errors import CourseError
-from ringlab_course.catalogue import CAPSTONE, LESSONS
+from ringlab_course.catalogue import COURSE
 from ringlab_course.checking.loading import exercise_ids
 from ringlab_course.checking.protocol import LIMITS
 
@@ -116,7 +116,7 @@ def exercise_named(folder: str) -> str:
 @cache
 def slugs() -> dict[str, str]:
     """Return the name of each exercise's notebook, by exercise."""
-    return {lesson.id: lesson.slug for lesson in (*LESSONS, CAPSTONE) if lesson.id in exercise_ids()}
+    return {lesson.id: lesson.slug for lesson in COURSE if lesson.id in exercise_ids()}
 
 
 def _read(path: Path) -> bytes:

@@ -30,6 +30,7 @@ import torch
 from ringlab import VirtualCluster, types
 from ringlab.errors import DeadlockError
 from ringlab_course import compare, corpus, predict, progress
+from ringlab_course.catalogue import EIGHT_HOURS, lesson
 from ringlab_course.figures.course_ring import course_ring, note_grid
 from ringlab_course.figures.papers import paper_map
 
@@ -163,11 +164,25 @@ except DeadlockError as error:
 #
 # ## The whole course as one ring
 #
-# The lessons come in four parts. Each arrow leads from a lesson to one that needs it. Choose a lesson with the slider to
-# see what it needs, and what needs it next.
+# Here are the lessons, clockwise in the order in which you read them. A lesson's number is its name, so that old links
+# stay right; the order in the part "In use" differs from it. The square is the goal: the capstone, in which you hand in a
+# ring attention of your own. The grey lessons after it are further reading: Triton, JAX, and layers without softmax.
+# The last line of every lesson leads to the next one.
+#
+# An arrow leads from a lesson to one that needs it. Choose a lesson with the slider to see what it needs, and what needs it.
 
 # %% tags=["nbval-ignore-output"]
 course_ring("05")
+
+# %% [markdown]
+# Do you have one long day, or a few evenings? This is the shortest way to a ring of your own, forward and backward:
+
+# %%
+way = [lesson(name) for name in EIGHT_HOURS]
+for each in way:
+    print(f"{each.id}  {each.minutes} minutes  {each.title}")
+total = sum(each.minutes for each in way)
+print(f"{total} minutes, and exercise 05, in which you write the ring, another 60: {(total + 60) / 60} hours")
 
 # %% [markdown]
 # ## The papers, as a map
@@ -182,7 +197,7 @@ paper_map()
 # %% [markdown]
 # ## Check and submit
 #
-# Every lesson has an exercise in the folder `exercises/`; the last exercise, 18, has no lesson and combines them all. An
+# Every lesson has an exercise in the folder `exercises/`; the capstone has no lesson and combines them all. An
 # exercise is a notebook with some unfinished functions. You write them, and three calls help you:
 #
 # | call | what it does |

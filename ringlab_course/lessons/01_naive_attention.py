@@ -416,5 +416,4 @@ for name, itemsize in (("bfloat16", 2), ("float8", 1)):
     print(f"{name:8}: {Layer(itemsize=itemsize).largest_sequence(80 * GB):,} tokens")
 
 # %% [markdown]
-# **Now you:** in [exercise 01](../exercises/01_naive_attention.ipynb) you write attention in NumPy. Then
-# [lesson 02](02_online_softmax.ipynb) takes softmax apart.
+# **Now you:** in [exercise 01](../exercises/01_naive_attention.ipynb) you write attention in NumPy.

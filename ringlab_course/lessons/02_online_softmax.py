@@ -453,5 +453,4 @@ D = 128
 print("out and lse:", D + 1, "numbers; all scores of a row at S = 131,072:", 131_072)
 
 # %% [markdown]
-# **Now you:** in [exercise 02](../exercises/02_online_softmax.ipynb) you write `merge` and a streaming softmax. Then
-# [lesson 03](03_tiled_attention.ipynb) makes a whole attention layer from it, forward and backward.
+# **Now you:** in [exercise 02](../exercises/02_online_softmax.ipynb) you write `merge` and a streaming softmax.

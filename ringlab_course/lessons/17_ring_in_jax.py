@@ -814,4 +814,4 @@ print(done)
 # <details><summary>4. A colleague's <code>custom_vjp</code> keeps one shard, and training still runs out of memory as P grows. Where do
 # you look?</summary>In the compiled step: is each hop sent as often as it is written?</details>
 #
-# Now [exercise 17](../exercises/17_ring_in_jax.ipynb). Then [lesson 18](18_packed_batches.ipynb) puts many documents into one sequence.
+# Now [exercise 17](../exercises/17_ring_in_jax.ipynb).

@@ -10,7 +10,7 @@ import nbformat
 
 import ringlab_course
 from ringlab_course.builder import build as builder
-from ringlab_course.catalogue import CAPSTONE, LESSONS, PARTS, lesson
+from ringlab_course.catalogue import CAPSTONE, COURSE, EIGHT_HOURS, LESSONS, PARTS, lesson
 from ringlab_course.checking.loading import exercise_ids, load_exercise
 
 
@@ -23,21 +23,27 @@ def test_lessons_are_those_that_have_a_source_an_exercise_and_a_contract():
     assert {load_exercise(exercise_id).slug for exercise_id in exercise_ids()} == exercises
 
 
-def test_the_capstone_comes_after_the_lessons_and_needs_those_that_are_there():
-    assert CAPSTONE not in LESSONS and CAPSTONE.part == LESSONS[-1].part
-    assert all(lesson(needed).id == needed for needed in CAPSTONE.needs)
-
-
-def test_lessons_are_numbered_up_to_the_capstone_and_need_only_what_comes_before():
-    assert [item.id for item in LESSONS] == [f"{number:02d}" for number in range(len(LESSONS))]
-    assert LESSONS[-1].id < CAPSTONE.id
+def test_a_lesson_needs_only_lessons_that_are_read_before_it():
+    assert {each.part for each in COURSE[: COURSE.index(CAPSTONE)]} == {*PARTS[:-1]}
+    for number, item in enumerate(COURSE):
+        assert {*item.needs} <= {each.id for each in COURSE[:number]}
     for item in LESSONS:
-        assert all(lesson(needed).id < item.id for needed in item.needs)
-        assert item.part in PARTS and 30 <= item.minutes <= 90
-        first = (
-            nbformat.read(builder.find_root() / f"notebooks/{item.slug}.ipynb", as_version=4).cells[0].source
-        )
-        assert f"**Minutes** {item.minutes}" in first
+        assert 30 <= item.minutes <= 90
+        cells = nbformat.read(builder.find_root() / f"notebooks/{item.slug}.ipynb", as_version=4).cells
+        assert f"**Minutes** {item.minutes}" in cells[0].source
+
+
+def test_every_lesson_leads_to_the_next_one_and_the_last_to_the_end():
+    for item, following in zip(COURSE, (*COURSE[1:], None), strict=True):
+        if item is not CAPSTONE:
+            cells = nbformat.read(builder.find_root() / f"notebooks/{item.slug}.ipynb", as_version=4).cells
+            last = cells[-1].source.splitlines()[-1]
+            assert (f"{following.slug}.ipynb" if following else "after-the-course.md") in last
+
+
+def test_the_shortest_way_leaves_nothing_out_and_takes_eight_hours():
+    way = [lesson(each) for each in EIGHT_HOURS]
+    assert sum(each.minutes for each in way) + 60 <= 8 * 60
 
 
 def test_importing_the_course_is_light():

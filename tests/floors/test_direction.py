@@ -9,12 +9,12 @@ from pathlib import Path
 import grimp
 import pytest
 
-from ringlab_course.catalogue import CAPSTONE, LESSONS
+from ringlab_course.catalogue import COURSE
 
 pytestmark = pytest.mark.thorough
 
 EXERCISES = "ringlab_course.exercises"
-FOLDERS = [f"e{each.slug}" for each in (*LESSONS, CAPSTONE)]
+FOLDERS = [f"e{each.slug}" for each in COURSE]
 BELOW = ("catalogue", "checking", "mesh", "judge", "clinic", "errata", "figures")
 """The parts of the course from which an exercise may import."""
 CHECKOUT = Path(__file__).resolve().parents[2]
