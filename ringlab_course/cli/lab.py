@@ -16,13 +16,13 @@ if TYPE_CHECKING:
     from ringlab_course.lab.start import Cases, Settings, Start
 
 app = typer.Typer(
-    help="Labs on several ranks: under torchrun on GPUs of one machine or many; without it on gloo processes.",
+    help="Labs on several ranks: on the GPUs of this machine, on gloo processes, or under torchrun on many machines.",
     no_args_is_help=True,
 )
 Output = Annotated[
     Path, typer.Option("--output", help="The result file; where one is, another name is taken: l1-2.json.")
 ]
-Ranks = Annotated[int, typer.Option("--ranks", min=2, help="P, gloo processes; torchrun says it itself.")]
+Ranks = Annotated[int, typer.Option("--ranks", min=2, help="P, the ranks that are started on this machine; torchrun gives its own number.")]
 Transport = Annotated[str, typer.Option("--transport", help="gloo, nccl, symmetric or shared-gpu.")]
 Nodes = Annotated[int | None, typer.Option("--nodes", min=1, help="Machines that are meant to take part.")]
 Busy = Annotated[bool, typer.Option("--allow-busy", help="Measure although others use a device.")]
@@ -74,7 +74,8 @@ def preflight(
         else:
             table = Table("", "looked at", "found", "what to do")
             for each in found:
-                table.add_row("✓" if each.ok else "✗", each.name, each.told, "" if each.ok else each.remedy)
+                mark = "✗" if not each.ok else "⚠" if each.doubtful else "✓"
+                table.add_row(mark, each.name, each.told, each.remedy if mark != "✓" else "")
             people.print(table)
     finish(ok)
 
@@ -184,7 +185,7 @@ def l3(
 
     if len(targets) > 1 and under_torchrun():
         raise typer.BadParameter(
-            "torchrun takes one entrant, because a crash ends the run of all entrants", param_hint="TARGETS"
+            "torchrun takes one entrant, because a crash ends the run of all; start without torchrun on one machine", param_hint="TARGETS"
         )
     failed = 0
     for target in targets:

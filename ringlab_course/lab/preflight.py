@@ -36,12 +36,16 @@ _ASKED = ("utilization.gpu", "memory.used", "clocks.sm", "clocks.max.sm", "power
 
 @dataclass(frozen=True)
 class Finding:
-    """One finding: its name, whether it is as it should be, what was observed, and a remedy."""
+    """One finding: its name, whether a lab can run, the observation, and a remedy.
+
+    doubtful: whether a lab can run, but its times will say little.
+    """
 
     name: str
     ok: bool
     told: str
     remedy: str = ""
+    doubtful: bool = False
 
 
 def facts(
@@ -143,8 +147,10 @@ def judge(
     )  # fmt: skip
     yield _enough_memory(everyone, needed_bytes, shared)
     busy = [text for each in everyone if (text := _busy(each, several if shared else ()))]
-    told = "; ".join(busy) or _load(everyone) or "no device is in use"
-    yield Finding("nobody else", not busy, told, "nvidia-smi says by whom")
+    loaded = _load(everyone)
+    told = "; ".join(busy) or loaded or "no device is in use"
+    remedy = "nvidia-smi says by whom" if busy or not loaded else "wait until the machine is quiet"
+    yield Finding("nobody else", not busy, told, remedy, doubtful=bool(loaded))
 
 
 def _enough_memory(everyone: list[dict[str, Any]], needed_bytes: int, shared: bool) -> Finding:
@@ -208,7 +214,7 @@ def _load(everyone: list[dict[str, Any]]) -> str:
     """
     busy = {each["host"]: each for each in everyone if each["kind"] == "cpu" and each["load"] > each["cores"]}
     told = [f"load {each['load']:.1f} on {each['cores']} cores of {host}" for host, each in busy.items()]
-    return f"over the last minute {', '.join(told)}: what is measured beside that says little" if told else ""
+    return f"over the last minute {', '.join(told)}: times measured now will say little" if told else ""
 
 
 def exchange_works(ring: Ring, device: torch.device) -> Finding:

@@ -250,6 +250,7 @@ def _run(found: Mapping[str, Any], prefix: str) -> dict[str, Any]:
         "target": found["settings"].get("target", ""),
         "ended_by": readable.legible(found.get("ended_by") or "ended without a word", 500),
         "tables": tables,
+        "doubtful": any(DOUBTFUL in str(cell) for table in tables for row in table["rows"] for cell in row),
         "figures": figures,
         "topology": readable.legible(found.get("topology", "")),
         "stacks": [
@@ -265,6 +266,16 @@ def _run(found: Mapping[str, Any], prefix: str) -> dict[str, Any]:
 
 def _settings(given: Mapping[str, Any]) -> str:
     return ", ".join(f"{key}={value}" for key, value in given.items())
+
+
+DOUBTFUL = "\N{WARNING SIGN}"
+MOST = 1.05
+"""No hop is hidden by more than all of it, and no ring is faster than a perfect split, but for 5 % of noise."""
+
+
+def _marked(value: float, digits: int, least: float = -math.inf) -> str:
+    """Return the value as text, with a mark if it cannot be right: above 1, or below `least`."""
+    return f"{value:.{digits}f}" + ("" if least <= value <= MOST else f" {DOUBTFUL}")
 
 
 Shown = tuple[list[dict[str, Any]], list[tuple[str, Any]]]
@@ -291,7 +302,7 @@ def _l1(cases: list[dict[str, Any]], prefix: str) -> Shown:
             + (f". A hop hides from {float(least['tokens']):.0f} tokens, by these rates" if least else ""),
             "headings": ("c", "compute", "exchange", "both", "hidden"),
             "rows": [
-                (f"{e['tokens']:,}", *(f"{e[name] * 1e3:.2f} ms" for name in ("compute_s", "exchange_s", "both_s")), f"{e['hidden']:.2f}")
+                (f"{e['tokens']:,}", *(f"{e[name] * 1e3:.2f} ms" for name in ("compute_s", "exchange_s", "both_s")), _marked(e["hidden"], 2, least=-0.25))
                 for e in blocks
             ],
         },
@@ -307,7 +318,7 @@ def _l1(cases: list[dict[str, Any]], prefix: str) -> Shown:
 def _l2(cases: list[dict[str, Any]], prefix: str) -> Shown:
     rows = [
         (f"{e['scaling']}, {e['pass'].replace('_', ' + ')}", e["P"], f"{e['S']:,}", name, f"{one['median_s'] * 1e3:.1f} ms",
-         f"{one['efficiency']:.3f}", f"{one['tflops_per_rank']:.3g}", "right" if one["correct"] else "WRONG")
+         _marked(one["efficiency"], 3), f"{one['tflops_per_rank']:.3g}", "right" if one["correct"] else "WRONG")
         for e in cases if e["case"] == "scaling" for name, one in e["contenders"].items()
     ]  # fmt: skip
     headings = ("scaling", "ranks", "S", "layout", "median", "efficiency", "TFLOP/s a rank", "results")

@@ -80,6 +80,13 @@ def test_a_busy_device_may_be_allowed_and_nothing_else() -> None:
         expect_ready(list(failing(facts).values()), allow_busy=True)
 
 
+def test_a_loaded_machine_is_doubtful_but_not_refused() -> None:
+    facts = [{**each, "kind": "cpu", "load": 13.0} for each in healthy()]
+    (found,) = [each for each in judge(facts, 0, None) if each.name == "nobody else"]
+    assert found.ok and found.doubtful and "load 13.0" in found.told and found.remedy
+    assert not any(each.doubtful for each in judge(healthy(), 0, None))
+
+
 class Crossed(Ring):
     """A ring in which rank 1 receives a changed number, as over a faulty link."""
 

@@ -164,6 +164,32 @@ def test_an_odd_file_is_named_on_the_page_and_the_others_are_shown(odd: str) -> 
     assert "<b>Left out</b>" in page and "odd.json" in page and "a:fast" in page and "Leaderboard" in page
 
 
+def overlapped(hidden: float) -> dict[str, Any]:
+    times = {"compute_s": 1.0, "exchange_s": 1.0, "both_s": 2 - hidden}
+    return {**L1, "cases": [{"case": "overlap", "tokens": 512, "hidden": hidden, **times}]}
+
+
+def scaled(efficiency: float) -> dict[str, Any]:
+    ring = {"median_s": 1.0, "efficiency": efficiency, "tflops_per_rank": 1.0, "correct": True}
+    return {**L2, "cases": [{**SCALING, "contenders": {"zigzag": ring}}]}
+
+
+@pytest.mark.parametrize(
+    ("run", "marked"),
+    [
+        (overlapped(1.96), "1.96 ⚠"),
+        (overlapped(-1.37), "-1.37 ⚠"),
+        (overlapped(1.0), ""),
+        (overlapped(0.0), ""),
+        (scaled(1.6), "1.600 ⚠"),
+        (scaled(0.98), ""),
+    ],
+)
+def test_figures_that_cannot_be_right_are_marked(run: dict[str, Any], marked: str) -> None:
+    page, _ = report({Path("run.json"): run})
+    assert ("cannot be right" in page, marked in page) == (bool(marked), True)
+
+
 def test_the_words_of_every_plot_can_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """No word overlaps another one, in the plots of recorded runs and at the lengths of a GPU, which are the ticks."""
     drawn: list[Figure] = []

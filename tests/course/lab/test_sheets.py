@@ -138,7 +138,7 @@ def test_the_slurm_script_starts_every_gpu_of_every_node(tools: dict[str, str], 
         ["bash", str(script), "l2", "--tokens", "4096"], env={**tools, **job}, cwd=tmp_path, check=True
     )
     (called,) = Path(tools["CALLS"]).read_text().splitlines()
-    assert "--nnodes 2 --nproc-per-node gpu" in called and "--rdzv-endpoint node0:29500" in called
+    assert "--nnodes 2 --nproc-per-node gpu" in called and "--rdzv-endpoint node0:29507" in called
     assert "--rdzv-conf join_timeout=120,timeout=120" in called
     words = shlex.split(called)
     read_by_the_command_line(words)
@@ -218,6 +218,39 @@ def test_a_node_without_the_environment_is_named(tools: dict[str, str], tmp_path
     assert (
         done.returncode == 1 and "no torchrun on PATH" in done.stderr and not (tmp_path / "results").exists()
     )
+
+
+def in_groups(folder: Path, *words: str, **changed: str) -> subprocess.CompletedProcess[str]:
+    command = ["bash", str(CHECKOUT / "docs/labs/groups.sh"), *words]
+    environment = {**os.environ, "RINGLAB_TRANSPORT": "gloo", "RINGLAB_GPUS": "4", **changed}
+    return subprocess.run(
+        command, env=environment, cwd=folder, capture_output=True, text=True, timeout=240, check=False
+    )
+
+
+def test_groups_measure_at_once_each_on_its_own_gpus_and_files(tmp_path: Path) -> None:
+    small = ("--messages", "4096,65536", "--lengths", "32,64", "--heads", "2", "--rounds", "2")
+    done = in_groups(tmp_path, "2", "l1", *small)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["results/group-1: GPUs 0,1", "results/group-2: GPUs 2,3"]
+    found, others = load_all([tmp_path / "results"])
+    assert sorted(path.parent.name for path in found) == ["group-1", "group-2"] and not others
+    assert all(len(each["ranks"]) == 2 and each["finished"] for each in found.values())
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("3", "l1", "--lenghts", "32"), "No such option: --lenghts"),
+        (("1", "l1"), "needed: groups of 2 GPUs or more"),
+        (("5", "l1"), "got: groups of 5, 4 GPUs"),
+    ],
+)
+def test_a_group_that_fails_is_named_with_its_reason(
+    tmp_path: Path, words: tuple[str, ...], says: str
+) -> None:
+    done = in_groups(tmp_path, *words)
+    assert done.returncode == 1 and says in done.stderr
 
 
 def test_the_recorded_runs_make_a_page() -> None:

@@ -1,0 +1,41 @@
+#!/usr/bin/env bash
+# One lab for several groups at once, each on its own GPUs of this machine: docs/labs/groups.sh 2 l1 --dtype bfloat16
+# 2 is the number of GPUs of a group. Group 1 has the first two GPUs and writes results/group-1/, and so on.
+# RINGLAB_GPUS: the number of GPUs to share out, by default all. RINGLAB_TRANSPORT: nccl by default; gloo needs no GPU.
+set -euo pipefail
+each=${1:?the number of GPUs of a group}
+lab=${2:?which lab: preflight, l1 or l2}
+shift 2
+if [ -n "${RINGLAB_GPUS:-}" ]; then
+    mapfile -t gpus < <(seq 0 $((RINGLAB_GPUS - 1)))
+elif [ -n "${CUDA_VISIBLE_DEVICES:-}" ]; then
+    IFS=, read -ra gpus <<<"$CUDA_VISIBLE_DEVICES"
+else
+    mapfile -t gpus < <(nvidia-smi --query-gpu=index --format=csv,noheader)
+fi
+if ((each < 2 || ${#gpus[@]} < each)); then
+    echo "needed: groups of 2 GPUs or more, at most as many as there are; got: groups of $each, ${#gpus[@]} GPUs" >&2
+    exit 1
+fi
+trap 'trap - INT TERM; kill 0' INT TERM # ends every group
+started=()
+for ((first = 0; first + each <= ${#gpus[@]}; first += each)); do
+    folder=results/group-$((first / each + 1))
+    mkdir -p "$folder"
+    output=()
+    [ "$lab" = preflight ] || output=(--output "$folder/$lab.json")
+    devices=$(IFS=, && echo "${gpus[*]:first:each}")
+    echo "$folder: GPUs $devices"
+    CUDA_VISIBLE_DEVICES=$devices ringlab lab "$lab" --transport "${RINGLAB_TRANSPORT:-nccl}" --ranks "$each" "${output[@]}" "$@" \
+        >"$folder/$lab.log" 2>&1 &
+    started+=($!)
+done
+failed=0
+for number in "${!started[@]}"; do
+    if ! wait "${started[$number]}"; then
+        failed=1
+        echo "group $((number + 1)) failed; results/group-$((number + 1))/$lab.log ends with:" >&2
+        tail -n 4 "results/group-$((number + 1))/$lab.log" >&2
+    fi
+done
+exit $failed
