@@ -54,7 +54,7 @@ site: setup-site
 	@$(RUN) -m tools.website $(SITE_ARGS)
 
 slides: setup-site
-	@$(RUN) tools/slides.py docs/labs.md build/slides.html
+	@$(RUN) -m tools.slides docs/labs/slides.md build/slides.html
 
 gpu:
 	@sh tools/gpu_check.sh

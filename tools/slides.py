@@ -1,114 +1,170 @@
-"""Makes slides from a Markdown page: `python tools/slides.py docs/labs.md build/slides.html`.
+"""Makes slides from a Markdown page: `python -m tools.slides docs/labs/slides.md build/slides.html`.
 
-Each section of the page becomes one or several slides, because content that does not fit continues on the
-next slide. A table, a list or a block of commands is never split, and stays with the line that announces it.
-The result is one file without scripts that loads nothing. It scrolls from slide to slide, and prints one
-slide per page.
+Each heading begins a slide. `![name](picture)` stands for a drawing of this module. The result is one file
+without scripts that loads nothing. It scrolls from slide to slide, and prints one slide per page.
 """
 
 from __future__ import annotations
 
 import html
+import re
 import sys
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 from markdown_it import MarkdownIt
-from markdown_it.token import Token
 
-LINES = 13
-"""The lines of text that fit on a slide below its heading, at the size of the style below."""
-_WIDTH = 88
+from tools.docs.drawings import CELL, INK, LAYOUTS, RANKS, S, marker, rect, ring_of, svg, text
+
+BLUE, ORANGE, GREEN = 4, 0, 2
+"""The ranks whose colours stand for computing, for a message, and for both."""
 _STYLE = """
 :root { color-scheme: light dark; --ink: #1f2933; --paper: #fff; --rule: #cbd2d9; --accent: #0072b2; }
 @media (prefers-color-scheme: dark) { :root { --ink: #e4e7eb; --paper: #14191f; --rule: #3e4c59; --accent: #56b4e9; } }
 * { box-sizing: border-box; } html { scroll-snap-type: y mandatory; background: var(--paper); color: var(--ink); }
-body { margin: 0; font: 2.1vw/1.45 system-ui, sans-serif; }
+body { margin: 0; font: 2.2vw/1.4 system-ui, sans-serif; }
 section { height: 100vh; padding: 5vh 7vw; scroll-snap-align: start; overflow: hidden; position: relative; border-bottom: 1px solid var(--rule); }
-h1 { font-size: 3.6vw; margin: 0 0 3vh; color: var(--accent); } p, ul { margin: 0 0 2.2vh; }
-table { border-collapse: collapse; width: 100%; font-size: 1.5vw; } th, td { text-align: left; vertical-align: top; padding: 0.5vh 1vw 0.7vh 0; border-bottom: 1px solid var(--rule); }
-pre { font: 1.5vw/1.5 ui-monospace, "DejaVu Sans Mono", monospace; white-space: pre-wrap; border-left: 0.4vw solid var(--accent); padding-left: 1.2vw; }
-code { font-family: ui-monospace, "DejaVu Sans Mono", monospace; font-size: 0.92em; } footer { position: absolute; right: 3vw; bottom: 2vh; font-size: 1.2vw; opacity: 0.7; }
+h1 { font-size: 3.6vw; margin: 0 0 3vh; color: var(--accent); } p, ul { margin: 0 0 2vh; }
+svg { display: block; width: auto; height: 44vh; max-width: 100%; margin: 0 auto 4vh; }
+code { font: 0.92em ui-monospace, "DejaVu Sans Mono", monospace; } footer { position: absolute; right: 3vw; bottom: 2vh; font-size: 1.2vw; }
 @media print { @page { size: 13.33in 7.5in; margin: 0; } section { height: 7.5in; break-after: page; border: 0; } }
 """
 
 
-def slides(text: str) -> Iterator[tuple[str, str]]:
-    """Yield (heading, HTML) of each slide of a Markdown page."""
-    parser = MarkdownIt("commonmark", {"html": False}).enable("table")
-    heading, lines = "", 0
-    begun: list[list[Token]] = []
-    for tokens in _together(_blocks(parser.parse(text))):
-        if tokens[0].type == "heading_open":
-            if begun:
-                yield heading, _rendered(parser, begun)
-            heading, begun, lines = tokens[1].content, [], 0
-            continue
-        takes = _lines(tokens)
-        if begun and lines + takes > LINES:
-            yield heading, _rendered(parser, begun)
-            begun, lines = [], 0
-        begun.append(tokens)
-        lines += takes
-    if begun:
-        yield heading, _rendered(parser, begun)
+def _bars(words: str, rows: list[tuple[str, float, float, int]]) -> str:
+    """Return bars of time: each row has a label, where it begins and ends, and its colour."""
+    parts = []
+    for number, (label, begin, end, colour) in enumerate(rows):
+        y = 10 + 34 * number
+        parts += [text(96, y + 17, label, "end"), rect(104 + begin, y, end - begin, 24, colour)]
+    return svg(400, 34 * len(rows) + 12, words, parts)
 
 
-def _blocks(tokens: list[Token]) -> Iterator[list[Token]]:
-    """Yield the tokens of each block of the page: a heading, paragraph, table, list or code."""
-    block: list[Token] = []
-    depth = 0
-    for token in tokens:
-        block.append(token)
-        depth += token.nesting
-        if depth == 0:
-            yield block
-            block = []
+def _ring() -> str:
+    sent = Counter({(rank, (rank + 1) % RANKS): 1 for rank in range(RANKS)})
+    return svg(
+        160, 160, "Eight ranks in a ring, each of which sends to the next", [marker(), *ring_of(80, 80, sent)]
+    )
 
 
-def _together(blocks: Iterator[list[Token]]) -> Iterator[list[Token]]:
-    """Yield the blocks, each joined with the paragraph before it if that ends with a colon."""
-    held: list[Token] = []
-    for block in blocks:
-        if block[0].type == "heading_open" and held:
-            yield held
-            held = []
-        whole = held + block
-        announces = block[0].type == "paragraph_open" and block[1].content.endswith(":")
-        held = whole if announces else []
-        if not announces:
-            yield whole
-    if held:
-        yield held
-
-
-def _lines(tokens: list[Token]) -> int:
-    """Return about how many lines a block takes on a slide, with the paragraph that announces it."""
-    if tokens[0].type == "paragraph_open" and len(tokens) > 3:
-        return _lines(tokens[:3]) + _lines(tokens[3:])
-    if tokens[0].type == "fence":
-        return tokens[0].content.count("\n") + 1
-    if tokens[0].type == "table_open":
-        rows = sum(token.type == "tr_open" for token in tokens)
-        return rows + sum(len(token.content) // _WIDTH for token in tokens if token.type == "inline")
-    return 1 + sum(1 + len(token.content) // _WIDTH for token in tokens if token.type == "inline")
-
-
-def _rendered(parser: MarkdownIt, blocks: list[list[Token]]) -> str:
-    tokens = [token for block in blocks for token in block]
-    return str(parser.renderer.render(tokens, parser.options, {}))
-
-
-def deck(text: str) -> str:
-    """Return the slides of a Markdown page as one HTML file."""
-    shown = list(slides(text))
-    sections = [
-        f"<section><h1>{html.escape(heading)}</h1>{body}<footer>{number} / {len(shown)}</footer></section>"
-        for number, (heading, body) in enumerate(shown, start=1)
+def _hop() -> str:
+    rows = [
+        ("compute", 0, 130, BLUE),
+        ("message", 0, 80, ORANGE),
+        ("compute", 132, 262, BLUE),
+        ("message", 132, 212, ORANGE),
     ]
+    return _bars("A rank computes on a block while the next one arrives", rows)
+
+
+def _block() -> str:
+    parts = [
+        rect(120, 10, 110, 110, BLUE),
+        text(112, 70, "c queries", "end"),
+        text(175, 138, "c keys", "middle"),
+    ]
+    parts += [
+        rect(270, 10, 24, 110, ORANGE),
+        rect(300, 10, 24, 110, ORANGE),
+        text(282, 138, "K", "middle"),
+        text(312, 138, "V", "middle"),
+    ]
+    return svg(
+        400, 145, "A block of c × c scores, and the K and V of c tokens", [*parts, text(332, 70, "c tokens")]
+    )
+
+
+def _axes() -> str:
+    lines = f'<path d="M90 8V118H360" fill="none" stroke="{INK}" stroke-width="1.5"/>'
+    return svg(
+        400,
+        145,
+        "Empty axes: GB/s over bytes",
+        [
+            lines,
+            text(80, 16, "GB/s", "end"),
+            text(360, 136, "bytes of a message", "end"),
+            text(225, 68, "?", "middle", 40),
+        ],
+    )
+
+
+def _overlap() -> str:
+    rows = [("compute", 0, 150, BLUE), ("exchange", 0, 90, ORANGE), ("both", 0, 150, GREEN)]
+    return _bars("Three times: computing, exchanging, and both at once", rows).replace(
+        "</svg>", text(262, 95, "?", size=20) + "</svg>"
+    )
+
+
+def _heads() -> str:
+    parts = [rect(110 + 24 * head, 30, 20, 34, BLUE) for head in range(8)] + [
+        text(102, 52, "query heads", "end")
+    ]
+    parts += [rect(110 + 96 * head, 84, 92, 34, ORANGE) for head in range(2)] + [
+        text(102, 106, "K/V heads", "end")
+    ]
+    return svg(400, 140, "Eight query heads share two key and value heads", parts)
+
+
+def _strips() -> str:
+    parts = []
+    for row, layout in enumerate(LAYOUTS[:3]):
+        y = 10 + row * 40
+        parts.append(text(110, y + 19, layout.name, "end"))
+        parts += [
+            rect(120 + token * CELL, y, CELL - 1, 28, rank)
+            for rank in range(layout.P)
+            for token in layout.positions(rank)
+        ]
+    return svg(130 + S * CELL, 130, "Tokens in the colours of their ranks, under three layouts", parts)
+
+
+def _efficiency() -> str:
+    return _bars(
+        "The time of a perfect split, and the longer time of a ring",
+        [("perfect split", 0, 150, GREEN), ("ring", 0, 210, BLUE)],
+    )
+
+
+def _scaling() -> str:
+    parts = []
+    for row, (label, widths) in enumerate((("strong", (60, 30)), ("weak", (60, 60)))):
+        y = 10 + 64 * row
+        parts.append(text(96, y + 28, label, "end"))
+        for column, (ranks, width) in enumerate(zip((2, 4), widths, strict=True)):
+            x = 110 + 150 * column if not row or not column else 250
+            parts += [rect(x + (width + 2) * rank, y, width, 40, rank) for rank in range(ranks)]
+    return svg(
+        520,
+        130,
+        "Strong: the same sequence on two and on four ranks. Weak: the same share of each rank",
+        parts,
+    )
+
+
+PICTURES: dict[str, Callable[[], str]] = {
+    "ring": _ring, "hop": _hop, "block": _block, "axes": _axes, "overlap": _overlap, "heads": _heads, "strips": _strips,
+    "efficiency": _efficiency, "scaling": _scaling,
+}  # fmt: skip
+
+
+def deck(page: str) -> str:
+    """Return the slides of a Markdown page as one HTML file. Raises: KeyError for an unknown picture."""
+    parser = MarkdownIt("commonmark", {"html": False})
+    slides = [slide.partition("\n") for slide in re.split(r"^## ", page, flags=re.M)[1:]]
+    sections = []
+    for number, (heading, _, body) in enumerate(slides, start=1):
+        shown = re.sub(
+            r'<p><img src="picture" alt="(\w+)" /></p>',
+            lambda found: PICTURES[found[1]](),
+            parser.render(body),
+        )
+        footer = f"<footer>{number} / {len(slides)}</footer>"
+        sections.append(f"<section><h1>{html.escape(heading)}</h1>{shown}{footer}</section>")
     policy = "default-src 'none'; style-src 'unsafe-inline'"
     return (
-        f'<!DOCTYPE html><html lang="en"><head><meta charset="utf-8"><title>{html.escape(shown[0][0])}</title>'
+        f'<!DOCTYPE html><html lang="en"><head><meta charset="utf-8"><title>{html.escape(slides[0][0])}</title>'
         f'<meta http-equiv="Content-Security-Policy" content="{policy}"><style>{_STYLE}</style></head>'
         f"<body>{''.join(sections)}</body></html>\n"
     )

@@ -22,7 +22,12 @@ app = typer.Typer(
 Output = Annotated[
     Path, typer.Option("--output", help="The result file; where one is, another name is taken: l1-2.json.")
 ]
-Ranks = Annotated[int, typer.Option("--ranks", min=2, help="P, the ranks that are started on this machine; torchrun gives its own number.")]
+Ranks = Annotated[
+    int,
+    typer.Option(
+        "--ranks", min=2, help="P, the ranks that are started on this machine; torchrun gives its own number."
+    ),
+]
 Transport = Annotated[str, typer.Option("--transport", help="gloo, nccl, symmetric or shared-gpu.")]
 Nodes = Annotated[int | None, typer.Option("--nodes", min=1, help="Machines that are meant to take part.")]
 Busy = Annotated[bool, typer.Option("--allow-busy", help="Measure although others use a device.")]
@@ -185,7 +190,8 @@ def l3(
 
     if len(targets) > 1 and under_torchrun():
         raise typer.BadParameter(
-            "torchrun takes one entrant, because a crash ends the run of all; start without torchrun on one machine", param_hint="TARGETS"
+            "torchrun takes one entrant, because a crash ends the run of all; start without torchrun on one machine",
+            param_hint="TARGETS",
         )
     failed = 0
     for target in targets:

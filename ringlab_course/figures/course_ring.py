@@ -107,7 +107,15 @@ def _node(axes: Axes, item: Lesson, *, is_near: bool, is_centre: bool) -> None:
     side = "center" if abs(tx) < 0.1 else "left" if tx > 0 else "right"
     height = "bottom" if ty > 0.95 else "top" if ty < -1.05 else "center"
     axes.text(
-        tx, ty - 0.05 * (height == "top"), _short(item.title), ha=side, va=height, fontsize=9.5, color=INK, weight=weight, zorder=4
+        tx,
+        ty - 0.05 * (height == "top"),
+        _short(item.title),
+        ha=side,
+        va=height,
+        fontsize=9.5,
+        color=INK,
+        weight=weight,
+        zorder=4,
     )
 
 

@@ -59,16 +59,16 @@ def drawings() -> Iterator[tuple[str, str]]:
 def layouts() -> str:
     """Return each layout as a strip of tokens in the colours of their ranks, with each rank's causal pairs beside it."""
     left, most = 120, S * (S + 1) // 2
-    parts = [_text(left, 14, "tokens, from the first to the last"), _text(left + S * CELL + 16, 14, "causal pairs of each rank")]  # fmt: skip
+    parts = [text(left, 14, "tokens, from the first to the last"), text(left + S * CELL + 16, 14, "causal pairs of each rank")]  # fmt: skip
     for row, layout in enumerate(LAYOUTS):
         y = 24 + row * 40
-        parts.append(_text(left - 8, y + 19, layout.name, "end"))
+        parts.append(text(left - 8, y + 19, layout.name, "end"))
         for rank in range(P):
             pairs = int((layout.positions(rank) + 1).sum())
-            parts += [_rect(left + token * CELL, y, CELL - 1, 28, rank) for token in layout.positions(rank)]
-            parts.append(_rect(left + S * CELL + 16, y + 7 * rank, 300 * pairs / most, 6, rank))
+            parts += [rect(left + token * CELL, y, CELL - 1, 28, rank) for token in layout.positions(rank)]
+            parts.append(rect(left + S * CELL + 16, y + 7 * rank, 300 * pairs / most, 6, rank))
     words = "; ".join(f"{each.name}: rank 0 owns {each.positions(0).tolist()}" for each in LAYOUTS)
-    return _svg(left + S * CELL + 175, 24 + 40 * len(LAYOUTS), words, parts)
+    return svg(left + S * CELL + 175, 24 + 40 * len(LAYOUTS), words, parts)
 
 
 def masks() -> str:
@@ -79,25 +79,25 @@ def masks() -> str:
         x = 8 + column % 3 * (width + 40)
         y = 24 + column // 3 * (width + 14)
         visible = mask.visible(np.arange(S), np.arange(S))
-        parts.append(_text(x, y - 6, name))
+        parts.append(text(x, y - 6, name))
         parts.append(f'<rect x="{x}" y="{y}" width="{cell * S}" height="{cell * S}" fill="none" stroke="{INK}" stroke-width=".6"/>')  # fmt: skip
         cells = "".join(f"M{x + cell * j} {y + cell * i}h{cell - 1}v{cell - 1}h{1 - cell}z" for i, j in np.argwhere(visible))  # fmt: skip
         parts.append(f'<path d="{cells}" fill="#0072B2"/>')
-    return _svg(3 * (width + 40), 2 * (width + 14) + 16, "Keys, to the right, that each query, downwards, sees: " + ", ".join(MASKS), parts)  # fmt: skip
+    return svg(3 * (width + 40), 2 * (width + 14) + 16, "Keys, to the right, that each query, downwards, sees: " + ", ".join(MASKS), parts)  # fmt: skip
 
 
 def schedules() -> str:
     """Return the forward messages of each schedule on eight ranks, from the trace of a run."""
-    size, parts = 168, [_marker()]
+    size, parts = 168, [marker()]
     for number, (name, what) in enumerate(SCHEDULES.items()):
         x, y = number % 4 * size, number // 4 * (size + 38)
-        parts.append(_text(x + size / 2, y + size + 10, name, "middle"))
-        parts.append(_text(x + size / 2, y + size + 25, what, "middle", 10))
-        parts += _ring(x + size / 2, y + size / 2, _sent(name))
-    return _svg(4 * size, 2 * (size + 38), "Forward messages of eight ranks under " + ", ".join(SCHEDULES), parts)  # fmt: skip
+        parts.append(text(x + size / 2, y + size + 10, name, "middle"))
+        parts.append(text(x + size / 2, y + size + 25, what, "middle", 10))
+        parts += ring_of(x + size / 2, y + size / 2, sent_by(name))
+    return svg(4 * size, 2 * (size + 38), "Forward messages of eight ranks under " + ", ".join(SCHEDULES), parts)  # fmt: skip
 
 
-def _sent(schedule: str) -> Counter[tuple[int, int]]:
+def sent_by(schedule: str) -> Counter[tuple[int, int]]:
     """Return the bytes from each rank to each other one, forward."""
     layout = contiguous(8 * RANKS, RANKS)
     q, k, v = (torch.zeros(1, RANKS, layout.S, 4) for _ in range(3))
@@ -113,7 +113,8 @@ def _sent(schedule: str) -> Counter[tuple[int, int]]:
     return found
 
 
-def _ring(x: float, y: float, sent: Counter[tuple[int, int]]) -> Iterator[str]:
+def ring_of(x: float, y: float, sent: Counter[tuple[int, int]]) -> Iterator[str]:
+    """Yield a ring of ranks around (x, y), with an arrow for each pair of ranks between which bytes are sent."""
     at: Callable[[float], tuple[float, float]] = lambda rank: (  # noqa: E731
         x + 62 * math.sin(2 * math.pi * rank / RANKS),
         y - 62 * math.cos(2 * math.pi * rank / RANKS),
@@ -132,18 +133,22 @@ def _ring(x: float, y: float, sent: Counter[tuple[int, int]]) -> Iterator[str]:
         yield f'<circle cx="{cx:.1f}" cy="{cy:.1f}" r="9" fill="{rank_colour(rank)}"/>'
 
 
-def _marker() -> str:
+def marker() -> str:
+    """Return the definition of the arrows' tips, once for each drawing."""
     return f'<defs><marker id="tip" viewBox="0 0 6 6" refX="5" refY="3" markerWidth="6" markerHeight="6" markerUnits="userSpaceOnUse" orient="auto"><path d="M0 0L6 3L0 6z" fill="{INK}"/></marker></defs>'
 
 
-def _rect(x: float, y: float, width: float, height: float, rank: int) -> str:
+def rect(x: float, y: float, width: float, height: float, rank: int) -> str:
+    """Return a rectangle in a rank's colour."""
     return f'<rect x="{x:g}" y="{y:g}" width="{width:.1f}" height="{height:g}" rx="2" fill="{rank_colour(rank)}"/>'
 
 
-def _text(x: float, y: float, text: str, anchor: str = "start", size: int = 12) -> str:
-    return f'<text x="{x:g}" y="{y:g}" text-anchor="{anchor}" font-size="{size}" fill="{INK}">{escape(text)}</text>'
+def text(x: float, y: float, words: str, anchor: str = "start", size: int = 12) -> str:
+    """Return a line of text; `anchor` is its start, middle or end."""
+    return f'<text x="{x:g}" y="{y:g}" text-anchor="{anchor}" font-size="{size}" fill="{INK}">{escape(words)}</text>'
 
 
-def _svg(width: float, height: float, words: str, parts: list[str]) -> str:
+def svg(width: float, height: float, words: str, parts: list[str]) -> str:
+    """Return the drawing with a description in words."""
     inside = "\n".join(parts)
     return f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {height:g}" width="{width:g}" font-family="sans-serif" role="img" aria-label="{escape(words)}">\n{inside}\n</svg>\n'

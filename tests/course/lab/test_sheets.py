@@ -18,6 +18,7 @@ from ringlab.cli import app
 from ringlab_course.lab.l2 import L2
 from ringlab_course.lab.report import report
 from ringlab_course.lab.result import load_all
+from tools.slides import deck
 
 CHECKOUT = Path(__file__).resolve().parents[3]
 SHEET = (CHECKOUT / "docs/labs.md").read_text(encoding="utf-8")
@@ -59,6 +60,16 @@ def test_each_line_can_be_typed(line: str) -> None:
         given = words[script + 1 :] if words[script].endswith("slurm.sh") else words[script + 2 :]
         words = ["ringlab", "lab", *given]
     read_by_the_command_line(words)
+
+
+def test_every_slide_has_a_picture_and_its_commands_can_be_typed() -> None:
+    page = (CHECKOUT / "docs/labs/slides.md").read_text(encoding="utf-8")
+    slides = deck(page).split("<section>")[1:]
+    assert len(slides) > 10 and all("<svg" in slide for slide in slides)
+    for line in re.findall(r"`(ringlab .+)`", page):
+        read_by_the_command_line(shlex.split(line))
+    with pytest.raises(KeyError):
+        deck(page.replace("![ring]", "![rings]"))
 
 
 def test_a_wrong_line_would_be_found() -> None:
