@@ -30,11 +30,9 @@ ASKED = tuple(each.name for each in CHECKS if each.tier == "quick" and each not 
 HEAD = """\
 # What the suite finds about known packages
 
-`python -m tools.conformance.peers benchmarks/results/conformance/peers.json docs/peers.md` writes this page from that
-file, which holds the full evidence. Each row is one run of `ringlab check peer:NAME --quick` in gloo
-processes on a CPU. The checks of faults are left out: what happens when a rank dies, stalls or sends a wrong shape
-depends on gloo and on how busy the machine is. A row says what this run showed about this version, and nothing about
-other versions.
+Each row of the results is one run of `ringlab check peer:NAME --quick` in gloo processes on a CPU. It describes this version
+of the package only. Fault checks are excluded, because their outcome depends on gloo and on machine load.
+`benchmarks/results/conformance/peers.json` has the full evidence.
 
 ```sh
 pip install -c requirements.lock -e '.[peers]'
@@ -48,17 +46,19 @@ ringlab bench peers                                 # the same packages and ring
 | `ring-flash-attn`, `-zigzag`, `-stripe` | three rings over flash-attn's kernels, float16 and bfloat16 | with a stand-in for the kernels |
 | `ring-flash-attn-kvpacked`, `-qkvpacked` | the same ring, with k and v, or q, k and v, in one tensor | with a stand-in for the kernels |
 | `ring-flash-attn-varlen`, `-llama3` | its rings of packed documents | with a stand-in for the kernels |
-| `yunchang`, `-zigzag`, `-stripe`, `-hybrid` | the same, and ring × Ulysses on 2 × 2 ranks | with a stand-in for the kernels |
+| `yunchang`, `-zigzag`, `-stripe`, `-hybrid` | the same three rings, and ring × Ulysses on 2 × 2 ranks | with a stand-in for the kernels |
 | `torch-context-parallel` | the ring behind torch's `context_parallel`, contiguous and zig-zag | with torch's operator for CPUs |
 | `torch-context-parallel-public` | the public function | does not run: torch has no rule for that operator |
 
 The stand-in (`ringlab/conformance/peers/flash_attn.py`) computes flash-attn's documented contract in float32. Messages, masks
-and the sums over blocks are the package's own code. Apart from torch's, these rings do not run on one rank over gloo, because
-their backward sends to itself.
+and the sums over blocks are the package's own code. Only torch's ring runs on one rank over gloo. The backward of the others
+would send to its own rank.
 
-Two findings matter for any ring. Both are among the suite's wrong rings (`ringlab/conformance/mutants/published.md`). An autograd
-function that returns a gradient with one dimension too many raises no error: autograd sums it. And a bound cannot show that a
-float16 result was rounded to bfloat16, because plain attention in float16 errs as much; `precision` looks at the digits.
+Two findings matter for any ring. Both are among the suite's wrong rings (`ringlab/conformance/mutants/published.md`):
+
+- If an autograd function returns a gradient with one dimension too many, autograd sums it and raises no error.
+- An error bound cannot show that a float16 result was rounded to bfloat16, because plain float16 attention is just as
+  inaccurate. The `precision` check therefore inspects the bits.
 """
 MADE_FOR = """
 ## In the dtypes that a package is made for
@@ -66,9 +66,9 @@ MADE_FOR = """
 OUTSIDE = """
 ## Outside those dtypes
 
-flash-attn's kernels take float16 and bfloat16 only, so none of the packages below promises anything in float32. In these
-runs, the stand-in is given float32 all the same. They show where a package's own code relies on 16-bit results. **They
-are no findings about the packages**, whose users cannot make such a call.
+flash-attn's kernels take float16 and bfloat16 only, so none of these packages promises anything in float32. These runs
+give the stand-in float32 all the same. They show where a package's own code relies on 16-bit results. **They
+are not findings about the packages**, whose users cannot make such a call.
 """
 
 
@@ -88,15 +88,16 @@ class Study:
 
 
 _PAIR = """\
-`bytes` and `work` are no faults: the package promises neither that traffic nor that hidden blocks are skipped. The other
-failures have one cause. It is the package's own, in its code for CPUs; its code for CUDA was not run. After the last hop of
-backward, the pair (received, sent) that its ring pass returns is taken for the pair (dk, dv). Both gradients are then stacks of dk and dv, and autograd
-sums over a dimension too many without an error. Its README lists a check of outputs and gradients on two processes as done."""
+`dk` and `dv` are wrong, and all other failures but `bytes` and `work` follow from this. The cause is in the package's own code
+for CPUs; its code for CUDA was not run. After the last hop of backward, it takes the pair (received, sent) that its ring pass
+returns for the pair (dk, dv). Both gradients are then stacks of dk and dv, and autograd sums over a dimension too many without
+an error. Its README lists a check of outputs and gradients on two processes as done. `bytes` and `work` are not faults: the
+package promises neither that traffic nor that it skips hidden blocks."""
 _ROUNDED = """\
-The package's own: backward returns dq in bfloat16, whatever the dtype of the inputs, so a float16 dq loses three bits. In
-bfloat16 nothing is lost by that."""
-_LIMITS = """ Its README names arithmetic errors as a limit: probably, it says, since the kernels return the result of each
-block in bfloat16."""
+The package's own backward returns dq in bfloat16, whatever the dtype of the inputs, so a float16 dq loses three bits. A
+bfloat16 dq loses nothing."""
+_LIMITS = """ The README names arithmetic errors as a limit. It supposes that they arise because the kernels return the result
+of each block in bfloat16."""
 _IN_FLOAT32 = ("ring-flash-attn", "ring-flash-attn-zigzag", "yunchang")
 _NOTES = {
     "ring-attention-pytorch": _PAIR,
@@ -132,7 +133,7 @@ def study(chosen: Study, run: Callable[..., Report] = check) -> dict[str, Any]:
 def page(found: Sequence[dict[str, Any]]) -> str:
     """Return the page: first the studies of each package's intended use, then the others.
 
-    Each part has a table with a row for each study, and then the evidence of each study.
+    Each part has a table with a row for each study, and then the evidence of each study with a failed check.
     """
     made_for, outside = (
         [one for one in found if STUDIES[one["study"]].outside is its] for its in (False, True)
@@ -148,20 +149,21 @@ def _part(found: Sequence[dict[str, Any]]) -> list[str]:
         package = f"{each['package']} {each['version']}"
         applied = [one for one in each.get("checks", []) if one["applies"]]
         failed = ", ".join(one["name"] for one in applied if not one["ok"]) or "none"
-        cell = "cannot run on a CPU" if "cannot_run" in each else failed
-        lines.append(
-            f"| [{each['study']}](#{each['study']}) | {package} | {each['kernel']} | {cell} | {len(applied)} |"
-        )
-    for each in found:
+        cell = f"not run: {each['cannot_run']}" if "cannot_run" in each else failed
+        name = f"[{each['study']}](#{each['study']})" if _failed(each) else each["study"]
+        lines.append(f"| {name} | {package} | {each['kernel']} | {cell} | {len(applied)} |")
+    for each in filter(_failed, found):
         note = STUDIES[each["study"]].note
         lines += ["", f"### {each['study']}", "", _run_of(each), "", *([note, ""] if note else [])]
-        lines += [f"- **{one['name']}**: {_text(one)}" for one in each.get("checks", []) if not one["ok"]]
+        lines += [f"- **{one['name']}**: {_text(one)}" for one in _failed(each)]
     return lines
 
 
+def _failed(each: dict[str, Any]) -> list[dict[str, Any]]:
+    return [one for one in each.get("checks", []) if not one["ok"]]
+
+
 def _run_of(each: dict[str, Any]) -> str:
-    if "cannot_run" in each:
-        return f"Not run: {each['cannot_run']}."
     claims = "".join(f" --{key} {','.join(value)}" for key, value in each["claims"].items())
     command = f"`ringlab check peer:{each['peer']} --quick{claims}`"
     where = f"torch {each['torch']}, Python {each['python']}, {each['date']}"
