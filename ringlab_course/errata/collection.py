@@ -25,7 +25,7 @@ GROUPS = (
     Group("Silently wrong results", "With these bugs training still works: the loss falls, the model is worse, and nothing reports an error.", GRADIENTS),
     Group("Which token sees which", "An index that is off by one rank is right in some layouts and passes some tests.", MASKS),
     Group("Who sends what to whom", "These make a run hang, or send messages that nobody needs.", MESSAGES),
-    Group("Kernels", "Asking a compiler costs nothing, on any machine.", KERNELS),
+    Group("Kernels", "You can try a compiler on any machine.", KERNELS),
     Group("Time and memory", "People buy machines and choose layouts by these numbers.", COSTS),
     Group("Worked examples", "Checking your own code against such an example makes you look for a bug that is not there.", WORKED),
 )  # fmt: skip

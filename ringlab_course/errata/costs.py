@@ -149,8 +149,8 @@ COSTS = (
     Entry(
         "The KV cache of a 70B model at a million tokens is 327.68 GB, not 163 GB",
         "{layers} layers, {heads} KV heads of {D}, bf16: {claimed.bytes} GB.",
-        "That is the keys alone, {keys} GB. With the values it is {bytes} GB.",
-        "Memory is planned with this number, and half of it is missing.",
+        "The keys alone take {keys} GB. Keys and values take {bytes} GB.",
+        "People plan memory with this number, and half of it is missing.",
         "15",
         (
             Figure("bytes", "GB of K and V", 163, "{:,.2f}"),
@@ -188,7 +188,7 @@ COSTS = (
         "q, k, v, out and the blocks in flight have D numbers per row and head. At its peak, a rank of the ring "
         "holds {per_row} numbers per row and head beyond its own q, k and v, with D = {D}. Four times the head dim "
         "takes {grows} times the memory.",
-        "Only the factor S/P of the scores is gone. O(S/P · heads · D) is left, and that is what fills a GPU.",
+        "A fused kernel removes only the factor S/P of the scores. O(S/P · heads · D) remains, and fills a GPU.",
         "06",
         (
             Figure("grows", "growth of a rank's peak when D is four times as large", 1.0, "{:.2f}"),

@@ -262,7 +262,7 @@ GRADIENTS = (
         "The running output needs the old sum, not only the old maximum",
         "With a normalised output: `o' = (o·e^(m−m') + e^(s−m')·v) / l'`.",
         "A normalised o has already been divided by l, so first multiply it back: `o·l·e^(m−m')`. Without the "
-        "factor l, the relative error on {P} ranks is {error}. With a single block nothing shows.",
+        "factor l, the relative error on {P} ranks is {error}. With a single block the result is right.",
         "A test on one rank passes.",
         "02",
         (

@@ -137,9 +137,9 @@ MASKS = (
         "Each device sends K and V to its right neighbour; at iteration t, device i holds block (i + t) mod N. So on "
         "iteration 4, device 7 of {P} holds tokens {claimed.first} to {claimed.last}.",
         "A device that sends to the right receives from the left: device i holds block (i − t) mod N. The two "
-        "formulas agree in only {agree} of {pairs} cases, iteration 4 of device 7 among them: by either formula it "
-        "holds block {block}, tokens {first} to {last}.",
-        "A causal mask with the wrong origin hides the wrong keys. Without a mask nothing shows.",
+        "formulas agree in only {agree} of {pairs} cases. Device 7 at iteration 4 happens to be one of them, and even "
+        "there the claimed tokens are wrong: by either formula it holds block {block}, tokens {first} to {last}.",
+        "A causal mask with the wrong origin hides the wrong keys. Without a mask the mistake does not show.",
         "05",
         (
             Figure("one", "block on device 1 after 1 hop", 2),
@@ -223,8 +223,8 @@ MASKS = (
     Entry(
         "Dealing tokens back and forth does not always balance exactly",
         "With tokens dealt 0 … P−1, P−1 … 0, every rank has the same causal work.",
-        "Only if the number of rows dealt is even. S = {odd_S} on {P} ranks makes three rows, and the ranks "
-        "compute {odd_all} pairs. S = {even_S} makes four, and the ranks are equal.",
+        "All ranks have the same work only if the number of rows dealt is even. S = {odd_S} on {P} ranks makes three "
+        "rows, and the ranks compute {odd_all} pairs. S = {even_S} makes four, and the ranks are equal.",
         "The difference shrinks with the length, but it is there in every small test.",
         "08",
         (

@@ -168,7 +168,7 @@ MESSAGES = (
         "A rank receives all tokens of *its* heads, and gives up its own tokens of the other heads. With {H} heads "
         "on {P} ranks, each of the others is sent {heads} head of K and V, where an all-gather sends all {all}. Q and "
         "out are exchanged too, and all that together is {ratio} of the bytes of an all-gather.",
-        "By the claim Ulysses needs the memory of the whole sequence. In fact a rank holds as many numbers after the "
+        "If the claim were true, Ulysses would need the memory of the whole sequence. In fact a rank holds as many numbers after the "
         "exchange as before it.",
         "15",
         (

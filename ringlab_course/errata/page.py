@@ -15,11 +15,10 @@ from ringlab_course.errata.entry import Entry, Values
 
 _HEAD = """# Errata: claims about ring attention that are wrong
 
-Wrong claims about ring attention circulate in write-ups, talks and code. Each heading below says what is true. The wrong claim, paraphrased, stands
-under it, with the computation that refutes it and its result. They are easy mistakes; we made most of them ourselves. The most costly ones come first.
+Wrong claims about ring attention circulate in write-ups, talks and code. Each heading below says what is true. Below it are the wrong claim,
+paraphrased, and the computation that refutes it. They are easy mistakes; we made most of them ourselves. The most costly ones come first.
 
-`python -m ringlab_course.errata docs/errata.md` recomputes every figure and writes this page. A test fails if a figure differs from the
-computation, or agrees with the claim.
+To recompute every figure, run `python -m ringlab_course.errata docs/errata.md`.
 """
 
 

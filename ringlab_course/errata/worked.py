@@ -79,7 +79,7 @@ WORKED = (
         "softmax of [0.707, 0, 0.707, 0] is [0.335, 0.165, 0.335, 0.165], not [0.31, 0.15, 0.31, 0.15]",
         "The weights are {claimed.larger} and {claimed.smaller}.",
         "They are {larger} and {smaller}. The claimed weights add up to {sum}; weights add up to one.",
-        "Adding them up takes a moment and finds this kind of mistake every time.",
+        "Add up the weights: this takes a moment, and finds this kind of mistake every time.",
         "02",
         (
             Figure("larger", "the larger weight", 0.31, "{:.3f}"),
@@ -92,8 +92,7 @@ WORKED = (
         "Merging [2, 1] → [10, 20] with [3] → [30] gives 24.205, not 24.18",
         "Two blocks merged by their log-sum-exp give {claimed.merged}.",
         "Merged or computed at once, the result is {merged}.",
-        "The claim differs in the fourth digit, through intermediate rounding: enough to make a right program look "
-        "wrong.",
+        "Intermediate rounding changes the fourth digit, which makes a right program look wrong.",
         "02",
         (
             Figure("merged", "merged", 24.18, "{:.3f}"),
