@@ -248,7 +248,10 @@ def hour(
     minutes: Annotated[
         float | None,
         typer.Option(
-            "--minutes", min=1.0, help="Limit of all steps: 60, with eight GPUs 30.", show_default=False
+            "--minutes",
+            min=1.0,
+            help="Time limit of all steps; by default 60, with eight GPUs 30.",
+            show_default=False,
         ),
     ] = None,
     again: Annotated[bool, typer.Option("--again", help="Run the steps that have passed once more.")] = False,

@@ -34,20 +34,20 @@ def check(
     only: Annotated[list[str] | None, typer.Option("--only", metavar="CHECK", help="Only this check; may be repeated.")] = None,
     seed: Annotated[int, typer.Option(help="Seed of all inputs.")] = 0,
     limit: Annotated[float, typer.Option(help="Seconds for the import, and for each run.")] = 30.0,
-    transport: Annotated[str, typer.Option(help="Of functions over ringlab's Comm: virtual, or one between processes, such as gloo.")] = "virtual",
+    transport: Annotated[str, typer.Option(help="For functions over ringlab's Comm: virtual, or a transport between processes, such as gloo.")] = "virtual",
     device: Annotated[str, typer.Option(help="Device of the tensors: cpu or cuda.")] = "cpu",
-    layouts: Annotated[str, typer.Option(help="Comma-separated layouts that replace the target's own claims.")] = "",
-    ranks: Annotated[str, typer.Option(help="Comma-separated numbers of ranks that it claims.")] = "",
-    dtypes: Annotated[str, typer.Option(help="Comma-separated dtypes that it claims.")] = "",
+    layouts: Annotated[str, typer.Option(help="Comma-separated layouts that replace the target's claims.")] = "",
+    ranks: Annotated[str, typer.Option(help="Comma-separated numbers of ranks that replace its claims.")] = "",
+    dtypes: Annotated[str, typer.Option(help="Comma-separated dtypes that replace its claims.")] = "",
     axes: Annotated[str, typer.Option(help="BHLD, BLHD, LBHD, or LHD for sequences without a batch.")] = "",
-    schedule: Annotated[Literal["ring", "any"], typer.Option(help="ring: it claims the messages and the memory of a ring; any: it claims nothing about them.")] = "ring",
-    ragged: Annotated[bool, typer.Option("--ragged/--no-ragged", help="Whether it claims lengths that the ranks do not divide.")] = True,
-    grouped: Annotated[bool, typer.Option("--grouped/--no-grouped", help="Whether it claims fewer key/value heads than query heads.")] = True,
-    backward: Annotated[bool, typer.Option("--backward/--no-backward", help="Whether it claims gradients.")] = True,
+    schedule: Annotated[Literal["ring", "any"], typer.Option(help="ring: test the messages and the memory of a ring; any: do not test them.")] = "ring",
+    ragged: Annotated[bool, typer.Option("--ragged/--no-ragged", help="Whether to test lengths that the ranks do not divide.")] = True,
+    grouped: Annotated[bool, typer.Option("--grouped/--no-grouped", help="Whether to test fewer key/value heads than query heads.")] = True,
+    backward: Annotated[bool, typer.Option("--backward/--no-backward", help="Whether to test gradients.")] = True,
     markdown: File = None,
     junit: File = None,
     html: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the report as a page, with pictures of the errors.")] = None,
-    script: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the smallest counterexample as a script that does without ringlab's suite, once it has shown the fault.")] = None,
+    script: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the smallest counterexample as a script without ringlab's suite, if that shows the fault.")] = None,
     badge: Annotated[Path | None, typer.Option(metavar="FILE", help="Write JSON from which shields.io draws a badge; not with --only or --fail-fast.")] = None,
     init: Annotated[Path | None, typer.Option(metavar="FILE", help="Run no check; write a test of the target, for pytest.")] = None,
     kind: Annotated[Literal["attention", "merge", "decode", "step"], typer.Option(help="attention; merge: of partials (out, lse); decode: against a sharded cache; step: a whole training step.")] = "attention",
@@ -57,8 +57,8 @@ def check(
 ) -> None:  # fmt: skip
     """Check a ring attention, a merge of partials, a decode or a training step.
 
-    The check of a ring includes its messages and memory. Under torchrun, the processes of torchrun are the
-    ranks; with --device cuda, each of them has a GPU.
+    For a ring it also checks messages and memory. Under torchrun, the processes of torchrun are the ranks; with
+    --device cuda, each of them has a GPU.
     """
     with _ranks(as_json) as lead:
         files = {"markdown": markdown, "junit": junit, "html": html, "script": script, "badge": badge}

@@ -17,8 +17,8 @@ def diff(
     context: typer.Context,
     target: Annotated[str, typer.Argument(metavar="MODULE:NAME", help="A training step, as ringlab check --kind step takes.")],
     ranks: Annotated[int, typer.Option(help="The number of ranks that are compared with one process.")] = 2,
-    transport: Annotated[str, typer.Option(help="Of steps over ringlab's Comm: virtual, or one between processes, such as gloo.")] = "virtual",
-    tokens: Annotated[int, typer.Option(help="The length of a sequence, rounded up to what any layout divides.")] = 48,
+    transport: Annotated[str, typer.Option(help="For steps over ringlab's Comm: virtual, or a transport between processes, such as gloo.")] = "virtual",
+    tokens: Annotated[int, typer.Option(help="The length of a sequence, rounded up so that every layout divides it.")] = 48,
     documents: Annotated[str, typer.Option(help="Comma-separated lengths of packed documents, 32 tokens at most, in place of --tokens.")] = "",
     layout: Annotated[str, typer.Option(help="The layout of the step, if no module takes token ids.")] = "",
     seed: Annotated[int, typer.Option(help="Seed of the tokens.")] = 0,
@@ -27,7 +27,7 @@ def diff(
 ) -> None:  # fmt: skip
     """Name the first layer of a model that differs between P ranks and one process: module, rank, token.
 
-    Weights are compared first, then the outputs of all modules, then their gradients, each with a float64 run
+    It compares weights first, then the outputs of all modules, then their gradients, each with a float64 run
     on one process. Under torchrun, the processes of torchrun are the ranks.
     """
     from ringlab.conformance.kinds.layers import first_differences

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from ringlab.cost.planner.serve_time import DecodeTime
     from ringlab.cost.planner.step_time import StepTime
 
-asked = partial(typer.Option, rich_help_panel="What is asked")
-split = partial(typer.Option, rich_help_panel="How to share it out (left open: the fastest that fits)")
+asked = partial(typer.Option, rich_help_panel="The request")
+split = partial(typer.Option, rich_help_panel="The split (by default the fastest that fits)")
 of_bound = partial(typer.Option, rich_help_panel="Bounds of papers")
 
 Tokens = Annotated[str | None, asked(help="Tokens of one sequence: 131072, 128Ki, 1M.")]
@@ -45,14 +45,14 @@ Inference = Annotated[
 ]
 PerNode = Annotated[int | None, asked(help="GPUs in a node, if not the hardware's own.")]
 Generated = Annotated[
-    str | None, asked(help="To serve: how many of the tokens are generated; the others are the prompt.")
+    str | None, asked(help="With serve: the number of generated tokens; the others are the prompt.")
 ]
 Chunk = Annotated[
-    str | None, asked(help="To serve: tokens of a prompt that are fed at once; 8Ki by default.")
+    str | None, asked(help="With serve: tokens of a prompt that are fed at once; 8Ki by default.")
 ]
 Sharing = Annotated[
     str | None,
-    split(help="To serve: how ranks that share sequences have the weights.", metavar="copies|dcp|helix"),
+    split(help="With serve: how ranks that share sequences share the weights.", metavar="copies|dcp|helix"),
 ]
 LogitsChunk = Annotated[
     str | None, split(help="Tokens whose logits are in memory at once; by default all of a rank's.")
@@ -97,7 +97,7 @@ Details = Annotated[
     bool,
     typer.Option(
         "--details",
-        help="Print the memory item by item, the time of a layer, other ways, and all that is assumed, too.",
+        help="Also print the memory item by item, the time of a layer, other ways, and all assumptions.",
     ),
 ]
 WhichLink = Annotated[str, of_bound(help="The link of the bound: inside or between nodes.")]
@@ -113,7 +113,7 @@ def plan(
     inference: Inference = None,
     generated: Generated = None,
     chunk: Chunk = None,
-    dtype: Annotated[str, asked(help="Of weights and activations.")] = "bfloat16",
+    dtype: Annotated[str, asked(help="Dtype of weights and activations.")] = "bfloat16",
     causal: Annotated[bool, asked(help="Mask the future.")] = True,
     reserve: Annotated[float, asked(help="Fraction of the memory to leave unused.")] = 0.06,
     dp: Dp = None,

@@ -44,8 +44,8 @@ if TYPE_CHECKING:
 
 of_layer = partial(typer.Option, rich_help_panel="The layer")
 of_cluster = partial(typer.Option, rich_help_panel="The cluster")
-how_to_run = partial(typer.Option, rich_help_panel="How")
-written = partial(typer.Option, rich_help_panel="What is written")
+how_to_run = partial(typer.Option, rich_help_panel="The program")
+written = partial(typer.Option, rich_help_panel="Output")
 of_serving = partial(typer.Option, rich_help_panel="A step of serving")
 
 Tokens = Annotated[str, of_layer(help="Tokens of the sequence: 131072, 128Ki, 16M.")]
@@ -86,7 +86,7 @@ Tile = Annotated[str, how_to_run(help="Rows and keys of a kernel tile, or 'exact
 Serve = Annotated[
     str | None,
     of_serving(
-        help="Instead: a token of sequences of --tokens, or a chunk of --tokens of a prompt.",
+        help="Simulate a token of sequences of --tokens, or a chunk of --tokens of a prompt.",
         metavar="decode|prefill",
     ),
 ]
@@ -95,7 +95,11 @@ Queries = Annotated[
     str, of_serving(help="A token's queries on a rank: its own heads', or all.", metavar="own|all")
 ]
 Travels = Annotated[
-    str, of_serving(help="What goes around for a chunk; auto: the fewer bytes.", metavar="auto|kv|q")
+    str,
+    of_serving(
+        help="Whether K and V or queries travel for a chunk; auto: whichever are fewer bytes.",
+        metavar="auto|kv|q",
+    ),
 ]
 Png = Annotated[Path | None, written(help="Draw the timeline as PNG.", metavar="FILE")]
 Svg = Annotated[Path | None, written(help="Draw the timeline as SVG.", metavar="FILE")]
@@ -103,7 +107,7 @@ Perfetto = Annotated[Path | None, written(help="Events for ui.perfetto.dev.", me
 Output = Annotated[
     Path | None, written(help="Write the JSON, with this machine and its memory.", metavar="FILE")
 ]
-Details = Annotated[bool, typer.Option("--details", help="Print every figure and all that is assumed, too.")]
+Details = Annotated[bool, typer.Option("--details", help="Also print every figure and all assumptions.")]
 
 
 def simulate(
@@ -143,7 +147,7 @@ def simulate(
 ) -> None:
     """Draw when every rank computes, sends and waits in a layer's attention.
 
-    The program runs without data.
+    It runs the real program without data.
     """
     with reporting_errors(as_json):
         from ringlab.cost.hardware import hardware as hardware_of

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from ringlab.nn import text as nn_text
     from ringlab.nn.checkpoint import Progress
 
-DATA, MODEL, OPTIMIZER, RANKS, OUT = "Data", "Model", "Optimizer", "Ranks", "What is written"
+DATA, MODEL, OPTIMIZER, RANKS, OUT = "Data", "Model", "Optimizer", "Ranks", "Output"
 
 
 def _option(panel: str, help: str, *names: str, **more: Any) -> Any:
@@ -98,9 +98,7 @@ DataParallel = Annotated[
 TensorParallel = Annotated[
     int | None, _option(RANKS, "Ranks that share the heads; on processes only.", "--tp")
 ]
-LayoutName = Annotated[
-    str | None, _option(RANKS, "How tokens lie on the ranks; zigzag by default.", "--layout")
-]
+LayoutName = Annotated[str | None, _option(RANKS, "The layout of the tokens; zigzag by default.", "--layout")]
 Schedule = Annotated[
     str | None, _option(RANKS, "How queries meet keys, as for `ringlab simulate`; ring by default.")
 ]
@@ -109,10 +107,10 @@ Device = Annotated[
 ]
 Folder = Annotated[Path, _option(OUT, "Folder for checkpoints, log.jsonl and loss.png.", metavar="FOLDER")]
 Resume = Annotated[
-    bool, _option(OUT, "Go on from the folder's last checkpoint, if there is one, with its recipe.", "--resume")
+    bool, _option(OUT, "Continue from the folder's last checkpoint, if there is one, with its recipe.", "--resume")
 ]  # fmt: skip
 SaveEvery = Annotated[int | None, _option(OUT, "Steps between checkpoints; 100 by default.")]
-Until = Annotated[int | None, _option(OUT, "Stop after this step, with a checkpoint, to go on another time.")]
+Until = Annotated[int | None, _option(OUT, "Stop after this step, with a checkpoint to resume from.")]
 
 
 def train(
@@ -150,7 +148,7 @@ def train(
 ) -> None:
     """Train a small transformer over a ring, and write its loss curve.
 
-    Under torchrun, torchrun's processes are used.
+    Under torchrun, it trains on torchrun's processes.
     """
     sizes = {"width": width, "layers": layers, "heads": heads, "kv_heads": kv_heads, "hidden": hidden,
              "recompute": recompute}  # fmt: skip

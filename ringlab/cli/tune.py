@@ -37,13 +37,13 @@ HeadDims = Annotated[
 Dtypes = Annotated[list[str] | None, typer.Option("--dtype", help="Only 16-bit or float32; repeatable.")]
 Tokens = Annotated[int, typer.Option("--tokens", min=1, help="S of the timed problem.")]
 Heads = Annotated[int, typer.Option("--heads", min=1, help="H of the timed problem.")]
-Rounds = Annotated[int, typer.Option("--rounds", min=1, help="Counted rounds of the final.")]
+Rounds = Annotated[int, typer.Option("--rounds", min=1, help="Number of counted rounds in the final.")]
 Most = Annotated[
     int | None,
     typer.Option(
         "--most",
         min=1,
-        help="Configurations of a row that are run beside the table's own: the likely ones by a model of occupancy. "
+        help="Configurations of a row to run beside the table's own, the likeliest by a model of occupancy. "
         "By default 32, with --short 12.",
     ),
 ]
@@ -59,7 +59,7 @@ Short = Annotated[
     bool,
     typer.Option(
         "--short",
-        help="Only the rows of head dim 128 and 16 bits, unless --head-dim or --dtype says otherwise, and fewer runs.",
+        help="Only the rows of head dim 128 and 16 bits, unless --head-dim or --dtype is given, and fewer runs.",
     ),
 ]
 Rewritten = Annotated[
@@ -85,8 +85,8 @@ def tune(
 ) -> None:
     """Measure launch configurations on this machine's GPU and rewrite its table. Needs a GPU.
 
-    Says on stderr how many configurations it will compile and run, before it starts. Without options these are
-    thousands, and take hours.
+    Before it starts, it prints on stderr how many configurations it will compile and run. Without options these
+    are thousands, and take hours.
     """
     if short:
         head_dim, dtype = head_dim or [128], dtype or ["16-bit"]

@@ -17,13 +17,13 @@ def judge(
         int, typer.Option("--eight", min=0, help="Exercise 05 as the course grades it, up to eight ranks.")
     ] = 0,
     flat: Annotated[
-        int, typer.Option("--flat", min=0, help="NumPy submissions that memory is watched over.")
+        int, typer.Option("--flat", min=0, help="NumPy submissions during which memory is watched.")
     ] = 0,
     jobs: Annotated[int, typer.Option("--jobs", min=1, help="Notebooks graded at a time.")] = 2,
     output: Output = None,
     as_json: Json = False,
 ) -> None:
-    """Measure how many submissions the judge grades in a minute, where the time goes, and its memory.
+    """Measure how many submissions the judge grades in a minute, how it spends the time, and its memory.
 
     Needs a checkout and a quiet machine.
     """

@@ -16,9 +16,9 @@ Names = Annotated[list[str] | None, typer.Argument(help="05, 05_emulated_ring, e
 
 def build(
     names: Names = None,
-    check: Annotated[bool, typer.Option("--check", help="Fail where a notebook has drifted.")] = False,
+    check: Annotated[bool, typer.Option("--check", help="Fail if a notebook has drifted.")] = False,
     rerun: Annotated[
-        bool, typer.Option("--rerun", help="With --check: run all cells, compare bytes.")
+        bool, typer.Option("--rerun", help="With --check: run all cells and compare bytes.")
     ] = False,
     as_json: Json = False,
 ) -> None:

@@ -12,7 +12,7 @@ from ringlab_course.cli.grade_class import grade_into_book
 from ringlab_course.cli.grade_notebooks import grade_plainly
 from ringlab_course.cli.grading import Request
 
-BOOK = typer.Option("--book", help="Keep results in this file; a run that was stopped goes on there.")
+BOOK = typer.Option("--book", help="Keep results in this file; the next run continues a stopped one.")
 SCHEDULER = typer.Option("--scheduler", help="Grade on the Dask cluster with this scheduler.")
 UNSAFE = typer.Option("--unsafe", help="Run submissions without the sandbox; written into every result.")
 
@@ -24,13 +24,14 @@ def grade(
     ] = None,
     book: Annotated[Path | None, BOOK] = None,
     jobs: Annotated[
-        int | None, typer.Option("--jobs", min=1, help="Notebooks side by side; a core each by default.")
+        int | None,
+        typer.Option("--jobs", min=1, help="Notebooks graded at a time; one on each core by default."),
     ] = None,
     regrade: Annotated[
         list[str] | None, typer.Option("--regrade", help="Grade this exercise again; the history stays.")
     ] = None,
     learner: Annotated[
-        str | None, typer.Option("--learner", help="The learner who handed in all of them.")
+        str | None, typer.Option("--learner", help="The learner who handed in all notebooks.")
     ] = None,
     csv: Annotated[Path | None, typer.Option("--csv", help="Write scores as CSV.")] = None,
     json_file: Annotated[Path | None, typer.Option("--json-file", help="Write results as JSON.")] = None,
@@ -42,7 +43,7 @@ def grade(
     patience: Annotated[
         float,
         typer.Option(
-            "--patience", min=0.1, max=100, help="Multiplies all limits of time; 2 for a slow machine."
+            "--patience", min=0.1, max=100, help="Multiply all time limits by this; 2 for a slow machine."
         ),
     ] = 1.0,
     scheduler: Annotated[str | None, SCHEDULER] = None,

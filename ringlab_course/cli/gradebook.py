@@ -26,10 +26,13 @@ def show(
     exercise: Exercise = None,
     learner: Learner = None,
     explain: Annotated[
-        bool, typer.Option("--explain", help="Per failed check the message, the mistake, a hint, the time.")
+        bool,
+        typer.Option(
+            "--explain", help="Show the message, the mistake, a hint and the time of each failed check."
+        ),
     ] = False,
     history: Annotated[
-        bool, typer.Option("--history", help="Every result and override, in order, with their times.")
+        bool, typer.Option("--history", help="Show every result and override, in order, with their times.")
     ] = False,
     as_json: Json = False,
 ) -> None:
@@ -80,7 +83,7 @@ def override(
     learner: Annotated[str, typer.Argument(help="The learner, as `show` prints the name.")],
     exercise: Annotated[str, typer.Argument(help="The exercise, as in 05.")],
     score: Annotated[float | None, typer.Argument(help="The score that counts from now on.")] = None,
-    reason: Annotated[str, typer.Option("--reason", help="Why; it is kept with the score.")] = "",
+    reason: Annotated[str, typer.Option("--reason", help="The reason; it is kept with the score.")] = "",
     by: Annotated[
         str | None, typer.Option("--by", help="Your name in the book; your login by default.")
     ] = None,
@@ -116,7 +119,7 @@ def policy(
         ),
     ] = None,
     late: Annotated[
-        str | None, typer.Option("--late", help='As in "10%/day, max 50%"; "" for nothing.')
+        str | None, typer.Option("--late", help='The penalty, such as "10%/day, max 50%"; "" for none.')
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -161,7 +164,7 @@ def export(
 @app.command("report")
 def report(
     book: Book,
-    folder: Annotated[Path, typer.Argument(help="Where the pages go; index.html is the first.")],
+    folder: Annotated[Path, typer.Argument(help="The folder of the pages; begin with index.html.")],
     title: Annotated[str | None, typer.Option("--title", help="The name of the class.")] = None,
     as_json: Json = False,
 ) -> None:

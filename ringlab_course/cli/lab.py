@@ -20,33 +20,35 @@ app = typer.Typer(
     no_args_is_help=True,
 )
 Output = Annotated[
-    Path, typer.Option("--output", help="The result file; where one is, another name is taken: l1-2.json.")
+    Path,
+    typer.Option("--output", help="The result file; if it exists, the next free name, such as l1-2.json."),
 ]
 Ranks = Annotated[
     int,
-    typer.Option(
-        "--ranks", min=2, help="P, the ranks that are started on this machine; torchrun gives its own number."
-    ),
+    typer.Option("--ranks", min=2, help="P, the ranks started on this machine; under torchrun, its number of processes."),
 ]
 Transport = Annotated[str, typer.Option("--transport", help="gloo, nccl, symmetric or shared-gpu.")]
-Nodes = Annotated[int | None, typer.Option("--nodes", min=1, help="Machines that are meant to take part.")]
-Busy = Annotated[bool, typer.Option("--allow-busy", help="Measure although others use a device.")]
+Nodes = Annotated[int | None, typer.Option("--nodes", min=1, help="Number of machines that must take part.")]
+Busy = Annotated[bool, typer.Option("--allow-busy", help="Measure even if others use a device.")]
 Force = Annotated[bool, typer.Option("--force", help="Replace the result file, once this run is finished.")]
 Connect = Annotated[
-    float, typer.Option("--connect-timeout", min=1.0, help="Seconds for all ranks to come, under torchrun.")
+    float, typer.Option("--connect-timeout", min=1.0, help="Seconds for all ranks to join, under torchrun.")
 ]
 Message = Annotated[
-    float, typer.Option("--message-timeout", min=1.0, help="Seconds for one message; longer ones are a hang.")
+    float,
+    typer.Option(
+        "--message-timeout", min=1.0, help="Seconds for one message; a longer one counts as a hang."
+    ),
 ]
 Timeout = Annotated[float, typer.Option("--timeout", min=1.0, help="Seconds for the whole lab.")]
 Heads = Annotated[int, typer.Option("--heads", min=1, help="H, query heads.")]
 HeadDim = Annotated[int, typer.Option("--head-dim", min=1, help="D.")]
 Dtype = Annotated[str, typer.Option("--dtype", help="float32, bfloat16 or float16.")]
-Rounds = Annotated[int, typer.Option("--rounds", min=1, help="Rounds that are counted.")]
+Rounds = Annotated[int, typer.Option("--rounds", min=1, help="Number of counted rounds.")]
 Seed = Annotated[int, typer.Option("--seed", help="Of the inputs.")]
 Tokens = Annotated[int, typer.Option("--tokens", min=16, help="S, the global sequence length.")]
 Block = Annotated[
-    str, typer.Option("--block", help="What computes a block: auto, native, cudnn, flash, flex, triton, …")
+    str, typer.Option("--block", help="The block backend: auto, native, cudnn, flash, flex, triton, …")
 ]
 
 

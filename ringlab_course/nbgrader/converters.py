@@ -50,9 +50,9 @@ class Judged(NbGraderPreprocessor):
         help="Grade without the sandbox if there is none: learners' code then runs with all your rights.",
     ).tag(config=True)
 
-    patience = Float(1.0, help="Multiplies all limits of time; 2 for a slow machine.", min=0.1, max=100).tag(
-        config=True
-    )
+    patience = Float(
+        1.0, help="Multiply all time limits by this; 2 for a slow machine.", min=0.1, max=100
+    ).tag(config=True)
 
     def preprocess(self, notebook: NotebookNode, resources: Any) -> tuple[NotebookNode, Any]:
         """Return the notebook with an output in every graded cell.

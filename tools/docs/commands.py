@@ -17,9 +17,9 @@ from ..website.links import escape, table
 HEAD = """\
 # Commands
 
-`make docs` writes this page from the commands' own help; `ringlab COMMAND --help` prints the same in a terminal. The
-commands live in `.venv/bin`: run `. .venv/bin/activate` first. With `--json` a command prints one object (`kernels`: a
-list) and nothing else on standard output. The exit status is 1 if something is wrong, and 2 for a command line that cannot be read.
+Run `. .venv/bin/activate` first, because the commands are in `.venv/bin`. `ringlab COMMAND --help` prints the same text in a
+terminal. With `--json` a command prints one object (`kernels`: a list) and nothing else on standard output. The exit status is 1
+if something is wrong, and 2 for an invalid command line.
 """
 _PLACEHOLDERS = {int: "N", float: "X", str: "TEXT", Path: "PATH"}
 
