@@ -1,7 +1,7 @@
 """The block backend `flash`: functions of the flash-attn packages, versions 2, 3 and 4.
 
 block="flash" means the newest installed version that supports the tensors, and the trace records which. A package
-is imported when tensors on a GPU ask for it. Its functions take and return (B, L, H, D), and lse is (B, H, L).
+is imported when a tensor on a GPU first needs it. Its functions take and return (B, L, H, D), and lse is (B, H, L).
 
 The functions for sequences of varying length take one axis for all tokens, (tokens, H, D), with the bounds
 of the sequences in it, and lse is (H, tokens). They compute several tiles of a step in one call, with each
