@@ -304,8 +304,8 @@ GRADIENTS = (
         "Backward cannot do without saved statistics",
         "The forward returns out alone; each block of backward recomputes its softmax.",
         "Backward needs the final lse, over all keys: `P = exp(S − lse)`. A block's own scores give only that "
-        "block's lse, with which the weights sum to one in each block. Save out and lse, one number per row and "
-        "head.",
+        "block's lse. With it, the weights of every block sum to one, although they should do so only over all blocks. "
+        "Save out and lse, one number per row and head.",
         "The published version that omitted them could not run backward at all.",
         "03",
         (_ERRORS[0], Figure("dq", "of dQ", 0.0, "{:.3g}"), *_ERRORS[2:]),

@@ -238,7 +238,7 @@ MASKS = (
         "Zig-zag, also called striped, deals the tokens so that every rank has early and late ones.",
         "Zig-zag cuts the sequence into 2P chunks and gives rank r the chunks r and 2P − 1 − r. Striped deals single "
         "tokens in turn. Of {S} tokens on {P} ranks, rank 0 owns {zigzag} in the first layout, and {striped} in the "
-        "second. Shards dealt in one way and attended to in the other have an error of {error}.",
+        "second. If shards are dealt in one way and attention assumes the other, out has an error of {error}.",
         "Both balance causal work, so the step time gives no hint. Position ids and labels must follow the layout "
         "that is really used.",
         "08",
