@@ -152,8 +152,8 @@ MESSAGES = (
         "In a ring, each of {P} ranks sends to {ring} other rank, one K/V block after the other. In an all-to-all, "
         "each sends to all {all} others, different parts of Q, K, V and of the output: that is Ulysses. For {H} "
         "query and {K} key/value heads and S = {S}, the ring sends {ratio} times as many bytes, and can hide them.",
-        "They load a network differently and have different limits: the ring the time of a block, the all-to-all "
-        "the number of heads.",
+        "They load a network differently. The time of a block limits the ring, and the number of heads limits the "
+        "all-to-all.",
         "05",
         (
             Figure("ring", "ranks that each sends to, ring of 8", 7),
