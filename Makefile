@@ -2,7 +2,7 @@
 # make test   set everything up and run the checks that guard a user: about eleven minutes on two cores
 # make test-all  the same, mypy, and everything long: processes, sweeps, compilers, browsers, peers, the site; CI runs a third
 # make site   build the course as web pages that load nothing from anywhere, into build/site   (SITE_ARGS='--address=https://… --repository=https://…': where they, and the code, will be)
-# make slides the labs' run sheets as slides, into build/slides.html
+# make slides the slides for the labs, into build/slides.html
 # make gpu    on a machine with NVIDIA GPUs: their tests, benchmarks and labs in an hour; run it again to continue; installs nothing
 # All but make gpu use .venv with the versions in requirements.lock. PYTHON=/path/to/python3.12 chooses the interpreter.
 # All paths are relative, so the checkout may lie in a directory with spaces in its name.
