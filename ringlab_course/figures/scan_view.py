@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from itertools import pairwise
 from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -13,7 +12,7 @@ import numpy as np
 
 from ringlab.comm.trace import Trace
 from ringlab.viz import gantt
-from ringlab.viz.gantt_chart import Chart, chart
+from ringlab.viz.gantt_chart import COMPUTATIONS, Chart, chart
 from ringlab.viz.style import (
     BLUE,
     GREEN,
@@ -21,9 +20,7 @@ from ringlab.viz.style import (
     ORANGE,
     PAPER,
     QUIET,
-    RED,
     RULE,
-    SKY,
     WIDE,
     new_figure,
     rank_colour,
@@ -61,15 +58,25 @@ def beside(ranks: int, block_bytes: int, state_bytes: int) -> Figure:
         _draw_ring(ring, ranks, side)
         _draw_chain(chain, ranks, small)
         ring.text(0, 0, f"a block:\n{_mebibytes(block_bytes)}\n{ranks - 1} hops each", **_MIDDLE)
-        hands = f"a red square:\n{_mebibytes(state_bytes)}\nhanded on once"
-        chain.text(-1.15, -1.0, hands, **_MIDDLE)
+        hands = f"the state of all heads:\n{_mebibytes(state_bytes)}, handed on once"
+        chain.annotate(
+            hands,
+            _handed(ranks, ranks // 2),
+            (-1.05, -1.1),
+            ha="center",
+            va="center",
+            color=INK,
+            arrowprops={"arrowstyle": "-", "color": QUIET},
+        )
         titles = "Softmax: keys and values go around", "Linear: a state is handed on"
-        for ax, title in zip((ring, chain), titles, strict=True):
-            ax.text(-2.1, 2.3, title, fontweight="bold", fontsize=11, va="center", color=INK)
-            ax.set(xlim=(-2.15, 2.15), ylim=(-2.05, 2.5), aspect="equal")
+        below = "all ranks compute at the same time", f"rank {ranks - 1} waits for all others"
+        for ax, title, text in zip((ring, chain), titles, below, strict=True):
+            ax.text(-2.1, 2.62, title, fontweight="bold", fontsize=11, va="center", color=INK)
+            ax.text(-2.1, 2.3, text, va="center", color=INK, fontsize=10)
+            ax.set(xlim=(-2.15, 2.15), ylim=(-2.05, 2.8), aspect="equal")
             ax.set_axis_off()
         drawn.supxlabel(
-            f"one layer on {ranks} ranks   a colour: a rank   areas of what travels: to scale",
+            f"one layer on {ranks} ranks   a colour: a rank   black: a state   areas of what travels: to scale",
             fontsize=9.5,
         )
     return drawn
@@ -95,19 +102,30 @@ def _draw_ring(ax: Axes, ranks: int, side: float) -> None:
 
 def _draw_chain(ax: Axes, ranks: int, small: float) -> None:
     """Draw the ranks from the upper left to the lower right, because each hears from the one before it."""
-    step, width, height = 3.7 / ranks, 0.36, 0.36
-    places = [(-1.9 + rank * step, 1.85 - rank * step) for rank in range(ranks)]
+    width, height = 0.36, 0.36
+    places = [_place(ranks, rank) for rank in range(ranks)]
     for rank, (x, y) in enumerate(places):
         look = {"facecolor": rank_colour(rank), "edgecolor": INK}
         panel.add_rectangle(ax, (x - width / 2, y - height / 2), width, height, **look)
         ax.text(x, y, str(rank), **(_MIDDLE | {"color": _ink(rank)}), fontsize=9)
-    for (x, y), (right, below) in pairwise(places):
+    for rank, ((x, y), (right, below)) in enumerate(pairwise(places)):
         ends = (right, below + height / 2), (x + width / 2, y)
         bent = "angle,angleA=0,angleB=90"
         arrow = {"arrowstyle": "->", "color": INK, "connectionstyle": bent}
         ax.annotate("", *ends, arrowprops=arrow)
-        corner = right - small / 2, y - small / 2
-        panel.add_rectangle(ax, corner, small, small, facecolor=RED, edgecolor=RED, zorder=4)
+        across, high = _handed(ranks, rank)
+        corner = across - small / 2, high - small / 2
+        panel.add_rectangle(ax, corner, small, small, facecolor=INK, edgecolor=INK, zorder=4)
+
+
+def _place(ranks: int, rank: int) -> tuple[float, float]:
+    step = 3.7 / ranks
+    return -1.9 + rank * step, 1.75 - rank * step
+
+
+def _handed(ranks: int, rank: int) -> tuple[float, float]:
+    """Return the place of the state that `rank` hands on."""
+    return _place(ranks, rank + 1)[0], _place(ranks, rank)[1]
 
 
 def describe_beside(ranks: int, block_bytes: int, state_bytes: int) -> str:
@@ -120,7 +138,7 @@ def describe_beside(ranks: int, block_bytes: int, state_bytes: int) -> str:
 
 
 class Token(NamedTuple):
-    """A token of the small example: the name and the value that it writes, and what it keeps of the state."""
+    """A token of the small example: its key, the value that it writes, and what it keeps of the state."""
 
     name: str
     value: tuple[float, float]
@@ -128,9 +146,15 @@ class Token(NamedTuple):
 
     @property
     def text(self) -> str:
-        """Return the token as an assignment."""
-        forgets = "" if self.keeps == 1 else f"forget {1 - self.keeps:.0%},\n"
-        return f"{forgets}{self.name} = {_numbers(self.value)}"
+        """Return what the token does, for example "a ← (1, 0)"."""
+        forgets = (
+            ""
+            if self.keeps == 1
+            else "forget half\n"
+            if self.keeps == 0.5
+            else f"forget {1 - self.keeps:.0%}\n"
+        )
+        return f"{forgets}{self.name} ← {_numbers(self.value)}"
 
 
 def _numbers(values: Sequence[float]) -> str:
@@ -207,7 +231,7 @@ def describe_states(tokens: Sequence[Token], ranks: int, rows: Mapping[str, Sequ
     owned = "; ".join(
         f"rank {rank}: {', '.join(token.text for token in tokens[rank * each : (rank + 1) * each])}"
         for rank in range(ranks)
-    ).replace("\n", " ")
+    ).replace("\n", ", ")
     left = ". ".join(
         f"{name}: {', then '.join('a ' + _numbers(a) + ' b ' + _numbers(b) for a, b in matrices)}"
         for name, matrices in rows.items()
@@ -252,36 +276,61 @@ def known(hops: Sequence[Sequence[tuple[int, int]]], P: int) -> Known:
 
 
 def doubling(held: Known, rank: int) -> Figure:
-    """Return whose tokens every rank knows in each round, and below it the pairs that `rank` keeps."""
+    """Return the messages of each round, whose tokens every rank then knows, and the pairs that `rank` keeps."""
     with styled():
-        drawn = new_figure((8.0, 5.6))
-        above, below = drawn.subfigures(2, 1, squeeze=False, height_ratios=(1.7, 1))[:, 0]
+        drawn = new_figure((8.0, 6.6))
+        above, below = drawn.subfigures(2, 1, squeeze=False, height_ratios=(1.9, 1))[:, 0]
         above.suptitle("Doubling: whose tokens each rank knows", x=0.01, ha="left", fontweight="bold")
-        for number, ax in enumerate(above.subplots(1, len(held), squeeze=False)[0]):
-            _draw_round(ax, held, number)
+        _draw_messages(above.subplots(), held, rank)
         below.suptitle(f"What rank {rank} keeps", x=0.01, ha="left", fontweight="bold")
         for number, ax in enumerate(below.subplots(1, len(held), squeeze=False)[0]):
             _draw_pairs(ax, held, number, rank)
         drawn.supxlabel(
-            "black frame: the rank's own tokens   dot: heard of in this round   ✓: knows all ranks before it",
+            f"a colour: the tokens of a rank   arrow: a message; thick: leads to rank {rank}   "
+            "✓: knows all ranks before it",
             fontsize=9.5,
         )
     return drawn
 
 
-def _draw_round(ax: Axes, held: Known, number: int) -> None:
-    P = len(held[0])
-    for rank, of in enumerate(held[number]):
-        heard = set(of) - set(held[number - 1][rank]) if number else set()
-        for source in of:
-            _draw_box(ax, rank, source, own=source == rank, heard=source in heard)
-        if len(of) == rank + 1:
-            ax.text(P + 0.2, rank, "✓", va="center", color=INK, fontsize=9)
-    ax.set(xlim=(-0.7, P + 0.9), ylim=(P - 0.4, -0.6), xticks=[], yticks=range(P) if number == 0 else [])
-    ax.set_title("at first" if number == 0 else f"round {number}", fontsize=9.5, fontweight="normal")
-    if number == 0:
-        ax.set_ylabel("rank")
-    panel.bare(ax)
+def _draw_messages(ax: Axes, held: Known, rank: int) -> None:
+    """Draw a strip of P places for each rank and round, filled with the ranks that it knows, and the messages."""
+    P, step, wide, high = len(held[0]), 1.75, 0.86, 0.5
+    leads = [set() for _ in held]  # the ranks whose knowledge after each round reaches `rank`
+    leads[-1] = {rank}
+    for number in range(len(held) - 1, 0, -1):
+        distance = 2 ** (number - 1)
+        leads[number - 1] = leads[number] | {to - distance for to in leads[number] if to >= distance}
+    for number, known_by in enumerate(held):
+        y = -step * number
+        ax.text(
+            -0.62, y, "at first" if number == 0 else f"round {number}", ha="right", va="center", fontsize=9.5
+        )
+        for owner, of in enumerate(known_by):
+            left = owner - wide / 2
+            panel.add_rectangle(ax, (left, y - high / 2), wide, high, facecolor=LIGHT, linewidth=0)
+            for source in of:
+                corner = left + source * wide / P, y - high / 2
+                panel.add_rectangle(ax, corner, wide / P, high, facecolor=rank_colour(source), linewidth=0)
+            frame = {"facecolor": "none", "edgecolor": INK, "linewidth": 1.8 if owner == rank else 0.8}
+            panel.add_rectangle(ax, (left, y - high / 2), wide, high, **frame)
+            if len(of) == owner + 1:
+                ax.text(owner + 0.5, y, "✓", ha="center", va="center", fontsize=9)
+            distance = 2 ** (number - 1) if number else 0
+            if distance and owner >= distance:
+                thick = owner in leads[number]
+                look = {
+                    "arrowstyle": "-|>",
+                    "color": INK if thick else QUIET,
+                    "linewidth": 2.4 if thick else 0.8,
+                }
+                ends = (owner, y + high / 2), (owner - distance, y + step - high / 2)
+                ax.annotate("", *ends, arrowprops={**look, "shrinkA": 0, "shrinkB": 0})
+    for owner in range(P):
+        weight = "bold" if owner == rank else "normal"
+        ax.text(owner, 0.62, f"rank {owner}", ha="center", fontsize=9.5, fontweight=weight)
+    ax.set(xlim=(-1.5, P - 0.35), ylim=(-step * (len(held) - 1) - 0.4, 1.0))
+    ax.set_axis_off()
 
 
 def _draw_pairs(ax: Axes, held: Known, number: int, rank: int) -> None:
@@ -290,7 +339,7 @@ def _draw_pairs(ax: Axes, held: Known, number: int, rank: int) -> None:
     rows = {"arrives": heard, "before": [source for source in of if source < rank], "all": of}
     for place, sources in enumerate(rows.values()):
         for source in sources:
-            _draw_box(ax, place, source, own=source == rank, heard=False)
+            _draw_box(ax, place, source, own=source == rank)
             ax.text(source, place, str(source), **(_MIDDLE | {"color": _ink(source)}), fontsize=8, zorder=5)
         if not sources:
             ax.text(
@@ -302,16 +351,15 @@ def _draw_pairs(ax: Axes, held: Known, number: int, rank: int) -> None:
                 fontsize=8.5,
             )
     ax.set(xlim=(-0.7, P + 0.9), ylim=(2.9, -0.7), xticks=[])
+    ax.set_title("at first" if number == 0 else f"round {number}", fontsize=9.5, fontweight="normal")
     ax.set_yticks(range(3) if number == 0 else [], list(rows) if number == 0 else [])
     panel.bare(ax)
 
 
-def _draw_box(ax: Axes, row: float, source: int, *, own: bool, heard: bool) -> None:
+def _draw_box(ax: Axes, row: float, source: int, *, own: bool) -> None:
     look = {"edgecolor": INK, "linewidth": 1.6} if own else {"edgecolor": PAPER, "linewidth": 0.8}
     corner = source - 0.46, row - 0.42
     panel.add_rectangle(ax, corner, 0.92, 0.84, facecolor=rank_colour(source), zorder=3 if own else 2, **look)
-    if heard:
-        ax.plot(source, row, marker="o", markersize=3.6, color=_ink(source), zorder=4)
 
 
 def describe_doubling(held: Known, rank: int) -> str:
@@ -432,7 +480,7 @@ def describe_composition() -> str:
 
 
 KINDS = {
-    "nothing": "nothing (A = I)",
+    "nothing": "nothing",
     "a number": "one number",
     "a diagonal": "a diagonal",
     "a matrix": "a full matrix",
@@ -442,9 +490,9 @@ KINDS = {
 
 def kinds(models: Mapping[str, Sequence[str]], D: int = 6) -> Figure:
     """Return the four kinds of A as grids of D × D numbers. models: the names of models for each kind."""
-    fractions = [0.95, 0.35, 0.75, 0.55, 0.2, 0.85]
+    fractions = [0.95, 0.4, 0.75, 0.55, 0.3, 0.85]
     with styled():
-        drawn = new_figure((8.0, 3.3))
+        drawn = new_figure((8.0, 3.6))
         drawn.suptitle(
             "What of A travels, for each head", x=0.01, ha="left", fontweight="bold", fontsize=11.5
         )
@@ -452,11 +500,11 @@ def kinds(models: Mapping[str, Sequence[str]], D: int = 6) -> Figure:
             for row in range(D):
                 for column in range(D):
                     if kind == "a matrix":
-                        shade = 0.15 + 0.8 * ((5 * row + 7 * column + row * column) % 9) / 9
+                        shade = 0.3 + 0.7 * ((5 * row + 7 * column + row * column) % 9) / 9
                     elif row != column:
                         shade = 0.0
                     else:
-                        shade = {"nothing": 1.0, "a number": 0.6}.get(kind, fractions[row % 6])
+                        shade = {"nothing": 0.7, "a number": 0.6}.get(kind, fractions[row % 6])
                     travels = kind != "nothing" and shade and (kind != "a number" or row == 0)
                     look = (
                         {"facecolor": BLUE if kind != "nothing" else QUIET, "alpha": shade}
@@ -473,12 +521,13 @@ def kinds(models: Mapping[str, Sequence[str]], D: int = 6) -> Figure:
                         edgecolor=INK if travels else RULE,
                         linewidth=1.3 if travels else 0.6,
                     )
-            ax.set(xlim=(-0.2, D + 0.1), ylim=(-0.2, D + 1.1), aspect="equal")
+            ax.set(xlim=(-0.2, D + 0.1), ylim=(-2.6, D + 1.1), aspect="equal")
             ax.text(D / 2, D + 0.5, KINDS[kind], **_MIDDLE, fontweight="bold", fontsize=10)
             ax.text(D / 2, -0.35, "\n".join(names), ha="center", va="top", fontsize=8.5)
             ax.set_axis_off()
         drawn.supxlabel(
-            "black frame: a number that travels   grey: known to all, does not travel", fontsize=9.5
+            "6 × 6 numbers as an example   black frame: a number that travels   grey: known to every rank",
+            fontsize=9.5,
         )
     return drawn
 
@@ -489,33 +538,52 @@ def describe_kinds(models: Mapping[str, Sequence[str]]) -> str:
     return f"What of A travels in each kind of layer. {each}."
 
 
-def timeline(traces: Mapping[str, Trace]) -> Figure:
-    """Return the charts of scans, one below the other, with a common time axis and the words of this lesson."""
-    charts = [_renamed(chart(trace)) for trace in traces.values()]
-    end = max(one.makespan for one in charts)
-    words = {
-        "other": "computes its transition (A, B)",
-        "forward": "computes its outputs",
-        "wait": "waits for a message",
-        "transit": "message in transit",
-        "still": "message posted: not yet\nbegun, or not yet taken",
-    }
+def timeline(traces: Mapping[str, Trace], alone: float | None = None) -> Figure:
+    """Return what the ranks compute and when states travel, for each run, on a common time axis.
+
+    alone: the seconds that one GPU needs for all the work; a line marks them.
+    """
+    charts = {name: chart(trace) for name, trace in traces.items()}
+    end = max(one.makespan for one in charts.values())
     with styled():
-        drawn = new_figure((8.0, 0.95 + sum(0.27 * one.world_size + 0.5 for one in charts)))
+        drawn = new_figure((8.0, 1.0 + sum(0.3 * one.world_size + 0.45 for one in charts.values())))
         axes = drawn.subplots(len(charts), 1, sharex=True, squeeze=False)[:, 0]
-        for ax, one, name in zip(axes, charts, traces, strict=True):
-            gantt.draw(ax, one, range(one.world_size), end, name)
+        for ax, (name, one) in zip(axes, charts.items(), strict=True):
+            _draw_work(ax, one, traces[name])
+            ax.set_title(f"{name}: done after {one.makespan:g} s")
+            if alone is not None:
+                ax.axvline(alone, color=INK, linestyle="--", linewidth=1.2, zorder=0)
+                ax.text(alone + 0.08, -0.35, f"one GPU alone: {alone:g} s", va="center", fontsize=9)
+            ax.set(xlim=(0, 1.02 * end), ylim=(one.world_size - 0.4, -0.75))
+            ax.set_yticks(
+                range(one.world_size), [f"rank {rank}" for rank in range(one.world_size)], fontsize=9
+            )
+            ax.tick_params(length=0)
+            ax.grid(visible=False, axis="y")
         axes[-1].set_xlabel("time (s)")
-        seen = {bar.kind for one in charts for bar in one.bars if bar.end > bar.start}
-        marks = [panel.patch(label=word, **gantt.LOOKS[kind]) for kind, word in words.items() if kind in seen]
-        drawn.legend(handles=marks, loc="outside lower center", ncols=min(4, len(marks)), fontsize=8.5)
+        drawn.supxlabel(
+            "bar: a rank computes, in its colour   arrow: a message   dotted: a rank waits", fontsize=9.5
+        )
     return drawn
 
 
-def _renamed(one: Chart) -> Chart:
-    """Return the chart with the words of this lesson in its bars."""
+def _draw_work(ax: Axes, one: Chart, trace: Trace) -> None:
     words = {"passage": "A, B", "attend": "outputs"}
-    return replace(one, bars=tuple(replace(bar, label=words.get(bar.label, bar.label)) for bar in one.bars))
+    begin = min((event.start for event in trace.computes()), default=0.0)
+    for bar in one.bars:
+        if bar.kind == "wait":
+            ax.plot([bar.start, bar.end], [bar.rank] * 2, color=QUIET, linestyle=":", linewidth=1.2, zorder=1)
+        elif bar.kind in COMPUTATIONS and bar.end > bar.start:
+            look = {"facecolor": rank_colour(bar.rank), "edgecolor": INK, "linewidth": 0.8}
+            panel.add_rectangle(ax, (bar.start, bar.rank - 0.36), bar.end - bar.start, 0.72, zorder=2, **look)
+            middle = (bar.start + bar.end) / 2
+            style = _MIDDLE | {"color": _ink(bar.rank), "fontsize": 8.5, "zorder": 4}
+            ax.text(middle, bar.rank, words.get(bar.label, bar.label), **style)
+    for event in trace.exchanges():
+        if event.source is not None and event.transit:
+            start, arrival = (time - begin for time in event.transit[0])
+            arrow = {"arrowstyle": "-|>", "color": INK, "linewidth": 1.1, "shrinkA": 0, "shrinkB": 0}
+            ax.annotate("", (arrival, event.rank), (start, event.source), arrowprops=arrow, zorder=3)
 
 
 def describe_timeline(traces: Mapping[str, Trace]) -> str:
@@ -523,49 +591,9 @@ def describe_timeline(traces: Mapping[str, Trace]) -> str:
     return gantt.describe_all(traces.values(), traces)
 
 
-def lengths(tokens: Sequence[int], ring: Sequence[int], scan: int, equal: int) -> Figure:
-    """Return the bytes that a rank sends, against the tokens of the sequence: in the ring and in the scan.
-
-    equal: the length at which both send as many bytes.
-    """
-    with styled():
-        drawn = new_figure(WIDE)
-        ax = drawn.subplots()
-        ax.loglog(tokens, [each / 2**20 for each in ring], color=ORANGE, marker="o", markersize=4)
-        ax.loglog(tokens, [scan / 2**20] * len(tokens), color=BLUE, marker="s", markersize=4)
-        ax.annotate(
-            "ring: K/V blocks",
-            (tokens[-2], ring[-2] / 2**20),
-            (-8, 8),
-            textcoords="offset points",
-            ha="right",
-        )
-        ax.annotate(
-            "scan: transitions", (tokens[-1], scan / 2**20), (0, -16), textcoords="offset points", ha="right"
-        )
-        ax.axvline(equal, color=RULE, linestyle="--")
-        low = ax.get_ylim()[0]
-        ax.annotate(f"equal at {equal:,} tokens", (equal, low), (5, 5), textcoords="offset points", color=INK)
-        ax.set(
-            xlabel="tokens in the whole sequence",
-            ylabel="MiB sent in one layer",
-            title="What the busiest of 8 ranks sends, forward",
-        )
-    return drawn
-
-
-def describe_lengths(tokens: Sequence[int], ring: Sequence[int], scan: int, equal: int) -> str:
-    """Return the lines of `lengths` in words."""
-    return (
-        f"Bytes that the busiest rank sends for {tokens[0]:,} to {tokens[-1]:,} tokens: the ring from {ring[0] / 2**20:,.1f} "
-        f"to {ring[-1] / 2**20:,.1f} MiB, in proportion to the length; the scan always {scan / 2**20:.1f} MiB. "
-        f"They are equal at {equal:,} tokens."
-    )
-
-
 def shares(bars: Mapping[str, Mapping[str, float]]) -> Figure:
     """Return the shares of a layer's time as bars. bars: for each case the seconds of each part, the scan last."""
-    colours = (RULE, SKY, RED)
+    colours = (RULE, QUIET, INK)
     with styled():
         drawn = new_figure((8.0, 0.42 * len(bars) + 1.3))
         ax = drawn.subplots()
@@ -576,7 +604,7 @@ def shares(bars: Mapping[str, Mapping[str, float]]) -> Figure:
                 label = name if row == 0 else ""
                 ax.barh(row, width, left=left, height=0.7, color=colour, edgecolor=PAPER, label=label)
                 left += width
-            text = f"{seconds * 1e3:.2f} of {whole * 1e3:.2f} ms = {seconds / whole:.1%}"
+            text = f"scan {seconds * 1e3:.2f} of {whole * 1e3:.1f} ms: {seconds / whole:.0%}"
             ax.text(101.5, row, text, va="center", fontsize=9, color=INK)
         ax.set_yticks(range(len(bars)), list(bars), fontsize=9)
         ax.set(xlim=(0, 146), ylim=(len(bars) - 0.4, -0.6), xticks=range(0, 101, 25))

@@ -10,8 +10,8 @@
 # **Minutes** 75 to read and run; the exercise takes another 75.
 #
 # Qwen3-Next has 48 layers. Twelve of them have softmax attention, and their keys and values go around a ring, as in lesson 05. The other
-# 36 have *linear attention*. Such a layer keeps no keys and values. It keeps one small matrix for each head, the **state**, and a rank
-# hands its state to the next rank once. Below is one layer of each kind, for a sequence of 1,048,576 tokens on 8 ranks.
+# 36 have *linear attention*. Such a layer keeps no keys and values. It keeps one small matrix for each head, the **state**, and each rank
+# hands its state to the next rank. Below is one layer of each kind, for a sequence of 1,048,576 tokens on 8 ranks.
 
 # %%
 import torch
@@ -21,7 +21,6 @@ from ringlab.comm.virtual.cluster import Costs
 from ringlab.cost.hardware import hardware
 from ringlab.cost.models import model
 from ringlab.cost.scan_traffic import LinearAttention, rounds, scan_flops, scan_traffic
-from ringlab.cost.traffic import ring_traffic
 from ringlab.scan import plain
 from ringlab.scan.attention import linear_attention
 from ringlab.scan.graph import SCANS
@@ -38,11 +37,13 @@ sizes = P, block, layer.state_bytes
 show(scan_view.beside(*sizes), scan_view.describe_beside(*sizes))
 
 # %% [markdown]
-# (A red square holds the states of all 32 heads.) The small squares raise two questions. How can 2 MiB stand for the keys and values of a million tokens? And are they worth it? In the ring
-# all ranks work at the same time. On the right, rank 7 waits for the state of rank 6, and rank 6 for that of rank 5. **Are eight GPUs in a
-# queue any faster than one?** At the end of this lesson all eight work at once, and still no more than such squares travel.
+# What travels on the right is 128 times smaller, and it travels once. But there is a catch. On the left all ranks work at the same time. On
+# the right rank 7 waits for the state of rank 6, and rank 6 waits for that of rank 5. **Eight GPUs stand in a queue. Is that any faster
+# than one GPU?** At the end of this lesson all eight work at once, and still only small squares travel.
 #
 # ## 1 · A table in place of a cache
+#
+# First we need to know what the state is, and how it can stand for a million keys and values.
 #
 # In this lesson **S is the state**, and N is the number of tokens. (In the other lessons S is the number of tokens.)
 #
@@ -52,16 +53,17 @@ show(scan_view.beside(*sizes), scan_view.describe_beside(*sizes))
 # $$\sum_{j \le i} (q_i \cdot k_j)\, v_j^\top = q_i^\top \Big( \sum_{j \le i} k_j v_j^\top \Big).$$
 #
 # On the left, query i visits all keys and values before it. The bracket on the right is one matrix, the state S. It does not depend on the
-# query. So each token can *add* its $k v^\top$ to the state, and its query can read from the state at once.
+# query. So each token *adds* its $k v^\top$ to the state, and then its query reads from the state.
 #
-# Here is an example for paper, which stays with us. Eight tokens each write a value of two numbers under a name: the first writes a = (3, 1).
-# The name is the key. Let a be (1, 0), and let b be (0, 1). Then S is a table with two rows: the first holds what was written under a, and the
-# second what was written under b. A third name, c = (0.6, 0.8), lies between the two. Every token asks for a.
+# Here is an example for paper, which stays with us. Eight tokens write values under keys. We write "a ← (7, 5)" for a token that writes the
+# value (7, 5) under the key a. There are three keys: a is the vector (1, 0), b is (0, 1), and c = (0.6, 0.8) lies between the two. With a and
+# b alone, S is simply a table: its first row holds what was written under a, and its second row what was written under b. Tokens 0 and 2
+# both write under a. Each token's query is the key a, so each token asks what the table says for a.
 
 # %%
 keys, Token = {"a": (1.0, 0.0), "b": (0.0, 1.0), "c": (0.6, 0.8)}, scan_view.Token
-eight = [Token("a", (3, 1)), Token("b", (0, 5)), Token("a", (5, 0)), Token("c", (8, -6)),
-         Token("b", (2, 2), keeps=0.5), Token("b", (2, 1)), Token("c", (9, 4)), Token("b", (1, 1))]
+eight = [Token("a", (7, 5)), Token("b", (4, 1)), Token("a", (3, 2)), Token("c", (10, 12)),
+         Token("b", (5, 0), keeps=0.5), Token("b", (2, 1)), Token("a", (1, 6)), Token("b", (9, 3))]
 K = torch.tensor([keys[token.name] for token in eight])
 V = torch.tensor([token.value for token in eight]).float()
 Q = K[:1].expand(8, 2)  # every token asks for a
@@ -72,27 +74,14 @@ for q, k, v in zip(Q, K, V, strict=True):  # one state
     S = S + torch.outer(k, v)
     right.append(S.mT @ q)
 print("the two sides agree:", torch.allclose(left, torch.stack(right)))
+print("token 2 has written a ← (3, 2), asks for a, and hears", tuple(right[2].tolist()))
 
 # %% [markdown]
-# Both sides agree, and the right side never looked back at an earlier token. That answers half of the first question: the state has the size
-# of one key times one value, and not of all of them. But what does it give back?
-
-# %% tags=["nbval-ignore-output"]
-predict(
-    "20.twice",
-    "Token 0 writes a = (3, 1). Token 2 writes a = (5, 0), and asks for a. What does it hear?",
-    ["(5, 0), the newer value", "(4, 0.5), their mean", "(8, 1), their sum"],
-)
-
-# %%
-heard = right[2].tolist()
-print("token 2 hears", heard)
-compare("20.twice", {5: "(5, 0), the newer value", 4: "(4, 0.5), their mean",
-                     8: "(8, 1), their sum"}[round(heard[0])])
-
-# %% [markdown]
-# It hears the *sum* of both values. A sharp softmax would have given about their mean, because its weights add up to 1. Nothing divides here,
-# and nothing is ever overwritten. So the plain sum makes a poor memory.
+# Both sides agree, and the right side never looked back at an earlier token. So a state is as large as one key times one value, however many
+# tokens there are.
+#
+# But token 2 does not hear (3, 2). It hears (7, 5) + (3, 2). Nothing divides by the sum of the weights here, and nothing is ever overwritten.
+# So the plain sum makes a poor memory.
 #
 # ## 2 · Forget, correct, write, read
 #
@@ -117,8 +106,8 @@ def token(state, q, k, v, g, beta):
 
 
 # %% [markdown]
-# Now the eight tokens lie on four ranks, two on each. Let β be 1. Token 4 first forgets half of the state; no other token forgets anything. Below
-# is the state that each rank hands on, for the plain sum and for the four steps.
+# Now the eight tokens lie on four ranks, two on each. Let β be 1. Token 4 first forgets half of the state. No other token forgets anything. Below
+# is the state that each rank hands on, once for the plain sum and once for the four steps.
 
 # %%
 g, one = torch.tensor([token.keeps for token in eight]).log(), torch.tensor(1.0)
@@ -139,13 +128,14 @@ rows = {"plain sum": [S.tolist() for S in summed], "four steps": [S.tolist() for
 show(scan_view.states(eight, 4, rows), scan_view.describe_states(eight, 4, rows))
 
 # %% [markdown]
-# With the four steps, rank 0 hands on exactly what was written. On rank 1, a = (5, 0) replaces the old a. Then c = (8, −6) is written. Before,
-# the state says 0.6 · (5, 0) + 0.8 · (0, 5) = (3, 4) for c. The difference to the new value is (5, −10). It goes to both rows, since c lies
-# between a and b: 0.6 of it to a, and 0.8 of it to b. So c can be read back, but a and b have changed.
+# Look at the lower row. Rank 0 hands on exactly what it wrote. On rank 1, a ← (3, 2) replaces the old row a, so the table holds (3, 2) and (4, 1).
+# Then comes c ← (10, 12). For c the table says 0.6 · (3, 2) + 0.8 · (4, 1) = (5, 2). What is missing is (10, 12) − (5, 2) = (5, 10). Since c
+# lies between a and b, 0.6 of this is added to row a and 0.8 of it to row b. They become (6, 8) and (8, 9). Now a query c reads exactly
+# (10, 12). But a query a no longer reads (3, 2).
 #
-# That is the other half of the first question. The state of a real head has 128 × 128 numbers. How many pairs of a key and a value can it hold, so that none changes another? We try it with a smaller
-# state. Keys and values are random, and keys have length 1. The delta rule goes through them once. Beside it is the best state that there is,
-# found by least squares.
+# So the table with two rows has no room for a third key. The state of a real head has 128 × 128 numbers. How many pairs of a key and a value
+# can it hold, before one disturbs another? We try it with a smaller state. Keys and values are random, and keys have length 1. The delta rule
+# goes through them once. Beside it is the best state that there is, found by least squares.
 
 # %% tags=["nbval-ignore-output"]
 predict(
@@ -179,11 +169,12 @@ exact = max(n for n, error in zip(stored, errors["the best state"], strict=True)
 compare("20.fits", str(exact))
 
 # %% [markdown]
-# A state of D × D numbers holds at most **D** pairs, one for each independent key. Only the best state holds them exactly; the delta rule, which goes through the tokens once, gets less. So the table of the example, with its two rows, has no room for a third name. (At an error of 1, zeros would be as good an answer.) So 2 MiB do not stand for
-# a million tokens. They stand for what a head keeps of them, and the model learns what to keep. This is one reason why hybrids keep
-# some softmax layers.
+# A state of D × D numbers holds at most **D** pairs, one for each independent key. Even the best state does not hold more, and the delta rule, which goes
+# through the tokens once, holds them less exactly. (At an error of 1, a state of zeros would be as good.) So 2 MiB do not stand for a million
+# tokens. They stand for what the heads keep of them, and the model learns what to keep. This is one reason why hybrids such as Qwen3-Next
+# keep some softmax layers.
 #
-# The first question is answered, and the price is known. Now to the queue.
+# That is the price of a small state. Now to the queue.
 #
 # ## 3 · The queue
 #
@@ -203,7 +194,7 @@ whole, last = plain.recurrence(*text, nothing, 1.0)  # no scale: 1
 print("one process, token by token: outputs", tuple(whole.shape), "and a state", tuple(last.shape))
 
 # %% [markdown]
-# `plain.by_chunks` does the same faster; section 10 opens it. A rank calls it with its own tokens and the state that it received.
+# `plain.by_chunks` does the same faster; section 9 opens it. A rank calls it with its own tokens and with the state that it received.
 
 
 # %%
@@ -219,32 +210,22 @@ def relay(ring, layout):
 
 
 # %% [markdown]
-# The virtual clock is that of lesson 05: going through a stretch takes 1 s, and a message takes ½ s. One GPU alone, with all eight stretches,
-# would be done after 8 s.
-
-# %% tags=["nbval-ignore-output"]
-predict(
-    "20.queue",
-    "When are eight ranks done that hand their states on?",
-    ["much earlier than after 8 s", "after 8 s, too", "later than after 8 s"],
-)
+# The virtual clock is that of lesson 05: going through a stretch takes 1 s, and a message takes ½ s. One GPU alone would go through all eight
+# stretches in 8 s.
 
 # %%
 even = contiguous(N, P)
 handed = VirtualCluster(P).run(relay, even)
 print("the outputs of one process:", torch.allclose(even.unshard(handed.results, dim=2), whole))
 charts = {"Relay": handed.trace}
-show(scan_view.timeline(charts), scan_view.describe_timeline(charts))
-end = max(event.end for event in handed.trace.computes())
-which = ["much earlier than after 8 s", "after 8 s, too", "later than after 8 s"]
-compare("20.queue", which[(end >= 8) + (end > 8)])
+show(scan_view.timeline(charts, alone=8.0), scan_view.describe_timeline(charts))
 
 # %% [markdown]
-# The outputs are right, and eight ranks are **slower than one**. At any time one rank works, and seven messages come on top. The ranks share the memory
-# for the tokens, but not the work. So a small message alone is no gain.
+# An arrow is a state on its way. The outputs are right, and eight ranks are **slower than one**. At any time one rank works and seven
+# wait, and the seven messages come on top. (A rank also waits until the state that it sends has arrived, but this costs nothing here.) The ranks share the memory for the tokens, but not the work. So a small message alone is no gain.
 #
-# What holds a rank up? It has all its tokens. It lacks only the state before them. Can it do most of its work for a state
-# that it does not know yet?
+# Why does a rank wait? It has all its tokens. It lacks only the state before them. Could it do most of its work *for any state*, before it
+# knows which one will come?
 #
 # ## 4 · What a stretch does to any state
 #
@@ -252,14 +233,15 @@ compare("20.queue", which[(end >= 8) + (end > 8)])
 #
 # $$S \mapsto \alpha\,(I - \beta\, k k^\top)\, S + \beta\, k v^\top .$$
 #
-# It is a matrix times S, plus a matrix. A second token does the same to the result, and what comes out is once more a matrix times S, plus a matrix. So however long a stretch is, it does
+# It is a matrix times S, plus a matrix. A second token does the same to the result, so after it we have once more a matrix times S, plus a
+# matrix. However long a stretch is, it makes
 #
 # $$S \mapsto A\, S + B$$
 #
-# to *any* state S. The pair (A, B) is the **transition** of the stretch. A says what the stretch leaves of the old state, and B what it writes. Both depend on the
-# stretch's own tokens alone. So **every rank can compute its transition before it has heard anything.**
+# of *any* state S. The pair (A, B) is the **transition** of the stretch. A says what the stretch leaves of the old state, and B what it writes.
+# Both depend on the stretch's own tokens alone. So **every rank can compute its transition before it has heard anything.**
 #
-# Two runs find it. From zeros, A S is zero, so B is left. From the unit matrix, A + B is left.
+# Two runs through the tokens find it. From a state of zeros, A S is zero, so B is left. From the unit matrix, A + B is left.
 
 # %%
 pairs = []
@@ -271,10 +253,15 @@ drawn = [(A.tolist(), B.tolist()) for A, B in pairs]
 show(scan_view.transitions(eight, drawn), scan_view.describe_transitions(eight, drawn))
 
 # %% [markdown]
-# Read rank 0: it overwrites both a and b, so A is zero, and nothing of an older state is left. Rank 2 writes b twice, so the old b is gone. Of the old a it
-# leaves a half. On rank 1 the old a is gone, and c takes out of row a 0.48 of the old b.
+# Read them rank by rank:
 #
-# Now rank r needs the state that enters it. Each B says what one rank wrote. To add something up over ranks is a single call. So is the state that enters a rank the sum of the B of all earlier ranks?
+# - Rank 0 overwrites both rows. Its A is zero: nothing of an older state is left.
+# - Rank 1 overwrites row a, so the left column of its A, which stands for the old row a, is zero. Then c takes 0.48 of the old row b out of row
+#   a, and leaves 0.36 of row b.
+# - Rank 2 leaves half of row a, and overwrites row b.
+#
+# A rank needs the state that enters it. Each B is what one rank has written. Adding numbers over ranks is a single call in every library. So
+# could rank r just add the B of all ranks before it?
 
 # %% tags=["nbval-ignore-output"]
 predict(
@@ -292,10 +279,11 @@ print("the sum is right on ranks", [rank for rank in range(4) if right[rank]])
 compare("20.adding", {0: "on none", 1: "on rank 0", 2: "on ranks 0 and 1", 4: "on all"}[sum(right)])
 
 # %% [markdown]
-# It is right on ranks 0 and 1 only, so a test with two ranks would find nothing. Rank 2 hears rank 0's B as if rank 1 had not overwritten a. The sum needs A: rank
-# 1 leaves $A_1 B_0$ of what rank 0 wrote.
+# It is right on ranks 0 and 1 only, so a test with two ranks would find nothing. On rank 2 the sum still holds a ← (7, 5) of rank 0, which rank 1
+# has overwritten. A is missing: of what rank 0 wrote, rank 1 leaves only $A_1 B_0$.
 #
-# Two stretches, one after the other, have a transition as well. Put the first state into the second formula:
+# So ranks must be put together with A and B. Two stretches, one after the other, have a transition as well. Put the first state into the
+# second formula:
 
 # %%
 show(scan_view.composition(), scan_view.describe_composition())
@@ -305,8 +293,16 @@ show(scan_view.composition(), scan_view.describe_composition())
 #
 # $$(A_2, B_2) \circ (A_1, B_1) = (A_2 A_1,\; A_2 B_1 + B_2).$$
 #
-# The later stretch stands on the left, as in a product of matrices. What may one change about such a product? We try it on ranks 0 to 2. Together they
-# make, of zeros, the state that enters rank 3.
+# The later stretch stands on the left, as in a product of matrices. Now three ranks: together, ranks 0 to 2 make of zeros the state that enters rank
+# 3. Each of the three lines below puts them together in another way.
+
+# %% tags=["nbval-ignore-output"]
+predict(
+    "20.order",
+    "Which of these have the B that is the state that enters rank 3?  "
+    "T₂ ∘ (T₁ ∘ T₀),  (T₂ ∘ T₁) ∘ T₀,  T₁ ∘ (T₂ ∘ T₀)",
+    ["the first", "the first and the second", "all three"],
+)
 
 
 # %%
@@ -317,32 +313,42 @@ def after(later, earlier):
 
 
 T_0, T_1, T_2, _ = pairs
-for name, (_, B) in {"T₂ ∘ (T₁ ∘ T₀)": after(T_2, after(T_1, T_0)),
-                     "(T₂ ∘ T₁) ∘ T₀": after(after(T_2, T_1), T_0),
-                     "T₁ ∘ (T₂ ∘ T₀)": after(T_1, after(T_2, T_0))}.items():
-    print(f"{name} is the state that enters rank 3: {torch.allclose(B, enters[3], atol=1e-5)}")
+ways = {"T₂ ∘ (T₁ ∘ T₀)": after(T_2, after(T_1, T_0)),
+        "(T₂ ∘ T₁) ∘ T₀": after(after(T_2, T_1), T_0),
+        "T₁ ∘ (T₂ ∘ T₀)": after(T_1, after(T_2, T_0))}
+right = [torch.allclose(B, enters[3], atol=1e-5) for _, B in ways.values()]
+for name, is_right in zip(ways, right, strict=True):
+    print(f"{name}   is the state that enters rank 3: {is_right}")
+compare("20.order", ["", "the first", "the first and the second", "all three"][sum(right)])
 
 # %% [markdown]
-# The brackets do not matter: transitions are **associative**. The order does matter: they do **not commute**. This is all that we need. The brackets
-# may be set so that many ranks combine transitions at the same time. Before we do so, let us see what A costs.
+# The order matters: transitions do **not commute**. The third line lets rank 2 come before rank 1. But the brackets do not matter: transitions are
+# **associative**. This is no luck of our numbers. Both of the first two lines say "rank 0, then rank 1, then rank 2", and differ only in which two ranks were put
+# together beforehand. A state passes the same three stretches in the same order, whatever they are.
+#
+# The second line is the way out of the queue. T₂ ∘ T₁ needs no state, and nothing from rank 0. While rank 0 is still busy, ranks 1 and 2 can already be put
+# together, and ranks 3 and 4, and ranks 5 and 6.
+#
+# Only one thing could still spoil this. A transition is a state and an A. How large is A?
 #
 # ## 5 · Four kinds of A
 #
 # Not every model corrects, and not every model forgets. So A is not always a full matrix:
 #
-# - Without decay and without the delta rule nothing is ever lost. A is the unit matrix, and need not travel.
-# - With one decay for each head, A is the product of the decays: one number. In RetNet the decay is fixed; in Mamba-2 each token has its own.
-# - With a decay for each entry of the keys, each row of the state decays by itself: A is a diagonal.
+# - Without decay and without the delta rule, A is the unit matrix. In RetNet each head has one fixed decay. In both, every rank knows A already, so
+#   only B travels.
+# - In Mamba-2 each token has a decay of its own, one for each head. A is the product of the decays: one number.
+# - In GLA each entry of the keys has its own decay, so each row of the state decays by itself. A is a diagonal.
 # - With the delta rule each token multiplies by $I - \beta k k^\top$. The product over a stretch is a full matrix.
 #
-# The cell below counts bytes in 32 bits, for one layer. The sizes of the models are the defaults of their configurations in
+# Below is what one rank has to send of one layer, in 32 bits: B, which is as large as a state, and what of A travels. The sizes are the defaults of the models' configurations in
 # [flash-linear-attention](https://github.com/fla-org/flash-linear-attention/tree/main/fla/models), all of width 2,048. Those of Qwen3-Next come
 # from ringlab's table of models.
 
 # %%
 models = {  # kind of A, heads, length of a key, length of a value; the paper
     "Linear attention": ("nothing", 4, 512, 512),  # arXiv 2006.16236
-    "RetNet": ("a number", 8, 256, 512),  # arXiv 2307.08621
+    "RetNet": ("nothing", 8, 256, 512),  # arXiv 2307.08621
     "Mamba-2": ("a number", 64, 128, 64),  # arXiv 2405.21060
     "GLA": ("a diagonal", 4, 256, 512),  # arXiv 2312.06635
     "DeltaNet": ("a matrix", 16, 128, 128),  # arXiv 2406.06484
@@ -350,72 +356,53 @@ models = {  # kind of A, heads, length of a key, length of a value; the paper
     "KDA": ("a matrix", 16, 128, 128),  # Kimi Linear, arXiv 2510.26692
     "Qwen3-Next": ("a matrix", layer.H, layer.D, layer.Dv),
 }
-print(f"{'':16} {'heads of':>14}   {'state':>8}   A")
+print(f"{'':16} {'B':>9}   {'of A':>9}")
 for name, (kind, H, d, d_v) in models.items():
     state = LinearAttention(H=H, D=d, Dv=d_v).state_bytes
     A = 4 * H * {"nothing": 0, "a number": 1, "a diagonal": d, "a matrix": d * d}[kind]
-    print(f"{name:16} {H:2} of {d:3} × {d_v:3}   {state / 2**20:4.1f} MiB   {kind}: {A:,} bytes")
+    print(f"{name:16} {state / 2**10:5,.0f} KiB   {A / 2**10:5,.4g} KiB, for each head {kind}")
 kinds = {kind: [name for name in models if models[name][0] == kind] for kind in scan_view.KINDS}
 show(scan_view.kinds(kinds), scan_view.describe_kinds(kinds))
 
 # %% [markdown]
-# A state has some megabytes, whatever the model. A is at most as large again. (KDA forgets by a diagonal, but it also corrects, so over a stretch its A
-# is a full matrix.) None of these numbers knows how many tokens there are.
+# A state has 1 to 4 MiB, whatever the model, and A is at most as large again. (KDA forgets by a diagonal, but it also corrects. So over a stretch its A
+# is a full matrix.) No size depends on the number of tokens. So a transition is a small message, too.
 #
 # ## 6 · Doubling
 #
-# Every rank wants the composition of all transitions before it. An operation that gives it to every rank is called a **scan**. It can be done in few rounds, by *doubling* (Hillis and Steele, 1986). In round
-# i, every rank sends what it knows to the rank $2^{i-1}$ places further on. After each round a rank knows the transition of up to twice as many ranks.
+# Every rank wants the composition of all transitions before it. An operation that gives it to every rank is called a **scan**. *Doubling* (Hillis
+# and Steele, 1986) does it in few rounds. In round 1 every rank sends what it knows to the next rank, in round 2 to the rank two places
+# further on, in round 3 four places further on. After each round a rank knows the transition of up to twice as many ranks.
 #
 # A rank keeps two compositions:
 #
-# - *all* includes its own tokens. It sends this one. At first it is the rank's own transition.
-# - *before* leaves its own tokens out. It wants this one. At first it is (I, 0), the transition that changes nothing.
+# - *all* includes the rank's own tokens. This is what it sends, because later ranks must hear of these tokens, too. At first it is the rank's own
+#   transition.
+# - *before* leaves its own tokens out. This is what it wants in the end. At first it is (I, 0), the transition that changes nothing.
 #
-# A message m tells of tokens that come earlier than all those that the rank knows. So both compositions go *after* it: all ← all ∘ m, and before ← before ∘ m. The
-# picture shows 8 ranks, and below them the two compositions of rank 5.
+# A message m tells of tokens that come earlier than all tokens that the rank knows of. So both compositions go *after* it: all ← all ∘ m, and
+# before ← before ∘ m. The picture shows 8 ranks, and below them the two compositions of rank 5. An arrow is a message, and the thick arrows lead to rank 5.
 
 # %%
 held = scan_view.known(SCANS["doubling"](P), P)
 show(scan_view.doubling(held, 5), scan_view.describe_doubling(held, 5))
 
 # %% [markdown]
-# Follow rank 5. In round 1 it hears of rank 4. In round 2 it hears from rank 3, which by then knows of ranks 2 and 3. In round 3 it hears from rank 1, of ranks 0 and 1. Three rounds are enough for
-# eight ranks, and ⌈log₂ P⌉ for P ranks. At the end B of *before* is the state that enters, because the sequence begins with zeros, and A · 0 + B = B.
+# Follow the thick arrows. In round 1 rank 5 hears of rank 4. In round 2 it hears from rank 3, which by then knows of ranks 2 and 3. In round 3 it hears from
+# rank 1, which knows of ranks 0 and 1. Three rounds are enough for eight ranks, and ⌈log₂ P⌉ for P ranks. At the end, B of *before* is the state
+# that enters: the sequence begins with zeros, and A · 0 + B = B.
 #
-# Here is the B of *before* for the eight tokens. Four ranks need two rounds:
+# Back to the eight tokens. Four ranks need two rounds. Here is the B of *before* after each:
 
 # %%
 show(scan_view.entering(eight, drawn), scan_view.describe_entering(eight, drawn))
 
 # %% [markdown]
-# In the second row are the very states that the ranks of section 2 handed on one after the other. Rank 3 gets (4, −3) for a and (2, 1) for b, as it did there. But nobody has waited for a finished state.
+# Compare the second row with the picture of section 2. These are the very states that the ranks handed on there, one after the other. Rank 3 gets (3, 4)
+# for a and (2, 1) for b, as it did there. But nobody has waited for a finished state.
 #
-# Because the sequence begins with zeros, a rank with a ✓ sends B alone. It knows all ranks before it, so the B of its *all* is the finished state that leaves it.
-#
-# ringlab's `linear_attention` does this for the whole layer: transitions, scan, outputs. Does it give what one process gives?
-
-
-# %%
-def on_ranks(ring, layout):
-    """This rank's outputs, by a scan."""
-    *qkv, g, beta = (layout.shard(x, ring.rank, dim=2) for x in text)
-    how = {"scan": "doubling", "scale": 1.0, "validate": False}
-    return linear_attention(*qkv, ring=ring, layout=layout, decay=g, beta=beta, **how)
-
-
-run = VirtualCluster(P).run(on_ranks, even)
-print("the outputs of one process:", torch.allclose(even.unshard(run.results, dim=2), whole))
-state = 2 * D * D * 8  # bytes of S, and of B, and of A: two heads, 64 bits
-print("states' worth of bytes that each rank sends:",
-      [run.trace.bytes_sent(rank) // state for rank in range(P)])
-
-# %% [markdown]
-# Rank 0 sends three finished states. Rank 3 sends two pairs (A, B) and then one finished state: 2 + 2 + 1 = 5. The last rank sends nothing.
-#
-# ## 7 · All eight at work
-#
-# Back to the queue. On the clock of section 3, a product of such small matrices takes next to nothing. So we let it take no time:
+# ringlab's `linear_attention` does this for the whole layer: transitions, scan, outputs. Does it give what one process gives, and when are the eight
+# ranks done? On the clock of section 3 a stretch takes a second, and a product of such small matrices next to nothing. So we let it take no time.
 
 
 # %%
@@ -426,109 +413,95 @@ class Clock(Costs):
         return 0.0 if label == "compose passages" else 1.0
 
 
+def on_ranks(ring, layout):
+    """This rank's outputs, by a scan."""
+    *qkv, g, beta = (layout.shard(x, ring.rank, dim=2) for x in text)
+    how = {"scan": "doubling", "scale": 1.0, "validate": False}  # no messages but the states
+    return linear_attention(*qkv, ring=ring, layout=layout, decay=g, beta=beta, **how)
+
+
 scanned = VirtualCluster(P, costs=Clock()).run(on_ranks, even)
+print("the outputs of one process:", torch.allclose(even.unshard(scanned.results, dim=2), whole))
 charts = {"Relay": handed.trace, "Doubling": scanned.trace}
-show(scan_view.timeline(charts), scan_view.describe_timeline(charts))
+show(scan_view.timeline(charts, alone=8.0), scan_view.describe_timeline(charts))
 
 # %% [markdown]
-# **3.5 seconds instead of 11.5**, and instead of 8 on one GPU. First all ranks compute their transitions at the same time. (The last rank does not, because nobody comes after it.) Then three short rounds of
-# messages bring every rank the state that enters it. Then all compute their outputs at the same time.
+# **3.5 seconds instead of 11.5**, and instead of 8 on one GPU. First all ranks compute their transitions at the same time. (The last rank does not,
+# because nobody comes after it.) Then three short rounds of messages bring every rank the state that enters it. Then all ranks compute their
+# outputs at the same time.
 #
-# There is a price: each rank goes through its stretch twice, once for the transition, A and B together, and once for the outputs. (The clock above gives each of the two passes a second.) But two passes at the same time as all others are better than eight passes in a queue. With 64
-# ranks the queue would have 64.
+# There is a price: a rank goes through its stretch twice, once for A and B together, and once for the outputs. The clock counts a second for each. But two passes at the same time as all
+# others are better than eight passes in a queue. With 64 ranks the queue would have 64, and doubling still has two.
 #
-# Rank 0 needs nothing from anyone, and yet it waits. In ringlab a rank goes on only when what it *sends* has arrived, too.
+# ## 7 · Does the waiting matter?
 #
-# Doubling is one of three scans in ringlab. In `scan="all-gather"` ([arXiv 2502.07563](https://arxiv.org/abs/2502.07563)) each rank sends its transition
-# to all later ranks in one round. In `scan="relay"` ([arXiv 2404.02882](https://arxiv.org/abs/2404.02882)) a state goes from rank to rank, but the
-# transitions are ready, so a hop costs only a product of small matrices.
+# One half of the puzzle is left. Between the two passes all ranks wait for messages, and nothing hides this time. In our picture it is 1.5 of 3.5
+# seconds. In a softmax ring most messages hide behind the attention. So is the scan too slow in a real layer?
 #
-# ## 8 · What it costs
-#
-# Now to Qwen3-Next itself. In doubling on 8 ranks the busiest rank sends 5 matrices A or B for each head, as we saw. In the ring, keys and values of every token
-# pass every rank.
+# We take Qwen3-Next with its 1,048,576 tokens on 8 GPUs, and only a slow link between them: InfiniBand with 50 GB/s. The
+# [busiest rank](../ringlab/cost/scan_traffic.py) of the doubling sends 10 MiB.
 
 # %%
-attention = softmax.attention()
-print(f"linear layer: A {layer.transition_bytes / 2**20:g} MiB,",
-      f"B {layer.state_bytes / 2**20:g} MiB")
-print(f"softmax layer: key and value of a token {attention.block_bytes_per_token:,} bytes")
+gpu, busiest = hardware("h100"), scan_traffic(layer, P, "doubling").total_bytes
 
-# %% tags=["nbval-ignore-output"]
-predict(
-    "20.equal",
-    "Qwen3-Next on 8 ranks, forward. From how many tokens in the whole sequence on does the "
-    "busiest rank of the ring send more bytes than that of the doubling?",
-    ["600", "6,000", "60,000", "600,000"],
-)
 
-# %%
-doubled = scan_traffic(layer, P, "doubling").total_bytes
-equal = next(n for n in range(P, 10**6, P) if ring_traffic(attention, n, P).total_bytes > doubled)
-lengths = [2**power for power in range(10, 21, 2)]
-sent = [ring_traffic(attention, n, P).total_bytes for n in lengths]
-curves = lengths, sent, doubled, equal
-show(scan_view.lengths(*curves), scan_view.describe_lengths(*curves))
-print(f"at {lengths[-1]:,} tokens the ring sends {sent[-1] / doubled:.0f} times as much")
-choices = {600: "600", 6_000: "6,000", 60_000: "60,000", 600_000: "600,000"}
-compare("20.equal", choices[min(choices, key=lambda n: max(n, equal) / min(n, equal))])
+def scan_seconds(ranks):
+    """Seconds of the doubling over InfiniBand: a latency for each round, and the bytes."""
+    sent = scan_traffic(layer, ranks, "doubling").total_bytes
+    return rounds(ranks, "doubling") * gpu.between.latency_s + sent / gpu.between.bytes_per_s
+
+
+print(f"the busiest of 8 ranks sends {busiest / 2**20:.0f} MiB;",
+      f"the scan takes {scan_seconds(8) * 1e3:.2f} ms")
+print(f"a token uses {linear.active_parameters / 1e6:.0f} million weights of this layer")
 
 # %% [markdown]
-# For short sequences the scan sends *more*. But its line is flat, and the ring's line rises with the length.
-#
-# Are few bytes also little time? In the ring, hops hide behind the attention, if there is enough of it. In ringlab nothing hides the scan, so its time is
-# added in full. We compare it with the time of its layer, and count the whole layer: its matrices, its experts, and the linear attention itself with both passes. The scan's time is that of the rank that sends most. The
-# speeds are from ringlab's table of an H100:
-#
-# - The peak is 989 TFLOP/s in 16 bits, from NVIDIA's white paper. The matrices run at 80 % of it: the lower end of what [arXiv 2307.08691](https://arxiv.org/abs/2307.08691) says of matrix products.
-# - The linear attention itself runs at 65.5 % of the peak. This is an **assumption**: it is what FlashAttention-3 reaches ([arXiv 2407.08608](https://arxiv.org/abs/2407.08608)).
-# - NVLink inside a node moves 450 GB/s one way, and InfiniBand between nodes 50 GB/s, from the data sheets. Before its first byte a message takes 3.4 µs or 14 µs, from NCCL's tuning model.
+# The scan takes a quarter of a millisecond. Now think of the layer around it: each GPU takes 131,072 tokens through 69 million weights, and
+# does at most 989 TFLOP/s.
 
 # %% tags=["nbval-ignore-output"]
 predict(
     "20.share",
-    "The 1,048,576 tokens on 8 GPUs, and between any two of them only the slow link, 50 GB/s. "
-    "What share of the layer's forward does the scan take?",
+    "What share of the layer's forward do the ranks spend on the scan?",
     ["about 1 %", "about 10 %", "about half"],
 )
 
 # %%
-gpu, bars = hardware("h100"), {}
-peak, links = gpu.peak("bfloat16"), {"NVLink": gpu.inside, "InfiniBand": gpu.between}
-for ranks, each, name in ((8, 131_072, "NVLink"), (8, 131_072, "InfiniBand"),
-                          (8, 8_192, "NVLink"), (8, 8_192, "InfiniBand"),
-                          (64, 8_192, "InfiniBand")):
+peak, bars = gpu.peak("bfloat16"), {}
+for ranks, each in ((8, 131_072), (8, 8_192), (64, 8_192)):
     matrices = 2 * each * linear.active_parameters / (peak * gpu.reached.linear)
     itself = scan_flops(layer, each) / (peak * gpu.reached.attention_forward)
-    link, sent = links[name], scan_traffic(layer, ranks, "doubling").total_bytes
-    scan = rounds(ranks, "doubling") * link.latency_s + sent / link.bytes_per_s
-    bars[f"{ranks} × {each:,} tokens, {name}"] = {
-        "matrices and experts": matrices, "linear attention, both passes": itself, "scan": scan}
+    bars[f"{ranks} GPUs × {each:,} tokens"] = {
+        "matrices and experts": matrices, "linear attention, both passes": itself,
+        "scan": scan_seconds(ranks)}
 show(scan_view.shares(bars), scan_view.describe_shares(bars))
-print(f"a token uses {linear.active_parameters / 1e6:.0f} million weights of this layer,",
-      f"with {linear.active_experts} of {linear.experts} experts;",
-      f"in Llama 3 8B {model('llama3-8b').only.active_parameters / 1e6:.0f} million")
-asked = bars["8 × 131,072 tokens, InfiniBand"]
+asked = bars["8 GPUs × 131,072 tokens"]
 share = asked["scan"] / sum(asked.values())
 compare("20.share", "about 1 %" if share < 0.03 else "about 10 %" if share < 0.3 else "about half")
 
 # %% [markdown]
-# It takes about 1 % over the slow link, and a tenth of that inside a node. The scan takes the same time for any number of tokens, and the layer does not. So the share grows as
-# a rank gets fewer tokens. With 8,192 on each rank it is 2 % over NVLink, but 14 % over InfiniBand, and 26 % on 64 ranks. This layer computes little for each token, since a token goes to few
-# of the experts. A token uses three times as many weights in a layer of Llama 3 8B. With such a layer around the same state, the share would be smaller.
+# It is about 1 %. The layer has 25 ms of work for each of these GPUs. The scan takes the same time for any number of tokens, and the work does not. So its share grows
+# where a rank has few tokens: with 8,192 on each rank it is 14 %, and on 64 ranks 26 %.
 #
-# The puzzle is solved. Eight ranks work at once, what travels is a few small squares, and the time of handing them on hardly shows where a sequence is long enough to need eight GPUs. Three things are left
-# that you need in practice: the backward, the inside of a rank, and the layers around.
+# These times are computed, not measured. The speeds are from ringlab's table of an H100. The peak is 989 TFLOP/s in 16 bits, from NVIDIA's white paper. The matrices run at
+# 80 % of it, the lower end of what [arXiv 2307.08691](https://arxiv.org/abs/2307.08691) says of matrix products. That the linear attention
+# runs at 65.5 % is an **assumption**: it is what FlashAttention-3 reaches ([arXiv 2407.08608](https://arxiv.org/abs/2407.08608)). The link's 50 GB/s are
+# from its data sheet, and its 14 µs before the first byte from NCCL's tuning model.
 #
-# ## 9 · Backward
+# The puzzle is solved. A queue of eight GPUs is slower than one. But transitions need no state, and can be put together in any brackets. So eight GPUs
+# work at once, small squares travel, and the waiting hardly shows where a sequence is long enough to need eight GPUs. You still need two things: the
+# gradients, and a fast way through the tokens of one rank.
 #
-# Gradients come from later tokens, so in the backward states are handed on **from the last rank to the first**. A stretch receives dS, the gradient of the state that leaves
-# it. It passes on the gradient of the state that entered, which has two parts:
+# ## 8 · Backward
+#
+# Gradients come from later tokens. So in the backward they are handed on **from the last rank to the first**. A stretch receives dS, the gradient of the state that
+# leaves it. It passes on the gradient of the state that entered, and this has two parts:
 #
 # $$A^\top dS + B' .$$
 #
-# The first comes through the state that leaves, S ↦ A S + B. The second, B′, comes through the stretch's own outputs. These depend on the entering state linearly, so
-# B′ does not depend on it, and a rank finds B′ alone. So $(A^\top, B')$ is a transition again, and the backward is a scan again, in the reverse order.
+# The first part comes through the state that leaves, S ↦ A S + B. The second part, B′, comes through the stretch's own outputs. They depend on the
+# entering state linearly, so B′ does not depend on that state, and a rank finds B′ alone. So $(A^\top, B')$ is a transition again, and the backward is
+# the same scan in the reverse order.
 #
 # What if the reverse scan is wrong? In [one library](https://github.com/fla-org/flash-linear-attention/issues/1115) it once loaded wrong decays, while the forward was exact. We leave it out entirely: each of
 # four ranks gets the right entering state, and takes dS for zero.
@@ -578,12 +551,12 @@ found = quarters.unshard([dv for dv, _ in by_scan], dim=2)
 print("gradients of v as on one process:", torch.allclose(found, expected))
 
 # %% [markdown]
-# ## 10 · Inside a rank
+# ## 9 · Inside a rank
 #
-# A rank has thousands of tokens, and a loop over them leaves a GPU idle. The way out is the same idea once more. Cut the stretch into *chunks* of, say, 64 tokens, and hand a state from
-# chunk to chunk. Inside a chunk all weights are computed at once, as for softmax.
+# A rank has thousands of tokens, and a loop over them leaves a GPU idle: it is a queue of tokens. Cut the stretch into *chunks* of, say, 64 tokens, and hand a state from
+# chunk to chunk. Inside a chunk all tokens are computed at once, as with softmax.
 #
-# First without the delta rule. Here is a chunk of four tokens. A row says what fraction a token reads of the state that enters, and of each write:
+# Here is a chunk of four tokens that forget and write, but do not correct. A row says what fraction a token reads of the state that enters, and of each write:
 
 # %%
 alphas = (0.5, 0.9, 0.8, 0.5)
@@ -597,13 +570,9 @@ show(scan_view.survival(alphas), scan_view.describe_survival(alphas))
 #
 # ⊙ multiplies number by number. With e or f it multiplies row i by $e_i$ or $f_i$. So a chunk is a few products of matrices. You write this in the exercise.
 #
-# Now with the delta rule. What token i really writes is not $v_i$, but $w_i = \beta_i\,(v_i - \text{what the state says for } k_i)$. Let W have the rows $w_i$. If we knew W, everything above would hold with W in the
-# place of V. And what does the state say for $k_i$? By then it holds what is left of S, the state that entered the chunk, and of the earlier writes:
-#
-# $$w_i = \beta_i \Big( v_i - e_i\, S^\top k_i - \sum_{j<i} E_{ij}\,(k_i \cdot k_j)\, w_j \Big).$$
-#
-# Each $w_i$ depends on the earlier ones only. These are C equations with a triangular matrix, and one call solves them: `torch.linalg.solve_triangular`. That is the whole difference
-# between linear attention and the delta rule ([arXiv 2406.06484](https://arxiv.org/abs/2406.06484)). ringlab's page [ringlab/scan/plain.py](../ringlab/scan/plain.py) has it in four lines; open it after the exercise.
+# With the delta rule a token writes not $v_i$, but the difference to what the state says, and this depends on the writes before it in the chunk. One triangular
+# system of equations per chunk finds all of them ([arXiv 2406.06484](https://arxiv.org/abs/2406.06484)); the rest stays as above. It is in
+# [ringlab/scan/plain.py](../ringlab/scan/plain.py), which you may open after the exercise. It gives the same for any size of chunks:
 
 # %%
 for chunk in (1, 16, 64, 256):
@@ -612,26 +581,14 @@ for chunk in (1, 16, 64, 256):
     print(f"chunks of {chunk:3} tokens: the outputs and the state of the loop over tokens: {same}")
 
 # %% [markdown]
-# ## 11 · In a hybrid
-#
-# **The layout.** A token costs the same wherever it stands. There is no triangle, and nothing to balance, so contiguous stretches are best. In a zig-zag each rank has two stretches, and the
-# chain of states has 2P links instead of P. But the softmax layers of a hybrid want the zig-zag. Either the linear layers pay for two stretches on a rank, or tokens change
-# ranks between the layers.
-#
-# **Documents.** The state of a packed document must not enter the next one ([lesson 18](18_packed_batches.ipynb)). So it is set to zeros where a document begins, as by g = −∞. If a document begins on
-# rank r, then A of rank r is zero, and nothing from before passes it.
-#
-# **The tokens next door.** In Qwen3-Next, a short convolution stands before the linear attention: a token sees itself and the three before it. So every rank but the last also sends its last three tokens to
-# the next rank. In the backward their gradient comes back.
-#
 # ## Recap
 #
-# - A ring moves keys and values, which grow with the sequence. A linear layer hands on a state, whose size does not depend on it.
 # - Without the exponential, all keys and values fold into one state of D × D numbers for each head. It holds at most D independent pairs: that is its price.
 # - A token forgets, corrects, writes and reads. A stretch of tokens makes A S + B of any state S.
 # - Handed on in a relay, states make ranks wait for each other. A transition (A, B) can be computed before any state has arrived.
-# - Transitions compose associatively, but do not commute. So a scan brings every rank its state: by doubling, in ⌈log₂ P⌉ rounds.
-# - The backward is a scan from the last rank. Inside a rank a state is handed from chunk to chunk.
+# - Transitions are associative, but do not commute. So a scan brings every rank its state: by doubling, in ⌈log₂ P⌉ rounds.
+# - What travels does not grow with the sequence. In a long sequence the scan takes about 1 % of its layer.
+# - The backward is a scan from the last rank to the first.
 #
 # ## Self-check
 #
@@ -646,6 +603,12 @@ for chunk in (1, 16, 64, 256):
 #
 # <details><summary>4. In doubling, why does a rank keep both <em>all</em> and <em>before</em>?</summary>Later ranks need to know of its own tokens too, so it
 # sends <em>all</em>. Its own tokens must not be in the state that enters it, so it needs <em>before</em>.</details>
+#
+# <details><summary>5. Tokens are packed (lesson 18), and a document begins on rank r. The old document's state must not enter it. What is A of rank
+# r?</summary>Zero: the state is set to zeros where the document begins, as by a decay of 0. So nothing from before passes this rank.</details>
+#
+# <details><summary>6. Softmax layers are dealt in a zig-zag (lesson 08). Does this balance a linear layer, too?</summary>It is balanced already: a token costs
+# the same wherever it stands. A zig-zag would make it slower, because each rank has two stretches, and the chain of states twice as many links.</details>
 #
 # Now build it: [exercise 20](../exercises/20_beyond_softmax.ipynb), a chunk, a transition, the scan, and the layer.
 #
