@@ -1,4 +1,8 @@
-"""Pictures of serving: who waits for a chunk, the time of a decode step, pages, masks, bytes, each rank's cache."""
+"""Pictures of serving: who waits for a chunk, the time of a decode step, masks, bytes, each rank's cache.
+
+A colour means the same in all of them: orange is cached tokens, blue is a chunk or its queries, green is weights,
+grey is messages, and black is a token that a user gets.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ringlab.cost.planner.memory_table import most_sequences
 from ringlab.viz.style import (
     BLUE,
+    GREEN,
     GREY,
     INK,
     ORANGE,
@@ -15,9 +20,7 @@ from ringlab.viz.style import (
     QUIET,
     RULE,
     WIDE,
-    YELLOW,
     new_figure,
-    rank_colour,
     styled,
 )
 from ringlab_course.figures import panel
@@ -27,7 +30,6 @@ if TYPE_CHECKING:
 
     from ringlab.cost.planner.serve_request import ServeRequest
     from ringlab.cost.planner.serve_time import ServeTime
-    from ringlab.serving import PagedCache
 
 
 def turns(
@@ -39,44 +41,47 @@ def turns(
     add. A decode step for Ben, of `step_s`, follows each chunk. After the prompt both decode in steps of
     `both_s`.
     """
-    after_s = 0.06 * window_s
+    after_s = 0.1 * window_s
     with styled():
-        drawn = new_figure((8.0, 4.2))
+        drawn = new_figure((8.0, 4.4))
         axes = drawn.subplots(len(runs), 1, sharex=True, squeeze=False)[:, 0]
         for ax, (title, chunks) in zip(axes, runs.items(), strict=True):
-            end, tokens = 0.0, [n * both_s for n in range(1, int(after_s / both_s))]
-            ax.vlines(tokens, 1.0, 1.8, color=INK, linewidth=0.8)
+            end, tokens = 0.0, []
             for same, more in reversed(chunks):
-                start, share = end - same - more, same / (same + more)
-                for low, height, colour in ((0, share, BLUE), (share, 1 - share, ORANGE)):
-                    look = {"facecolor": colour, "edgecolor": PAPER, "linewidth": 0.5}
-                    panel.add_rectangle(ax, (start, 1 + 0.8 * low), end - start, 0.8 * height, **look)
+                start = end - same - more
+                for left, wide, colour in ((start, same, BLUE), (start + same, more, ORANGE)):
+                    panel.add_rectangle(ax, (left, 1), wide, 0.8, facecolor=colour, linewidth=0)
                 tokens.append(start)  # Ben's step ends when the next chunk begins
                 end = start - step_s
                 if end < -window_s:
                     break
-            ax.vlines(tokens, 0.0, 0.8, color=INK, linewidth=0.8)
+            ax.vlines(tokens, 0.0, 0.8, color=INK, linewidth=1)
             longest = max(sum(each) for each in chunks)
             if longest > 0.3 * window_s:
                 ax.annotate("", (-longest, 0.4), (0, 0.4), arrowprops={"arrowstyle": "<->", "color": QUIET})
                 label = f"Ben gets nothing for {1e3 * longest:,.0f} ms"
                 box = {"facecolor": PAPER, "edgecolor": "none", "pad": 1.5}
                 ax.text(-longest / 2, 0.4, label, ha="center", va="center", fontsize=9.5, bbox=box)
-                ax.text(-longest / 2, 1.45, "one chunk", ha="center", va="center", fontsize=9.5)
-            ax.axvline(0, color=QUIET, linewidth=1, linestyle=":")
-            ax.text(after_s, 1.9, "both decode", ha="right", va="bottom", color=QUIET, fontsize=8.5)
+                ax.text(-longest / 2, 1.4, "one chunk", ha="center", va="center", fontsize=9.5)
+            for low in (0, 1):  # the tokens come too fast to be drawn one by one
+                panel.add_rectangle(ax, (0.01 * window_s, low), after_s, 0.8, facecolor=INK, linewidth=0)
+                every = f"every\n{1e3 * both_s:.0f} ms"
+                middle = (0.01 * window_s + after_s) / 2 + 0.005 * window_s, low + 0.4
+                ax.text(*middle, every, ha="center", va="center", color=PAPER, fontsize=8.5)
+            ax.axvline(0.005 * window_s, color=QUIET, linewidth=1, linestyle=":")
             ax.set(xlim=(-window_s, after_s), ylim=(-0.1, 1.9), yticks=[0.4, 1.4])
             ax.set_yticklabels(["Ben", "Ada"], color=INK)
             ax.set_title(f"{title}: Ben waits up to {1e3 * longest:,.0f} ms")
             panel.bare(ax)
         axes[-1].set_xlabel("seconds, counted from Ada's first token (dotted)")
+        axes[-1].set_xticks([tick for tick in axes[-1].get_xticks() if -window_s <= tick <= 0])
         keys = [panel.patch(facecolor=BLUE), panel.patch(facecolor=ORANGE), panel.patch(facecolor=INK)]
         names = [
-            "chunk of Ada's prompt: as long as her first chunk took",
-            "what her cached tokens add to it",
+            "Ada's chunk: as long as her first one took",
+            "how much longer it takes now",
             "a token arrives",
         ]
-        drawn.legend(keys, names, loc="outside lower center", ncols=3, fontsize=8.5)
+        drawn.legend(keys, names, loc="outside lower center", ncols=3, fontsize=9)
     return drawn
 
 
@@ -86,7 +91,7 @@ def describe_turns(
     """Return the picture of `turns` in words."""
     words = [
         f"{title}: Ben gets a token between two chunks and waits up to {1e3 * max(sum(each) for each in chunks):,.0f} ms; "
-        f"of her last chunk {chunks[-1][1] / sum(chunks[-1]):.0%} is due to cached tokens"
+        f"her last chunk takes {sum(chunks[-1]) / chunks[-1][0]:.0f} times as long as her first"
         for title, chunks in runs.items()
     ]
     return (
@@ -112,23 +117,22 @@ def step_bars(
         for number, (key, served) in enumerate(steps.items()):
             y = where[key] = number + gap * groups.index(key[0])
             left, fits = 0.0, key not in unfit
-            for value, colour in zip(_parts_ms(served), (BLUE, ORANGE, GREY), strict=True):
+            for value, colour in zip(_parts_ms(served), (GREEN, ORANGE, GREY), strict=True):
                 look = {} if fits else {"alpha": 0.45, "hatch": "//"}
                 panel.add_rectangle(
                     ax, (left, y - 0.38), value, 0.76, facecolor=colour, edgecolor=PAPER, **look
                 )
                 if value > 0.03 * longest:
-                    ink = PAPER if colour == BLUE and fits else INK
                     size = 9 if value > 0.06 * longest else 7.5
                     middle = left + value / 2, y
-                    ax.text(*middle, f"{value:.1f}", ha="center", va="center", color=ink, fontsize=size)
+                    ax.text(*middle, f"{value:.1f}", ha="center", va="center", color=INK, fontsize=size)
                 left += value
             ax.text(left + 0.01 * longest, y, _speed(served, fits), va="center", color=INK, fontsize=9)
         ax.set(xlim=(0, 1.36 * longest), ylim=(max(where.values()) + 0.6, -0.6), title=title)
         ax.set_xlabel("milliseconds of a decode step, in which every user gets one token")
         ax.set_yticks([*where.values()], [f"{_counted(users)}  {name}".strip() for users, name in steps])
         panel.bare(ax, axis="y", labelcolor=INK)
-        keys = [panel.patch(facecolor=colour) for colour in (BLUE, ORANGE, GREY)]
+        keys = [panel.patch(facecolor=colour) for colour in (GREEN, ORANGE, GREY)]
         names = ["reading weights", "reading caches", "messages"]
         drawn.legend(keys, names, loc="outside lower center", ncols=3)
     return drawn
@@ -159,81 +163,6 @@ def _speed(served: ServeTime, fits: bool) -> str:
 
 def _counted(users: int) -> str:
     return f"{users} user{'s' * (users > 1)}"
-
-
-def held_pages(
-    cache: PagedCache, sequences: Mapping[str, int], pages: int
-) -> list[tuple[int, list[tuple[str, int]]]]:
-    """Return for each page of the pool its first token, and each owner with the tokens that it has there."""
-    span = cache.page * cache.ring.world_size
-    held: list[tuple[int, list[tuple[str, int]]]] = [(0, []) for _ in range(pages)]
-    for name, number in sequences.items():
-        for at, page in enumerate(cache.tables.pages[number]):
-            owner = name, min(span, cache.length(number) - at * span)
-            held[page] = at * span, [*held[page][1], owner]
-    return held
-
-
-def pages(
-    held: Sequence[tuple[int, Sequence[tuple[str, int]]]], page: int, sequences: Sequence[str], ranks: int
-) -> Figure:
-    """Return the pool of pages. held[p] = (first token, ((sequence, tokens), …)), with an entry for each owner.
-
-    A page is a column with a band for each of `ranks`, and has room for page / ranks tokens in each band.
-    """
-    with styled():
-        drawn = new_figure((8.0, 2.9))
-        ax = drawn.subplots()
-        room = page // ranks
-        for number, (first, owners) in enumerate(held):
-            colours = [rank_colour(sequences.index(name)) for name, _ in owners]
-            tokens, shared = max((tokens for _, tokens in owners), default=0), len(owners) > 1
-            for rank in range(ranks):
-                low, height = 1 - (rank + 1) / ranks, 0.9 / ranks
-                panel.add_rectangle(ax, (number, low), 0.92, height, facecolor="#F2F4F7", edgecolor=RULE)
-                if (filled := min(room, tokens - rank * room)) > 0:
-                    look = {"facecolor": colours[0], "edgecolor": colours[1] if shared else PAPER}
-                    width, hatch = 0.92 * filled / room, "///" if shared else ""
-                    panel.add_rectangle(ax, (number, low), width, height, hatch=hatch, **look)
-                    start = first + rank * room
-                    box = {"facecolor": PAPER, "edgecolor": "none", "pad": 1.0}
-                    middle = number + width / 2, low + height / 2
-                    ax.text(
-                        *middle,
-                        f"{start}–{start + filled - 1}",
-                        ha="center",
-                        va="center",
-                        fontsize=8.5,
-                        bbox=box,
-                    )
-                if number == 0:
-                    at, name = (-0.06, low + height / 2), f"rank {rank}"
-                    ax.text(*at, name, ha="right", va="center", color=QUIET, fontsize=9)
-            free = "" if owners else ", free"
-            ax.text(
-                number + 0.46, -0.06, f"page {number}{free}", ha="center", va="top", color=QUIET, fontsize=9
-            )
-        boxes = [panel.rectangle((0, 0), 1, 1, facecolor=rank_colour(n)) for n in range(len(sequences))]
-        shared_box = panel.rectangle(
-            (0, 0), 1, 1, facecolor=rank_colour(0), edgecolor=rank_colour(1), hatch="///"
-        )
-        drawn.legend([*boxes, shared_box], [*sequences, "both"], loc="outside lower center", ncols=3)
-        ax.set(xlim=(-0.5, len(held)), ylim=(-0.2, 1.02), title="Which tokens lie on which page and rank")
-        ax.set_axis_off()
-    return drawn
-
-
-def describe_pages(held: Sequence[tuple[int, Sequence[tuple[str, int]]]]) -> str:
-    """Return the picture of `pages` in words."""
-    words = [
-        f"page {number}: "
-        + (
-            " and ".join(f"{tokens} tokens of {name} from token {first} on" for name, tokens in owners)
-            or "free"
-        )
-        for number, (first, owners) in enumerate(held)
-    ]
-    return f"{len(held)} pages. {'; '.join(words)}."
 
 
 def chunk_masks(chunks: int) -> Figure:
@@ -284,47 +213,60 @@ def travellers(P: int) -> Figure:
     In the second picture, the partials of rank 0's queries then return to rank 0.
     """
     with styled():
-        drawn = new_figure((8.0, 3.1))
+        drawn = new_figure((8.0, 3.6))
         axes = drawn.subplots(1, 2)
         for ax, title in zip(axes, ("keys and values travel", "queries travel"), strict=True):
             keys_move = title.startswith("keys")
-            at, left, right = (1.4, 0.3, 1.06) if keys_move else (0.75, 0.74, 1.36)
+            at, left, right = (1.4, 0.32, 1.04) if keys_move else (0.75, 0.74, 1.36)
             for rank in range(P):
-                colour = rank_colour(rank)
-                panel.add_rectangle(ax, (rank + 0.08, 1.0), 0.2, 0.8, facecolor=colour, edgecolor=RULE)
-                panel.add_rectangle(ax, (rank + 0.38, 0.6), 0.34, 0.3, facecolor=colour, edgecolor=RULE)
+                _draw_box(ax, (rank + 0.06, 1.0), (0.24, 0.8), ORANGE, str(rank))
+                _draw_box(ax, (rank + 0.38, 0.6), (0.34, 0.3), BLUE, str(rank))
                 ax.text(rank + 0.4, 0.3, f"rank {rank}", ha="center", color=QUIET, fontsize=9)
-                _arrow(ax, (rank + left, at), (rank + right, at), colour)
+                _arrow(ax, (rank + left, at), (rank + right, at))
             ends = f"to rank 0;\n{P - 1} hops"
-            ax.text(P + (0.1 if keys_move else 0.4), at, ends, va="center", color=QUIET, fontsize=8)
-            ax.text(0.18, 1.86, "K, V", ha="center", fontsize=9)
-            ax.text(0.3, 0.75, "q", ha="right", va="center", fontsize=9)
+            ax.text(P + (0.1 if keys_move else 0.4), at, ends, va="center", color=INK, fontsize=8.5)
             for rank in range(1, P) if not keys_move else ():
                 low = 2.15 + 0.34 * (rank - 1)
                 for place in (0.38, rank + 0.38):  # on rank 0, and where the partial is computed
-                    _draw_partial(ax, (place, low), rank)
-                _arrow(ax, (rank + 0.36, low + 0.13), (0.76, low + 0.13), rank_colour(0))
+                    _draw_partial(ax, (place, low), (0.34, 0.26), 0, rank)
+                _arrow(ax, (rank + 0.36, low + 0.13), (0.76, low + 0.13))
             ax.set(xlim=(0, P + 1.1), ylim=(0.15, 2.2 + 0.34 * (P - 1)), title=title)
             ax.set_axis_off()
-        axes[1].text(
-            P + 0.05,
-            2.3,
-            "partials of rank 0's\nqueries; the other\nranks get theirs\nthe same way",
-            color=QUIET,
-            fontsize=8,
-        )
+        words = "partials of rank 0's\nqueries go home; the\nother ranks get theirs\nthe same way"
+        axes[1].text(P + 0.02, 2.3, words, color=INK, fontsize=8.5)
+        _explain_boxes(drawn)
     return drawn
 
 
-def _draw_partial(ax: Any, corner: tuple[float, float], rank: int) -> None:
-    """Draw the partial of rank 0's queries over the keys of `rank`, half in each rank's colour."""
-    for part, whose in enumerate((0, rank)):
-        place = (corner[0] + 0.17 * part, corner[1]), 0.17, 0.26
-        panel.add_rectangle(ax, *place, facecolor=rank_colour(whose), edgecolor=RULE)
+def _draw_box(
+    ax: Any, corner: tuple[float, float], size: tuple[float, float], colour: str, text: str
+) -> None:
+    panel.add_rectangle(ax, corner, *size, facecolor=colour, edgecolor=PAPER)
+    middle = corner[0] + size[0] / 2, corner[1] + size[1] / 2
+    ink = PAPER if colour == BLUE else INK
+    ax.text(*middle, text, ha="center", va="center", color=ink, fontsize=8.5)
 
 
-def _arrow(ax: Any, start: tuple[float, float], end: tuple[float, float], colour: str) -> None:
-    ax.annotate("", end, start, arrowprops={"arrowstyle": "-|>", "color": colour, "linewidth": 1.6})
+def _draw_partial(
+    ax: Any, corner: tuple[float, float], size: tuple[float, float], asks: int, has: int
+) -> None:
+    """Draw the partial of the queries of rank `asks` over the keys of rank `has`, half in each colour."""
+    half = size[0] / 2, size[1]
+    _draw_box(ax, corner, half, BLUE, str(asks))
+    _draw_box(ax, (corner[0] + half[0], corner[1]), half, ORANGE, str(has))
+
+
+def _explain_boxes(drawn: Figure) -> None:
+    keys = [panel.patch(facecolor=ORANGE), panel.patch(facecolor=BLUE)]
+    names = [
+        "keys and values of rank …",
+        "queries of rank …   both in one box: a partial of these queries over these keys",
+    ]
+    drawn.legend(keys, names, loc="outside lower center", ncols=2, fontsize=9)
+
+
+def _arrow(ax: Any, start: tuple[float, float], end: tuple[float, float]) -> None:
+    ax.annotate("", end, start, arrowprops={"arrowstyle": "-|>", "color": INK, "linewidth": 1.4})
 
 
 def describe_travellers(P: int) -> str:
@@ -369,30 +311,31 @@ def describe_bytes(prefixes: Sequence[int], lines: Mapping[str, Sequence[float]]
 def hand_over(P: int) -> Figure:
     """Return the partials (heads × tokens) of each of P ranks after attending, and after the hand-over."""
     with styled():
-        drawn = new_figure((8.0, 4.0))
+        drawn = new_figure((8.0, 4.6))
         axes = drawn.subplots(2, P, squeeze=False)
         for rows, what in ((0, "after step 2"), (1, "after step 3")):
             for rank in range(P):
                 ax = axes[rows][rank]
                 for head in range(P):
                     for token in range(P):
-                        has = (token if rows == 0 else head) == rank
-                        colour = rank_colour(token) if has else "#F2F4F7"
-                        panel.add_rectangle(ax, (token, head), 0.94, 0.94, facecolor=colour, edgecolor=RULE)
+                        panel.add_rectangle(
+                            ax, (token, head), 0.94, 0.94, facecolor="#F2F4F7", edgecolor=RULE
+                        )
+                        if (token if rows == 0 else head) == rank:
+                            _draw_partial(ax, (token, head), (0.94, 0.94), head, token)
                 ax.set(
                     xlim=(-0.1, P),
                     ylim=(P, -0.1),
                     xticks=[],
                     yticks=[],
-                    title=f"rank {rank}" if rows == 0 else "",
+                    title=f"on rank {rank}" if rows == 0 else "",
                 )
                 ax.set_aspect("equal")
                 ax.grid(False)
             axes[rows][0].set_ylabel(f"{what}\nheads of rank 0 … {P - 1}", fontsize=9.5)
-        drawn.supxlabel(
-            f"in each square: tokens of rank 0 … {P - 1}; a filled box is a partial that the rank has",
-            fontsize=9.5,
-        )
+            for rank in range(P):
+                axes[rows][rank].set_xlabel(f"tokens of rank 0 … {P - 1}", fontsize=9)
+        _explain_boxes(drawn)
     return drawn
 
 
@@ -413,10 +356,7 @@ def shares(ways: Mapping[str, ServeRequest]) -> Figure:
             for (head, token), ranks in _holders(request).items():
                 alone = len(ranks) == 1
                 heads, tokens = 1 / _cut_heads(request), 1 / request.token_ranks
-                look = {
-                    "facecolor": (ORANGE, YELLOW)[token % 2] if alone else "#F7DDA8",
-                    "hatch": "" if alone else "//",
-                }
+                look = {"facecolor": ORANGE, "hatch": "" if alone else "//"}
                 corner = token * tokens, head * heads
                 panel.add_rectangle(ax, corner, tokens, heads, edgecolor=PAPER, linewidth=2, **look)
                 box = {"facecolor": PAPER, "edgecolor": "none", "pad": 1.5}
@@ -425,8 +365,12 @@ def shares(ways: Mapping[str, ServeRequest]) -> Figure:
             words = f"tokens of the cache\n{_held(request)}"
             ax.set(title=name, xlim=(0, 1), ylim=(1, 0), xticks=[], yticks=[], xlabel=words)
         axes[0].set_ylabel("K/V heads")
-        keys = [panel.patch(facecolor="#F7DDA8", edgecolor=PAPER, hatch="//")]
-        drawn.legend(keys, ["two ranks have the same part"], loc="outside lower center")
+        keys = [
+            panel.patch(facecolor=ORANGE),
+            panel.patch(facecolor=ORANGE, edgecolor=PAPER, hatch="//"),
+        ]
+        names = ["one rank has this part of the cache", "two ranks have the same part"]
+        drawn.legend(keys, names, loc="outside lower center", ncols=2)
     return drawn
 
 

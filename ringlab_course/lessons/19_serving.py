@@ -25,9 +25,9 @@ from ringlab import ShardedCache, VirtualCluster, contiguous, oracle, zigzag
 from ringlab.cost.hardware import hardware
 from ringlab.cost.planner.memory_table import most_sequences
 from ringlab.cost.planner.serve_time import ServeRequest, serve_time, serving_time
-from ringlab.cost.serving import decode_heads_traffic, prefill_traffic
+from ringlab.cost.serving import prefill_traffic
 from ringlab.cost.sizes import Attention
-from ringlab.serving import PagedCache, decode_heads, prefill
+from ringlab.serving import decode_heads, prefill
 from ringlab.viz.style import show
 from ringlab_course import compare, corpus, predict
 from ringlab_course.figures import serving_view
@@ -49,17 +49,19 @@ drawn = runs, ben_s, both_s
 show(serving_view.turns(*drawn), serving_view.describe_turns(*drawn))
 
 # %% [markdown]
-# The picture shows the last ten seconds of Ada's prompt. With long chunks Ben gets one token in nine seconds. With short ones he waits at
-# most 147 ms for a chunk. So servers cut prompts into short chunks.
+# The picture shows the last ten seconds of Ada's prompt. Time runs from left to right. Each blue piece with the orange piece behind it is one chunk,
+# and each black line is a token for Ben. With long chunks Ben gets one token in nine seconds. With short ones he waits at most 147 ms for a
+# chunk. So servers cut prompts into short chunks.
 #
 # Two riddles are in this picture.
 #
-# - All chunks of one run are equally long. Still, Ada's first chunk of 32,768 tokens took 660 ms, and her last takes 9,076 ms.
-# - In the end Ada's prompt is done, and each step computes a token for both. Ben's text is as short as before. Still, a step
-#   now takes 16.1 ms, not 9.7 ms.
+# - All of Ada's long chunks have 32,768 tokens. Still, her first took 660 ms, which is the blue piece, and her last takes 9,076 ms. What is the
+#   orange piece?
+# - On the right, Ada's prompt is done, and each step computes a token for both. Ben's text is as short as before. Still, a step now takes
+#   16.1 ms, and not 9.7 ms as before Ada came.
 #
-# Both have to do with the same thing: arithmetic with it makes chunks longer, and reading it makes steps longer. It also decides how 16 GPUs should divide the work when sixteen users come with long texts. This lesson looks for
-# it.
+# One thing is behind both. Computing with it makes chunks longer, and reading it makes steps longer. It also decides how 16 GPUs should divide the
+# work when sixteen users come with long texts. This lesson looks for it.
 #
 # (The times come from ringlab's model of a server, not from a measurement. [Serving](../docs/guide/serving.md) says what the model leaves
 # out. Servers can also put Ben's token into the same step as a chunk, as in [arXiv 2403.02310](https://arxiv.org/abs/2403.02310). Here the
@@ -97,25 +99,17 @@ compare("19.price", min(choices, key=lambda name: abs(np.log(choices[name] / lat
 # The queries of a chunk attend to the **prefix**: all tokens before the chunk. Their keys and values lie in Ada's **cache**. The queries
 # also attend to the chunk itself, causally.
 
-# %% tags=["nbval-ignore-output"]
-predict(
-    "19.chunks",
-    "A causal prompt in four chunks of equal length. The last chunk has how many times as many "
-    "pairs of query and key as the first?",
-    unit="times",
-)
-
 # %%
-pairs = [sum(token + 1 for token in range(n * 1024, (n + 1) * 1024)) for n in range(4)]
-print("pairs of each chunk, over those of the first:", [round(n / pairs[0], 2) for n in pairs])
 show(serving_view.chunk_masks(4), serving_view.describe_chunk_masks(4))
-compare("19.chunks", pairs[3] / pairs[0])
 
 # %% [markdown]
 # Count squares in the left picture. The first chunk is half a square, the second one and a half, then two and a half, and three and a half.
-# So attention grows as 1 : 3 : 5 : 7, while the chunk's matrix products stay the same. Ada's prompt is 32 chunks of 32,768 tokens. So her last
-# chunk has its own half square and a rectangle of 31 squares, and all of the rectangle is her cache. That solves the first riddle:
-# **the triangle never grows, and the cache does.** From 660 to 9,076 ms are 8,416 ms for 62 half squares, 136 ms each.
+# So attention grows almost exactly as 1 : 3 : 5 : 7, while the chunk's matrix products stay the same.
+#
+# Ada's prompt is 32 chunks of 32,768 tokens. Her last chunk has its own half square, as her first one had, and a rectangle of 31 squares. All of the
+# rectangle is her cache. That solves the first riddle: **the triangle never grows, and the cache does.** The orange piece of her
+# last chunk is 9,076 − 660 = 8,416 ms for 62 half squares, 136 ms each. In all pictures of this lesson orange is what is cached, and blue is the chunk
+# itself, with its queries.
 #
 # The right picture is a common slip. PyTorch's `is_causal=True` numbers queries and keys from 0. So it takes the chunk's
 # first query for the first token of the prompt, and lets it see one key. We try it on real text, with a last chunk of 103 tokens after 97:
@@ -143,17 +137,16 @@ print(f"the last chunk with is_causal=True: off by {off:.0%} of the largest valu
 #
 # ## 3 · The cache stays, the chunk travels
 #
-# Ada's cache lies on several ranks, and so do the queries of her next chunk. To meet, one of the two has to travel. In the picture a
-# tall bar is a rank's keys and values, and a square is its queries.
+# Ada's cache lies on several ranks, and so do the queries of her next chunk. To meet, one of the two has to travel. In the picture an orange
+# bar is a rank's keys and values, and a blue square is its queries.
 
 # %%
 show(serving_view.travellers(4), serving_view.describe_travellers(4))
 
 # %% [markdown]
 # On the left, keys and values go around, as in lesson 05. On the right, the **queries** go around. Each rank attends to its
-# own keys with the queries that visit it. The result is a **partial**, out and lse, and belongs to the owner of the query, so it has to go home
-# ([arXiv 2411.01783](https://arxiv.org/abs/2411.01783)). In the picture a partial has two colours: on the left the
-# owner of its queries, on the right the owner of its keys.
+# own keys with the queries that visit it. The result is a **partial**, out and lse. It belongs to the owner of the query, so it has to go home
+# ([arXiv 2411.01783](https://arxiv.org/abs/2411.01783)).
 #
 # Llama's query heads share few K/V heads. So in a prompt that is computed at once, keys and values are fewer bytes than queries. But a chunk
 # has few queries, and many cached keys.
@@ -265,7 +258,7 @@ together = steps[16, ""].tokens_per_s
 compare("19.batch", f"{min((100, 700, 1_500), key=lambda n: abs(n - together)):,}")
 
 # %% [markdown]
-# **About 700.** The blue part does not grow: weights are read once, for all users. The orange part grows with every user, from 0.8 ms to
+# **About 700.** The green part does not grow: weights are read once, for all users. The orange part grows with every user, from 0.8 ms to
 # 12.8 ms, since nobody attends to the tokens of somebody else. **A batch shares the weights, but not the caches.** (The grey part is messages between
 # the ranks; section 5 comes to them.)
 #
@@ -289,7 +282,8 @@ print(f"reading Ada's 1,048,576 tokens: {1e3 * ada[512].token.cache_s:.1f} ms of
 # - **TP 16 + DCP 2** cuts the weights into 16 parts, as TP 16 does. The two ranks with the same K/V head cache half of the tokens each. vLLM calls
 #   this *decode context parallelism*, DCP.
 #
-# Each panel of the picture is the cache of one user, and the numbers are ranks. Below it stands what each rank holds.
+# Each panel of the picture is the cache of one user, and the numbers are ranks. Below it stands what each rank holds. (In TP 16 + DCP 2 the two
+# ranks of a K/V head both hold the matrices that make K and V. So a rank has 9.0 GB of weights, and not the 8.8 GB of TP 16.)
 
 # %%
 GRIDS = {
@@ -308,9 +302,9 @@ show(serving_view.shares(ways), serving_view.describe_shares(ways))
 
 # %%
 def weigh(machine, title):
-    """Show the steps of 1, 4 and 16 users, divided in three ways."""
+    """Show the steps of 1, 3 and 16 users, divided in three ways."""
     asked = {(users, name): server(sequences=users, context=BOOK, hardware=machine, **GRIDS[name])
-             for users in (1, 4, 16) for name in GRIDS}
+             for users in (1, 3, 16) for name in GRIDS}
     steps = {key: serving_time(each) for key, each in asked.items()}  # whether it fits or not
     unfit = {(users, name) for (users, name), each in asked.items()
              if most_sequences(each, each.machine.memory_bytes) < users}
@@ -350,7 +344,7 @@ compare("19.grid", f"{min((3, 8, 16), key=lambda n: abs(n - users))}")
 # **From three users on.** TP 16 reads 2.6 ms less of weights, and spends 0.8 ms more on messages. So it is 1.8 ms ahead, however large the batch is.
 # But it loses 0.8 ms to the cache *of each user*, so three users cost it 2.4 ms.
 #
-# TP 16 + DCP 2 divides the caches and nearly all weights by 16. It is fastest for one, four and sixteen users.
+# TP 16 + DCP 2 divides the caches and nearly all weights by 16. It is fastest for one, three and sixteen users.
 #
 # So **with many users the cache decides how ranks divide the work**, as long as the network does not forbid it.
 #
@@ -367,7 +361,8 @@ compare("19.grid", f"{min((3, 8, 16), key=lambda n: abs(n - users))}")
 # 2. **attend** with all heads to this rank's own tokens: a partial, out and lse, for each head;
 # 3. **hand over**: each rank gets the partials of *its* heads from everybody, and merges them.
 #
-# In the picture every square has heads from top to bottom and tokens from left to right. A colour says whose tokens.
+# In the picture every square has heads from top to bottom and tokens from left to right. A filled box is a partial that the rank has. Its blue half says whose
+# heads, and its orange half whose tokens.
 
 # %%
 show(serving_view.hand_over(P), serving_view.describe_hand_over(P))
@@ -394,102 +389,24 @@ print("rank 0 sends", run.trace.bytes_sent(0), "bytes")
 # To each of 3 others a rank sends the queries of its own H/P = 2 heads, D numbers each. Later it sends the partials of the *other's* 2 heads, D + 1
 # numbers each. With 4 bytes a number that is 3 · 2 · (16 + 17) · 4 = 792 bytes, however long the text is.
 
-# %% tags=["nbval-ignore-output"]
-predict(
-    "19.shared",
-    "64 query heads of 128 on 16 ranks, all in 32 bits. In lesson 15 a rank sends the partials of "
-    "all heads to each other rank. With divided heads it sends queries, then partials. How "
-    "many times fewer bytes does the second way send?",
-    unit="times",
-)
-
-# %%
-heads, many = 64, 16
-of_all = (many - 1) * heads * (128 + 1) * 4  # lesson 15: out and lse of every head
-divided = decode_heads_traffic(Attention(H=heads, K=8, D=128, dtype="float32"), many)
-print(f"{of_all:,} bytes a token, {divided.total_bytes:,} with divided heads")
-compare("19.shared", of_all / divided.total_bytes)
-
-# %% [markdown]
-# A rank hands over partials of H/P heads, not of H: one sixteenth of the bytes. But the queries of its heads travel, too, and are nearly as many
-# bytes again. So the ratio is about P/2.
-#
 # Step 3 merges by lse, as in lesson 02. A rank that caches no token of a user yet has lse −∞ and out 0, and takes part like any other.
 # Servers have got this merge wrong, for example by taking an lse of base 2 for one of base e. [Field
 # reports](../docs/field-reports.md#merges-of-out-lse-decode) has their stories.
 #
-# *Helix* ([arXiv 2507.07120](https://arxiv.org/abs/2507.07120)) leaves out step 1. Both ranks of a pair compute the queries of all 8
-# heads, so each reads a few more weights and sends less. [Serving](../docs/guide/serving.md#helix) has its code.
-#
-# ## 7 · When users do share a cache
-#
-# Ben puts his answer away. He has a question about the very books that Ada sent. If he sent them again, he would wait as long
-# as she did, and fill as much memory. But his first million tokens would be hers, and so would their keys and values.
-#
-# To share them, the server needs a cache in pieces. Caches grow with every token and nobody knows how far, so servers cut memory into
-# **pages** of some tokens anyway ([arXiv 2309.06180](https://arxiv.org/abs/2309.06180)). A user has a list of pages, and takes one more from the pool when the last one is full. Then a
-# second user can have the same pages in his list: a **fork**.
-#
-# On many ranks, a user's tokens are dealt out, too. `interleave` is how many neighbours go to one rank: here the first 8 tokens lie on
-# rank 0, the next 8 on rank 1, and so on around. `page` is how many tokens a page holds on each rank, so here a page holds
-# 32 tokens on 4 ranks. In our small example Ada's books have 70 tokens.
-
-# %% tags=["nbval-ignore-output"]
-predict(
-    "19.fork",
-    "Ada's 70 tokens fill two pages of 32, and 6 places of a third. Ben forks all 70. Then he "
-    "adds one token of his own. How many pages does this token take from the pool?",
-    ["none", "one", "three"],
-)
-
-# %%
-def question(ring):
-    """Ben forks Ada's 70 tokens and adds one: free pages, who is where, and his attention."""
-    cache = PagedCache(ring, kv_heads=K, head_dim=D, pages=6, page=8, interleave=8)
-    ada = cache.add()
-    cache.append(k[:, :, :70], v[:, :, :70], [ada], new=[70])
-    free, ben = [cache.free_pages], cache.fork(ada, 70)
-    free.append(cache.free_pages)
-    cache.append(k[:, :, 70:71], v[:, :, 70:71], [ben], new=[1])
-    free.append(cache.free_pages)
-    held = serving_view.held_pages(cache, {"Ada": ada, "Ben": ben}, pages=6)
-    own = slice(ring.rank * H // P, (ring.rank + 1) * H // P)
-    return free, held, decode_heads(q[:, own, 70:71], cache, [ben])
-
-
-run = VirtualCluster(P).run(question)
-free, held, _ = run.results[0]
-print(f"{free[0]} free pages after Ada's books, {free[1]} after the fork,", end=" ")
-print(f"{free[2]} after Ben's token")
-out = torch.cat([out for *_, out in run.results], dim=1)
-right = error(out, true[:, :, 70:71]) < 1e-5
-print("Ben's token attends to Ada's 70 and to itself, right to 1e-5:", right)
-show(serving_view.pages(held, 32, ("Ada", "Ben"), P), serving_view.describe_pages(held))
-compare("19.fork", ("none", "one", "two", "three")[free[1] - free[2]])
-
-# %% [markdown]
-# **One**, although the shared page 2 had room for 26 more tokens. That room belongs to Ada as well: her next token is also number 70. So a
-# shared page is copied before one of its owners writes to it (*copy on write*), and Ben's token 70 lies on the copy, page 3. The fork
-# itself took no page and no arithmetic. Ben does not wait for a prefill of the books, and neither does Ada wait for his.
-#
-# Two rules go with it. A page counts its owners, and is free when the last one has left. And the beginning has to match exactly, because a
-# single different token changes every later key in all layers but the first.
-#
-# A fork saves memory and prefill. In ringlab a step still reads the shared pages once for each user; there are kernels that read them once
-# for all ([arXiv 2402.05099](https://arxiv.org/abs/2402.05099)).
+# [Serving](../docs/guide/serving.md) shows two things more that servers do: both ranks of a pair can compute the queries of all 8 heads, so that step 1 is not needed
+# (*Helix*, [arXiv 2507.07120](https://arxiv.org/abs/2507.07120)), and users whose prompts begin alike can share the pages of a cache.
 #
 # ## Recap
 #
-# Look at the first picture once more. What Ben waits for is orange: Ada's cache. It makes each of her chunks longer than the one before, and later it
-# makes each of their common steps longer.
+# Look at the first picture once more. Whatever makes Ben wait longer is orange: Ada's cache. It makes each of her chunks longer than the one before,
+# and later it makes each of their common steps longer.
 #
-# - A step reads the weights once for all users, and the cache of each. So the more users there are, the more the caches count.
 # - A chunk of a prompt attends to its cached prefix, a rectangle, and to itself, a triangle. The attention of equal chunks costs
 #   1 : 3 : 5 : 7. Short chunks let others in, and cost little. Positions go on after the prefix.
 # - After a long prefix the cache stays, queries travel, and partials come home: these are fewer bytes.
+# - A step reads the weights once for all users, and the cache of each. So the more users there are, the more the caches count.
 # - With 8 K/V heads, 16 ranks divide a cache by tokens as well. Otherwise each rank reads twice as much for every user.
 # - A rank with queries of some heads and keys of some tokens gathers queries, attends to its own tokens, and hands partials to the owners of their heads.
-# - Caches are shared only where prompts begin alike: the pages of a fork, copied before they are written.
 #
 # ## Self-check
 #

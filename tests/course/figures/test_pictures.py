@@ -83,7 +83,6 @@ DECODED = {
     for users in (1, 16)
 }
 TURNS = {"Long chunks": [(0.6, 8.0)] * 3, "Short chunks": [(0.01, 0.1)] * 200}, 0.01, 0.016
-HELD = [(0, [("Ada", 32), ("Ben", 32)]), (32, [("Ada", 6)]), (32, [("Ben", 7)]), (0, [])]
 PLACED = {"both": [[(0, 2.0, 1.5), (1, 1.0, 1.0)], [(0, 2.0, 1.5), (2, 0.5, 0.5)]]}
 LANES = [
     Span(0, "compute", "a", 0.0, 0.004),
@@ -211,7 +210,6 @@ SAYS = {
     "chunk masks": (named(serving_view, "chunk_masks", 4), ("queries of chunk 4",)),
     "turns of two users": (named(serving_view, "turns", *TURNS), ("Long chunks: Ben gets a token between two chunks and waits up to 8,600 ms", "a token every 16 ms")),
     "steps of users": (named(serving_view, "step_bars", DECODED, "Title", [(16, "rows")]), ("1 user rows: weights 5.3, caches 0.8, messages 4.4 ms, 96 tokens/s, 96 each", "12.8, messages 4.7 ms, does not fit")),
-    "pages of two users": (lambda: (serving_view.pages(HELD, 32, ("Ada", "Ben"), 4), serving_view.describe_pages(HELD)), ("page 1: 6 tokens of Ada from token 32 on", "page 3: free")),
     "shares of a cache": (named(serving_view, "shares", WAYS), ("copies: 8 different parts on 16 ranks, 8.8 GB of weights and 5.4 GB a user: 14 users fit", "all: 16 different parts")),
     "composition": (named(scan_view, "composition"), ()),
     "survival": (named(scan_view, "survival", [0.5, 0.9, 0.8]), ("token 3 reads 0.36 of the state and 0.72, 0.8, 1 of the writes so far",)),
