@@ -10,7 +10,7 @@
 # **Minutes** 60 to read and run; the exercise takes another 60.
 #
 # Documents have all lengths, and a tensor is a rectangle. A batch with one document per line must fill up the short ones with
-# *padding*, tokens that mean nothing but cost as much as any other. So training **packs** documents: it writes them one after the
+# *padding*: tokens that mean nothing, but cost as much as any other. So training **packs** documents: it writes them one after the
 # other into one long row. On a ring, all ranks share this row.
 #
 # Here is the row of this whole lesson. Its four documents are Python keywords, and every letter is a token. Four ranks hold
@@ -39,8 +39,8 @@ longest = max(len(word) for word in row.words)
 print(f"as a rectangle: {len(row.words)} lines of {longest}, {4 * longest - 16} places of padding")
 
 # %% [markdown]
-# A small decoder has begun to learn to spell Python's keywords, each of them alone. Six programs compute its loss on this row,
-# the mean of −log p over the letters that it has to predict. All six use the same weights, the same tokens and the same four
+# A small decoder has begun to learn to spell Python's keywords, each of them alone. Six programs compute its loss on this row: the
+# mean of −log p over the letters that the decoder has to predict. All six use the same weights, the same tokens and the same four
 # ranks, and none raises an error.
 
 # %%
@@ -57,8 +57,8 @@ for name, loss in programs.items():
 predict("18.right", "Which program is right?", choices=[*programs])
 
 # %% [markdown]
-# The answer comes in section 7. Until then we make the five mistakes on this row, one at a time. Each mistake gives a loss, and
-# the loss tells which program made it.
+# The answer comes in section 7. Until then we make the five mistakes on this row, one at a time. Each mistake gives one of the six
+# losses, and so we learn which program made it.
 #
 # ## 1 · Three ways to write a bound
 #
@@ -78,14 +78,14 @@ show(packed_view.strip(*drawn, lines, title=title, bounds=True),
 
 # %% [markdown]
 # Each of the three ways gives the other two, as long as no document is *empty*. An empty document repeats a bound in
-# cu_seqlens. In document ids it is at most a number left out, and in position ids nothing shows it.
+# cu_seqlens. In document ids its number may be left out, and in position ids nothing shows it.
 #
 # Two words for the rest of the lesson. A token's **position** is its index within its document. Its **place** is its index
 # within the row, as in the last line of the picture. In earlier lessons the sequence was one document, and the two were the
 # same. Here `layout.positions(rank)` returns places.
 #
-# Look at the picture again. The gaps between ranks are borders, and so are the changes of colour. They have nothing to do with
-# each other: `while` lies on two ranks, `finally` on three, and rank 1 holds parts of three documents. **What a token sees, its
+# Look at the picture again. Every gap is the border of a rank, and every change of colour is the border of a document. The two kinds
+# of borders have nothing to do with each other: `while` lies on two ranks, `finally` on three, and rank 1 holds parts of three documents. **What a token sees, its
 # label and its position depend on its document. Each of the five mistakes forgets the border of a document, or puts the border
 # of a rank in its place.**
 #
@@ -163,8 +163,8 @@ show(packed_view.strip(*drawn, lines, wrong, title=title),
 # A dot is an output that moves. A token may move its own output and those after it **in its document**, and no other. Without
 # documents, a letter of `finally` moves the outputs of `def`.
 #
-# **On the ring**, a rank needs one block of this mask for each block of keys that comes by: the rows of its queries, the
-# columns of the keys' places. The heavy lines in the picture cut out these blocks.
+# **On the ring**, one block of keys after the other comes by. For each, a rank needs one block of this mask: the rows of its own
+# queries, and the columns of these keys. The heavy lines in the picture of the mask cut out these blocks.
 
 # %%
 own = [row.layout.positions(rank) for rank in range(4)]
@@ -236,7 +236,7 @@ compare("18.divided", "the w and e of while, and itself" if len(seen) == 3 else 
 # The *n* sees itself and the first tokens of ranks 0 and 1, because on every rank the first token is number 0. It sees nothing
 # of its own word but itself. About half of the pairs that should be seen are lost, and pairs of different words are seen instead.
 #
-# When is the division right? If every rank holds equally many tokens of **every** document. [Lesson 08](08_striped_and_zigzag.ipynb)
+# When is the division right? It is right if every rank holds equally many tokens of **every** document. [Lesson 08](08_striped_and_zigzag.ipynb)
 # has a layout for this, *two of each*: it cuts each document into 2P pieces and gives two of them to each rank. So a test of
 # divided bounds passes with that layout, as long as 2P divides all lengths. Some libraries therefore pad every document to a
 # multiple of 2P. (Then the padded row and the real one have different bounds, and mixing them up is [a bug of its
@@ -247,13 +247,13 @@ print("tokens:", row.packing.length, "  padded to multiples of 8:", row.packing.
 
 # %% [markdown]
 # The padding is needed only because all ranks divide one list of bounds. The other way is to keep each token's **place in the
-# row**. Two places and the bounds of the whole row say whether a query sees a key, in any layout and for any lengths. ringlab
-# works like this, and so does the exercise.
+# row**. With the places of a query and a key, and with the bounds of the whole row, one can say whether the query sees the key, in
+# any layout and for any lengths. ringlab works like this, and so does the exercise.
 #
 # ## 4 · Labels
 #
-# The label of a token is the next token **of its document**. The last token of a document has none; in its stead stands −100,
-# which the loss ignores. So labels are the row, shifted by one, without the documents' ends:
+# The label of a token is the next token **of its document**. The last token of a document has no label. It gets −100 instead, which
+# the loss ignores. So the labels are the row, shifted by one, with −100 at the end of each document:
 
 # %%
 def shift(tokens, document):
@@ -431,7 +431,7 @@ print("sum over all ranks:               ", *count.astype(int))
 
 # %% [markdown]
 # One all-reduce of these four numbers is enough. After it every rank knows the weight of all its tokens. The document `_` has no
-# label, so it has no mean, and does not count as a document.
+# label. So it has no mean, and does not count among the documents.
 #
 # ## 7 · The six programs, opened
 #
@@ -451,7 +451,7 @@ for name, loss in programs.items():
 compare("18.right", *(name for name in found if found[name] == "no mistake"))
 
 # %% [markdown]
-# Is D really right? To be left over is no proof. The reference is **every document alone, in one process, without a row and without a
+# Is D really right? That it is left over is no proof. The reference is **every document alone, in one process, without a row and without a
 # ring**, since then there is no border that could be forgotten.
 
 # %%
@@ -509,8 +509,8 @@ for test, words in rows.items():
 compare("18.tests", len(passes["one on each rank"]))
 
 # %% [markdown]
-# Three pass. If each rank holds one document, the borders of ranks *are* the borders of documents, and to mix them up does no
-# harm. With a single document there is no border to forget, so the two wrong masks pass. This lesson's row lets none pass:
+# Three pass. If each rank holds one document, the borders of ranks *are* the borders of documents, and a program may mix them up
+# without harm. With a single document there is no border to forget, so the two wrong masks pass. This lesson's row lets none pass:
 #
 # - A rank's border falls inside a document, and a document's border inside a rank.
 # - The lengths are uneven, and P divides none of them.
@@ -558,7 +558,7 @@ for layout in (zigzag(16, 3), striped(16, 3), row.packing.layout("per_document",
 # - cu_seqlens, position ids and document ids say the same thing, of the *whole row*. Divided by P they are right only if each
 #   rank holds equally many tokens of every document. A mask by places in the row and the row's bounds is always right.
 # - Rotary embedding knows differences only: places in the row do no harm, indices in a shard do.
-# - Count labels over all ranks before anybody divides. Whether tokens or documents count once is a choice.
+# - Count labels over all ranks before anybody divides. Whether each label or each document has the same weight is a choice.
 # - A loss does not show whether it is right, and a low one may have lost its hard labels. Compare with each document alone, on a
 #   row of uneven lengths whose borders do not coincide. To find a wrong mask, change one token and look which outputs move.
 #
