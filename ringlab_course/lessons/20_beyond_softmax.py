@@ -380,8 +380,8 @@ show(scan_view.kinds(kinds), scan_view.describe_kinds(kinds))
 #   transition.
 # - *before* leaves its own tokens out. This is what it wants in the end. At first it is (I, 0), the transition that changes nothing.
 #
-# A message m tells of tokens that come earlier than all tokens that the rank knows of. So both compositions go *after* it: all ← all ∘ m, and
-# before ← before ∘ m. The picture shows 8 ranks, and below them the two compositions of rank 5. An arrow is a message, and the thick arrows lead to rank 5.
+# A message m tells of tokens that come earlier than all tokens that the rank knows of. So both compositions go *after* it: *all* becomes all ∘ m, and
+# *before* becomes before ∘ m. The picture shows 8 ranks, and below them the two compositions of rank 5. An arrow is a message, and the thick arrows lead to rank 5.
 
 # %%
 held = scan_view.known(SCANS["doubling"](P), P)
