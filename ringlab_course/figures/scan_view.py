@@ -296,7 +296,7 @@ def doubling(held: Known, rank: int) -> Figure:
 def _draw_messages(ax: Axes, held: Known, rank: int) -> None:
     """Draw a strip of P places for each rank and round, filled with the ranks that it knows, and the messages."""
     P, step, wide, high = len(held[0]), 1.75, 0.86, 0.5
-    leads = [set() for _ in held]  # the ranks whose knowledge after each round reaches `rank`
+    leads: list[set[int]] = [set() for _ in held]  # whose knowledge after each round reaches `rank`
     leads[-1] = {rank}
     for number in range(len(held) - 1, 0, -1):
         distance = 2 ** (number - 1)
