@@ -369,8 +369,8 @@ def shares(ways: Mapping[str, ServeRequest]) -> Figure:
             panel.patch(facecolor=ORANGE),
             panel.patch(facecolor=ORANGE, edgecolor=PAPER, hatch="//"),
         ]
-        names = ["one rank has this part of the cache", "two ranks have the same part"]
-        drawn.legend(keys, names, loc="outside lower center", ncols=2)
+        meanings = ["one rank has this part of the cache", "two ranks have the same part"]
+        drawn.legend(keys, meanings, loc="outside lower center", ncols=2)
     return drawn
 
 
