@@ -21,6 +21,7 @@ from typing import Any
 from ringlab.blocks.triton import TritonBlock, configs, offline
 from ringlab.blocks.triton.configs import Config
 from ringlab.blocks.triton.offline import Compiled, Job, shipped_jobs
+from tests.code_alone import code
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 FILE = CHECKOUT / "benchmarks/results/kernels/offline.json"
@@ -28,10 +29,11 @@ _SOURCES = ("kernels.py", "addressing.py", "scoring.py", "compiling.py", "offlin
 
 
 def made_from() -> dict[str, str]:
-    """Return the inputs of the numbers: a digest of the sources and tables, and Triton's version."""
+    """Return the inputs of the numbers: a digest of the code and tables, and Triton's version."""
     folder = Path(offline.__file__).parent
-    files = [*(folder / name for name in _SOURCES), *sorted(configs.TABLES.glob("*.toml"))]
-    digest = hashlib.sha256(b"\0".join(file.read_bytes() for file in files)).hexdigest()[:24]
+    texts = [code((folder / name).read_text(encoding="utf-8")) for name in _SOURCES]
+    texts += [file.read_text(encoding="utf-8") for file in sorted(configs.TABLES.glob("*.toml"))]
+    digest = hashlib.sha256("\0".join(texts).encode()).hexdigest()[:24]
     return {"sources": digest, "triton": importlib.metadata.version("triton")}
 
 

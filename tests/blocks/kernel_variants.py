@@ -24,6 +24,7 @@ from ringlab.blocks.triton.configs import KERNELS, Config, choose
 from ringlab.blocks.triton.offline import Job
 from tests.blocks.compiled import FILE
 from tests.blocks.kernel_mutants import loaded, source
+from tests.code_alone import code
 
 RESULTS = FILE.with_name("variants.json")
 ARCHS = ("sm_90", "sm_100")
@@ -87,8 +88,8 @@ def jobs(variant: str) -> list[Job]:
 
 
 def digest(variant: str) -> str:
-    """Return a digest of the text from which a variant is compiled."""
-    return hashlib.sha256(VARIANTS[variant]().encode()).hexdigest()[:16]
+    """Return a digest of the code from which a variant is compiled."""
+    return hashlib.sha256(code(VARIANTS[variant]()).encode()).hexdigest()[:16]
 
 
 def _source(variant: str, job: Job, folder: Path) -> Source:

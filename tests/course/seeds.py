@@ -9,12 +9,9 @@ takes about 40 minutes of one processor.
 from __future__ import annotations
 
 import argparse
-import ast
 import hashlib
-import io
 import json
 import os
-import tokenize
 from collections.abc import Callable, Iterable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
@@ -27,6 +24,7 @@ import numpy as np
 
 from ringlab_course.checking.loading import exercise_ids, folder_of, load_exercise
 from ringlab_course.checking.reports import CheckReport, run_in_process
+from tests.code_alone import code
 from tests.course.submissions_of import CHECKOUT, namespace, solution_code, submission, submissions
 
 RESULTS = CHECKOUT / "benchmarks" / "results" / "judge" / "seeds.json"
@@ -65,24 +63,6 @@ def contract_digest(exercise_id: str) -> str:
     return hashlib.sha256("\0".join(code(path.read_text("utf-8")) for path in modules).encode()).hexdigest()[
         :16
     ]
-
-
-def code(text: str) -> str:
-    """Return a program's text without docstrings, comments and empty lines, which change no result."""
-    lines = text.splitlines()
-    for token in tokenize.generate_tokens(io.StringIO(text).readline):
-        if token.type == tokenize.COMMENT:
-            row, column = token.start
-            lines[row - 1] = lines[row - 1][:column]
-    for node in ast.walk(ast.parse(text)):
-        if (
-            isinstance(node, ast.Expr)
-            and isinstance(node.value, ast.Constant)
-            and isinstance(node.value.value, str)
-        ):
-            for row in range(node.lineno, (node.end_lineno or node.lineno) + 1):
-                lines[row - 1] = ""
-    return "\n".join(line.rstrip() for line in lines if line.strip())
 
 
 def faults(name: str, seed: int) -> list[str]:
