@@ -17,7 +17,7 @@ from ringlab.conformance.checks import LOADS, guesses
 from ringlab.conformance.checks.check import Check, Plan, Verdict, size
 from ringlab.conformance.checks.measuring import measure, truth_of
 from ringlab.conformance.report.counterexample import Search, is_gross, troubled
-from ringlab.conformance.report.diagnosis import NO_TARGET, NOT_ASKED, NOT_CALLED, STOPPED
+from ringlab.conformance.report.diagnosis import GAVE_UP, NO_TARGET, NOT_ASKED, NOT_CALLED, STOPPED
 from ringlab.conformance.report.findings import ALLOWED, Finding, Report
 from ringlab.conformance.run.arguments import names_given
 from ringlab.conformance.run.isolation import HUNG, Isolated
@@ -333,7 +333,7 @@ class _Suite:
         self.gave_up = True
         last, numbers = hung[-1], sorted({ran.run.P for ran in hung})
         where = f"P = {', '.join(map(str, numbers))}"
-        evidence = f"not run: {len(hung)} runs in a row hung, {where}; {last.trouble} ({last.run})"
+        evidence = f"{GAVE_UP}: {len(hung)} runs, {where}; {last.trouble} ({last.run})"
         for each in self._undecided():
             left = [run for run in self.planned[each.name] if run not in self.done]
             if len(numbers) > 1 or any(run.P in numbers for run in left):

@@ -71,7 +71,7 @@ def test_a_target_that_always_hangs_costs_three_limits_and_no_more() -> None:
     assert not [each.name for each in report.findings if each.ok and each.applies and each.name != "loads"]
     told = evidence(report, "sloped logits")
     assert told.startswith(
-        "not run: 3 runs in a row hung, P = 1, 2; hung: the limit of 1 s for one run (--limit) was hit"
+        "not run: after hangs in a row: 3 runs, P = 1, 2; hung: the limit of 1 s for one run (--limit) was hit"
     )
 
 

@@ -22,7 +22,7 @@ from ringlab.cli.check import _table
 from ringlab.conformance.kinds.decode import check_decode
 from ringlab.conformance.kinds.merge import check_merge
 from ringlab.conformance.kinds.step import check_step
-from ringlab.conformance.report.diagnosis import NOT_ASKED, first, wrong_values
+from ringlab.conformance.report.diagnosis import GAVE_UP, NOT_ASKED, first, sentences, wrong_values
 from ringlab.conformance.report.findings import Finding, Report
 from ringlab.conformance.report.html import html
 from ringlab.conformance.report.junit import junit
@@ -238,6 +238,37 @@ def test_rounding_does_not_hide_a_fault_and_other_faults_are_named_too() -> None
     report = check(rounds_float64, quick=True, only=("forward", "dv", "precision"), isolate=False)
     assert report.sentences[0].startswith("dv is wrong")
     assert str(report).startswith(report.sentences[0]) and "\nforward: out wrong in " in str(report)
+
+
+def test_a_result_that_only_another_check_finds_wrong_is_named() -> None:
+    """A wrong dk hides neither a wrong out under a window nor its cause, a backward that sends nothing."""
+
+    def keeps_gradients(q, k, v, *, ring, positions, causal, window=None):
+        class Attend(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx: Any, q: Any, k: Any, v: Any) -> Any:
+                with torch.enable_grad():
+                    ctx.leaves = [x.detach().requires_grad_() for x in (q, k, v)]
+                    ctx.out = alone(*ctx.leaves)
+                whole = plain_ring.attend(ring, q, k, v, causal=causal, positions=positions)[0]
+                return whole if window is None else 2 * whole
+
+            @staticmethod
+            def backward(ctx: Any, dout: Any) -> Any:
+                return torch.autograd.grad(ctx.out, ctx.leaves, dout)
+
+        def alone(q: Any, k: Any, v: Any) -> Any:
+            k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
+            return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal)
+
+        return Attend.apply(q, k, v)
+
+    only = ("forward", "dk", "dv", "bytes", "window", "second derivatives")
+    report = check(keeps_gradients, quick=True, only=only, isolate=False, layouts=("contiguous",))
+    said = report.sentences
+    assert "Its backward sends nothing" in " ".join(said)
+    (others,) = [each for each in said if each.startswith("Other faults")]
+    assert "“window”: out is wrong too" in others and "(rank" not in others
 
 
 def test_the_same_error_is_shown_once() -> None:
@@ -462,3 +493,25 @@ def test_a_hang_is_named_before_the_errors_of_the_rank_that_others_wait_for() ->
     where = {"trouble": {"kind": ran.trouble.kind, "text": told}, "rank": 0, "run": ran.run.__dict__}
     said = first([Finding("forward", "out", False, str(ran.trouble), 0.0, where=where)])
     assert said.startswith("The target hangs on rank 0, with P = 2, S = 8")
+
+
+def test_a_hang_beside_another_fault_is_told_to_its_last_rank_and_once() -> None:
+    places = "; ".join(
+        f"rank {rank} waits in hop (mine.py, line 73), called by forward (mine.py, line 48)"
+        for rank in range(4)
+    )
+    hung = f"the limit of 8 s for one run (--limit) was hit; {places}"
+    run = Run(4, 48, "contiguous", False)
+    where = {"trouble": {"kind": "hung", "text": hung}, "rank": None, "run": run.__dict__}
+    raised = {
+        "trouble": {"kind": "raised", "text": "ValueError: no"},
+        "rank": 0,
+        "run": Run(2, 48, "contiguous", False).__dict__,
+    }
+    findings = [
+        Finding("types", "shapes", False, f"raised: ValueError: no ({run})", 0.0, where=raised),
+        Finding("forward", "out", False, f"hung: {hung} ({run})", 0.0, where=where),
+        Finding("masks", "masks", False, f"{GAVE_UP}: 2 runs, P = 4; hung: {hung} ({run})", 0.0),
+    ]
+    (others,) = [each for each in sentences(findings, "") if each.startswith("Other faults")]
+    assert others.count("the limit of 8 s") == 1 and "rank 3 waits in hop" in others and "(P = 4)" in others

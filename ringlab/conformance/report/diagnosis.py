@@ -15,6 +15,8 @@ from ringlab.errors import apart
 NO_TARGET = "not run: the target could not be imported"
 NOT_ASKED = "not run: a plain call is wrong"
 STOPPED = "not run: an earlier check failed"
+GAVE_UP = "not run: after hangs in a row"
+"""The words by which the evidence of checks begins whose runs would hang too."""
 NOT_CALLED = "not run: the target cannot be called"
 NOT_RUN = (NO_TARGET, NOT_ASKED, STOPPED, NOT_CALLED)
 """The evidence of checks that were not made."""
@@ -55,6 +57,7 @@ def sentences(findings: Sequence[_Finding], right_if: str) -> list[str]:
         right_if,
         _in_float32(findings),
         "" if right_if else beside(findings),
+        "" if right_if else _silent_backward(findings),
         "" if right_if else _others(findings),
         f"{left} other check{'s were' if left > 1 else ' was'} not run." if left else "",
     ]
@@ -71,23 +74,51 @@ def _in_float32(findings: Sequence[_Finding]) -> str:
     return f"In float64 it gives the digits of float32. {claim}" if found else ""
 
 
+def _silent_backward(findings: Sequence[_Finding]) -> str:
+    """Return advice for a ring with wrong dk or dv whose backward sends nothing, or ""."""
+    located, bytes_sent = wrong_values(findings), [each.evidence for each in findings if each.name == "bytes"]
+    sent = re.findall(r"backward ([\d,]+) of", bytes_sent[0]) if bytes_sent else []
+    wrong = located is not None and any(
+        not each["ok"] for each in located["shown"]["results"] if each["name"] in ("dk", "dv")
+    )
+    if not wrong or {*sent} != {"0"}:
+        return ""
+    return (
+        "Its backward sends nothing, so dk and dv lack what the queries of other ranks add: autograd does not record "
+        "messages. A torch.autograd.Function, or differentiable collectives, send these gradients home."
+    )
+
+
 def _others(findings: Sequence[_Finding]) -> str:
     """Return a sentence on the faults that the other sentences do not explain, or "".
 
-    These are faults without wrong values; each kind of trouble is named once.
+    These are faults without wrong values, and results that are wrong in a later check alone; each kind of trouble is
+    named once.
     """
     said, kinds = first(findings), dict[str, tuple[str, str]]()
+    located = wrong_values(findings)
+    wrong = {each["name"] for each in located["shown"]["results"] if not each["ok"]} if located else set()
     for each in (each for each in findings if not each.ok and each.evidence not in NOT_RUN):
         evidence = " ".join(each.evidence.split())
         trouble = each.where["trouble"] if each.where and "trouble" in each.where else None
+        values = re.search(r"(?:^|: |; )([a-z, ]+) wrong in \d+ of \d+ runs", evidence)
+        if values and wrong and (more := [x for x in values[1].split(", ") if x not in wrong]):
+            wrong |= {*more}
+            verb = "is" if len(more) == 1 else "are"
+            kinds.setdefault(each.name, (each.name, f"{join(more)} {verb} wrong too"))
         told = (
-            bool(re.search(r" wrong in \d+ of \d+ runs", evidence))
+            values is not None
+            or evidence.startswith(GAVE_UP)
             or evidence in said
             or (": " in evidence and evidence.partition(": ")[2] in said)
         )
         told = told or (trouble is not None and " ".join(trouble["text"].rstrip(".").split()) in said)
         if not told and not (each.name == "precision" and _in_float32([each])):
-            short = evidence.split(" (P=")[0][:_LONGEST]  # without the run, which the table names
+            # The table names the run. A hang is told whole, because the last rank may be the one that others wait for.
+            short = re.split(r" \((?:rank \d+; )?P=", evidence)[0]
+            hung = trouble is not None and trouble["kind"] == "hung"
+            on = f" (P = {each.where['run']['P']})" if hung and each.where else ""
+            short = f"{short if hung else short[:_LONGEST]}{on}"
             kinds.setdefault(trouble["kind"] if trouble else short, (each.name, short))
     listed = [f"“{name}”: {short}" for name, short in list(kinds.values())[:_LISTED]]
     more = f"; {len(kinds) - _LISTED} more below" if len(kinds) > _LISTED else ""
