@@ -26,7 +26,7 @@ from ringlab.mask import Mask
 from ringlab.merge import state_dtype
 from ringlab.types import KeyValue, Query
 
-VOCABULARY, WIDTH, HEADS, LAYERS = 32, 16, 2, 2
+VOCABULARY, WIDTH, HEADS, LAYERS = 512, 16, 2, 2
 IGNORE = -100
 """The label of a token that does not count; torch's own default."""
 Attention = Callable[[Query, KeyValue, KeyValue], Query]

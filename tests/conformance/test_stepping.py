@@ -50,7 +50,7 @@ def does_not_apply(report: Report) -> set[str]:
     return {each.name for each in report.findings if not each.applies}
 
 
-OF_TRAINED = {"metrics", "attention mask", "second step", "resumption", "packed rows"}
+OF_TRAINED = {"metrics", "attention mask", "second step", "resumption", "other ranks", "packed rows"}
 """The checks that ask for parameters, or for results, that the plain step does not have."""
 
 

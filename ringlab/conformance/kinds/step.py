@@ -8,7 +8,7 @@ documents that are packed into one sequence do not see each other.
 The function is called, by name, with those of these arguments for which it has parameters:
 
     ring comm group rank world_size   as for a ring (see `ringlab.conformance.target.claims`)
-    tokens                            or input_ids: (B, S) int64 below 32, the whole batch on every rank
+    tokens                            or input_ids: (B, S) int64 below 32, larger in `large ids`; the whole batch on every rank
     labels                            (B, S): label i is token i, or −100 to ignore it; token i − 1 predicts it
     cu_seqlens                        or position_ids, segment_ids, document_ids: packed documents. With B > 1 there is no cu_seqlens.
                                       If one of these is required, each sequence of a batch is a document of one packed sequence
@@ -65,8 +65,10 @@ from ringlab.conformance.kinds.step_cases import (
     result,
 )
 from ringlab.conformance.report.findings import Report
+from ringlab.conformance.run.run import Trouble
 from ringlab.conformance.suite import LIMIT
 from ringlab.errors import BackendError, apart
+from ringlab.temporary import TemporaryFolder
 
 StepCalls: TypeAlias = Calls[Case, Result]
 ALONE = "on one rank"
@@ -339,6 +341,56 @@ def _resumed(calls: StepCalls, case: Case) -> str:
     return _differ(true, found, case, "without a checkpoint in between")
 
 
+def _resumed_elsewhere(calls: StepCalls, case: Case) -> str:
+    (true, *_), found = calls.of(*_without_a_break(case))
+    return _differ(true, found, case, "without a checkpoint in between")
+
+
+def _without_a_break(case: Case) -> list[Case]:
+    return [replace(case, began=0), case]
+
+
+def _on_other_ranks(calls: StepCalls, ranks: tuple[int, ...]) -> list[Case]:
+    """Return cases that go on from a checkpoint of another number of ranks, after both parts of each were made."""
+    few, many = min(ranks), max(ranks) if len({*ranks}) > 1 else 1
+    S = length(math.lcm(few, many))
+    cases = [Case(P, S, steps=3, began=began) for began, P in ((few, many), (many, few))]
+    for case in cases:
+        with TemporaryFolder(prefix="ringlab-check-") as folder:
+            first = Case(case.began, S, checkpoint=folder)
+            for part in (first, last := replace(case, checkpoint=folder)):
+                calls.make([part])
+                calls.seconds[case] = calls.seconds.get(case, 0.0) + calls.seconds.get(part, 0.0)
+                made = calls.done[part]
+                calls.done[case] = made
+                if isinstance(made, Trouble):
+                    break
+            for part in (first, last):
+                calls.done.pop(part, None)
+    return cases
+
+
+def _ids(calls: StepCalls, ranks: tuple[int, ...]) -> list[Case]:
+    """Return cases of more token ids than 8 and 16 bits hold, as far as one rank takes them; one case in any event."""
+    cases = [_case(P, ids=2 * more, by=more) for more in (2**8, 2**16) for P in ranks]
+    calls.make(case.plain for case in cases)
+    return [case for case in cases if not isinstance(calls.done[case.plain], Trouble)] or cases[:1]
+
+
+def _with_a_raised_token(case: Case) -> list[Case]:
+    return [case.plain, replace(case.plain, changed=case.S // 2), case]
+
+
+def _many_ids(calls: StepCalls, case: Case) -> str:
+    """Return a sentence if ranks lose a part of a token's id, or if one rank does, or ""."""
+    if isinstance(trouble := calls.done[case.plain], Trouble):
+        return f"{NOT_ASKED}it takes no more than {VOCABULARY} token ids: {trouble}"
+    (true, *_), (raised, *_), found = calls.of(*_with_a_raised_token(case))
+    if abs(true.loss - raised.loss) <= true.room:
+        return f"the loss is the same if a token's id is {case.by:,} larger: ids are cut, or out of the vocabulary without an error ({case.plain})"
+    return _differ(true, found, case)
+
+
 def _second_step(calls: StepCalls, case: Case) -> str:
     """Return a sentence if the loss after an update of the weights is not that of one rank, or "".
 
@@ -441,8 +493,10 @@ CHECKS: tuple[CallCheck[Case, Result], ...] = (
     CallCheck("ragged", "lengths that the ranks do not divide", lambda ranks: [Case(P, S) for P in ranks for S in (26, 7)], _with_plain, _equal),
     CallCheck("padded batch", "padding behind shorter sequences: the mean over the sequences, each alone", lambda ranks: [_padded(P) for P in (1, *ranks)], _with_each_alone, _alone, (LABELS,)),
     CallCheck("attention mask", "padding in front of shorter sequences, which moves nothing", lambda ranks: [_padded(P, left=True) for P in (1, *ranks)], _with_other_padding, _padding_moves, (LABELS, MASK)),
-    CallCheck("second step", "the loss after an update of the weights", lambda ranks: _on(ranks, steps=2), _with_plain, _second_step, (OPTIONS["steps"],)),
+    CallCheck("large ids", "token ids of more than 8 and 16 bits: as on one rank, and each id counts; a smaller vocabulary is said", lambda ranks: [], _with_a_raised_token, _many_ids, more=_ids),
+    CallCheck("second step", "the loss after an update of the weights; after two by gradients of one label, which are large", lambda ranks: [*_on(ranks, steps=2), *_on(ranks, steps=3, labels=(LENGTH // 2,))], _with_plain, _second_step, (OPTIONS["steps"],)),
     CallCheck("resumption", "a step after a checkpoint is that of a run without one", lambda ranks: _on((1, *ranks), steps=3, resumed=True), _uninterrupted, _resumed, (OPTIONS["steps"], OPTIONS["checkpoint"])),
+    CallCheck("other ranks", "steps after a checkpoint of more ranks, and of fewer: as without one, or an error", lambda ranks: [], _without_a_break, _resumed_elsewhere, (OPTIONS["steps"], OPTIONS["checkpoint"]), more=_on_other_ranks),
     CallCheck("micro-batches", "gradients summed over parts with unequal numbers of labels", lambda ranks: [_case(P, labels="late", micro_batches=n) for P in (1, *ranks[:1]) for n in (2, 3, SEQUENCES)], _with_plain, _equal, (OPTIONS["micro_batches"], LABELS)),
     CallCheck("recomputation", "activations made again in backward", lambda ranks: _on(ranks[:2], recompute=True), _with_plain, _equal, (OPTIONS["recompute"],)),
     CallCheck("evaluation", "the loss without gradients", lambda ranks: _on(ranks, evaluate=True), _with_plain, _loss, (OPTIONS["evaluate"],)),
@@ -466,8 +520,10 @@ def _with_loss(check: CallCheck[Case, Result], loss: str) -> CallCheck[Case, Res
 
 
 def _may_be_refused(case: Case) -> bool:
-    # A model may have a shorter context.
-    return bool(case.lengths) or (case.B > 1 and bool(case.documents)) or case.S > 10 * LENGTH
+    # A model may have a shorter context, and a checkpoint the shards of its ranks.
+    return (
+        case.began > 0 or bool(case.lengths) or (case.B > 1 and bool(case.documents)) or case.S > 10 * LENGTH
+    )
 
 
 def check_step(

@@ -49,6 +49,8 @@ class Case:
     steps: the number of steps with this batch. resumed: whether a second call makes the steps after the first
     one, from a checkpoint. checkpoint: the folder for checkpoints. loss: the mean that the loss is, a key of
     `ringlab.conformance.kinds.step.LOSSES`; it changes no call. only: the token of which the whole batch consists.
+    ids: the number of token ids from which the batch is drawn. by: the difference of a changed token's id. began: the
+    number of ranks that made the first step and its checkpoint, if they are others.
     """
 
     P: int
@@ -70,6 +72,9 @@ class Case:
     again: bool = False
     loss: str = "tokens"
     only: int | None = None
+    ids: int = VOCABULARY
+    by: int = 1
+    began: int = 0
 
     def __str__(self) -> str:
         return ", ".join([f"P={self.P}", *unusual(self, Case(self.P))])
@@ -123,7 +128,7 @@ def batch(case: Case, seed: int) -> tuple[Int[Tensor, "B S"], Int[Tensor, "B S"]
     A document or sequence alone has the same tokens and labels as in the batch.
     """
     draw = np.random.default_rng([case.S, case.B, seed])
-    tokens = torch.from_numpy(draw.integers(0, VOCABULARY, (case.B, case.S)))
+    tokens = torch.from_numpy(draw.integers(0, case.ids, (case.B, case.S)))
     tokens = tokens if case.only is None else torch.full_like(tokens, case.only)
     labels = tokens.clone()
     if isinstance(case.labels, tuple):
@@ -141,7 +146,7 @@ def batch(case: Case, seed: int) -> tuple[Int[Tensor, "B S"], Int[Tensor, "B S"]
         labels[torch.arange(case.B), torch.from_numpy(case.padding.sum(1))] = IGNORE
     if case.changed is not None:
         which = torch.from_numpy(case.padding) if case.changed == PADDING else (slice(None), case.changed)
-        tokens[which] = (tokens[which] + 1) % VOCABULARY
+        tokens[which] = (tokens[which] + case.by) % case.ids
     if case.alone is None:
         return tokens, labels
     if case.lengths:
@@ -181,7 +186,7 @@ def given(case: Case, seed: int, packed_only: bool) -> dict[str, Tensor]:
 
 def names(case: Case) -> set[str]:
     """Return the names of the arguments that a function gets in a case."""
-    lives = {"steps": case.steps > 1, "checkpoint": case.resumed}
+    lives = {"steps": case.steps > 1, "checkpoint": case.resumed or case.began > 0}
     found = {
         *TOKENS,
         *LABELS,
