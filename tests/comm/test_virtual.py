@@ -16,6 +16,7 @@ from ringlab import Ring, VirtualCluster, ring_attention, zigzag
 from ringlab.comm.clocked.cluster import ClockedCluster
 from ringlab.comm.protocol import thread_safe
 from ringlab.comm.virtual.cluster import Costs
+from ringlab.comm.virtual.threads import in_another_thread
 from ringlab.errors import (
     CommError,
     DeadlockError,
@@ -245,6 +246,22 @@ def test_ranks_go_on_in_their_turn_whichever_computation_ends_first() -> None:
 
     VirtualCluster(3).run(program)
     assert order == [0, 1, 2] * 3
+
+
+def test_a_thread_that_a_rank_waits_for_may_use_the_ring() -> None:
+    """A deadlock or an error there reaches the rank, and no thread is left."""
+
+    def shifts(ring: Ring) -> int:
+        return in_another_thread(lambda: int(ring.shift(torch.tensor([ring.rank]))))
+
+    def waits(ring: Ring) -> None:
+        in_another_thread(lambda: ring.comm.exchange(receive=(torch.zeros(1),), source=ring.previous).wait())
+
+    before = set(threading.enumerate())
+    assert VirtualCluster(3).run(shifts).results == [2, 0, 1]
+    with pytest.raises(DeadlockError):
+        VirtualCluster(3).run(waits)
+    assert set(threading.enumerate()) <= before
 
 
 def test_an_exception_in_a_computation_reaches_the_rank() -> None:

@@ -559,6 +559,20 @@ def test_padding_is_asked_where_it_differs_between_sequences(wrong: bool) -> Non
 
 
 @pytest.mark.parametrize("wrong", [False, True])
+def test_padding_is_asked_beyond_a_shard(wrong: bool) -> None:
+    """A rank whose shard is padding alone says so in its number of padding tokens, or says that it has none."""
+
+    def attend(q, k, v, *, ring, causal, key_padding_mask=None):
+        mine = torch.zeros(q.shape[0], q.shape[2], dtype=torch.bool)
+        if key_padding_mask is not None and not (wrong and key_padding_mask.all()):
+            mine = key_padding_mask.contiguous()
+        hidden = torch.cat(ring.all_gather(mine), dim=1)[:, None, None]
+        return over_all(ring, q, k, v, lambda rows, keys: everything(rows, keys) & ~hidden, causal=causal)
+
+    assert asked(attend, "padding").failed == (["padding"] if wrong else [])
+
+
+@pytest.mark.parametrize("wrong", [False, True])
 def test_documents_are_asked_with_other_keys_than_queries(wrong: bool) -> None:
     def attend(q, k, v, *, ring, cu_seqlens_q=None, cu_seqlens_k=None):
         def same(rows: Tensor, keys: Tensor) -> Tensor:

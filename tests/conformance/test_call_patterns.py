@@ -63,7 +63,10 @@ def test_ringlabs_own_ring_honours_or_refuses_every_argument_that_it_takes() -> 
     report = quick(ring_attention, only=names, layouts=("contiguous", "zigzag"))
     assert failed(report) == {}
     left = {each.name for each in report.findings if not each.applies}
-    assert left == {"padded documents", "padding", "joint tokens", "alibi", "uneven heads"}
+    assert left == {
+        *("padded documents", "padding", "joint tokens", "alibi", "uneven heads"),
+        "far positions",  # it takes a layout
+    }
 
 
 def test_every_way_of_calling_is_asked_by_the_check_that_is_named_for_it() -> None:
@@ -94,6 +97,7 @@ def test_gradients_from_a_function_of_their_own_are_not_asked_what_only_autograd
         "changed in place",
         "recomputation",
         "second derivatives",
+        "other threads",
     }
 
 
@@ -260,6 +264,19 @@ def test_a_ring_that_refuses_nan_is_said_to_refuse_it() -> None:
     (_, finding) = quick(attend, only=("NaN",)).findings
     assert finding.ok and "shows in each row" not in finding.evidence
     assert "an infinite gradient shows" in finding.evidence and "NaN in k" in finding.evidence
+
+
+@pytest.mark.parametrize("bug", [False, True])
+def test_a_ring_that_the_compiler_does_not_take_refuses_it(bug: bool) -> None:
+    """An error of the compiler is a refusal; an error of the ring under the compiler is a fault."""
+
+    def attend(q, k, v, *, ring, positions, causal):
+        if torch.compiler.is_compiling():
+            raise RuntimeError("a bug") if bug else torch._dynamo.exc.Unsupported("an unknown operator")
+        return plain_ring.attend(ring, q, k, v, causal=causal, positions=positions)
+
+    report = quick(attend, only=("compilation",), layouts=("zigzag",))
+    assert report.failed == (["compilation"] if bug else [])
 
 
 def test_second_derivatives_may_be_right() -> None:

@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch.utils import _python_dispatch as dispatch  # torch has no public name for a thread's modes
@@ -15,6 +15,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ringlab.comm.memory import Watch
 from ringlab.comm.virtual.waiting import Waiting
+
+T = TypeVar("T")
 
 
 class _Abandoned(BaseException):
@@ -45,8 +47,9 @@ class RankThread:
 
     @property
     def is_current(self) -> bool:
-        """Return whether the caller runs on this rank's thread."""
-        return threading.current_thread() is self._thread
+        """Return whether the caller runs on this rank's thread, or for it (see `in_another_thread`)."""
+        current = threading.current_thread()
+        return (current.principal if isinstance(current, _Deputy) else current) is self._thread
 
     def resume(self) -> None:
         """Give the turn to this rank, and return at once."""
@@ -94,6 +97,42 @@ class RankThread:
             self._left = True
         if not self._abandoned:
             self.ended(self)
+
+
+class _Deputy(threading.Thread):
+    """A thread that acts for `principal`, the thread that starts it and waits for it."""
+
+    def __init__(self, function: Callable[[], Any]) -> None:
+        super().__init__(name=f"deputy of {threading.current_thread().name}", daemon=True)
+        self.principal = threading.current_thread()
+        self.function = function
+        self.value: Any = None
+        self.error: BaseException | None = None
+
+    def run(self) -> None:
+        try:
+            self.value = self.function()
+        except BaseException as error:
+            self.error = error
+
+
+def in_another_thread(function: Callable[[], T]) -> T:
+    """Return `function()`, called in a new thread, which may use the turn of the caller's rank.
+
+    The new thread has no thread-local state of the caller, like a thread of autograd in which backward runs on
+    a GPU. Raises: the errors of the function.
+
+    >>> import threading
+    >>> in_another_thread(threading.current_thread) is threading.current_thread()
+    False
+    """
+    deputy = _Deputy(function)
+    deputy.start()
+    deputy.join()
+    if deputy.error is not None:
+        raise deputy.error
+    value: T = deputy.value
+    return value
 
 
 def let_through(lock: threading.Lock) -> None:

@@ -20,6 +20,7 @@ from ringlab.conformance.checks.check import (
     Verdict,
     by_errors,
     needs_backward,
+    needs_causal,
     needs_own_tensors,
 )
 from ringlab.conformance.checks.measuring import gradient_of_sinks
@@ -274,9 +275,17 @@ def _padded(run: Run, *lengths: int) -> dict[str, Any]:
     return {"documents": (*lengths, last), "pads": (*pads, 1)}
 
 
-def _padding(run: Run) -> dict[str, Any]:
-    """Return padding that rows would see if it were not masked. Under a causal mask it is in front."""
-    return {"pads": (-5 if run.causal else 5,)}
+def _padding(more: int, shards: int = 0) -> Changes:
+    """Return a change to padding of so many shards and more tokens, which rows would see if it were not masked.
+
+    Under a causal mask it is in front.
+    """
+
+    def changes(run: Run) -> dict[str, Any]:
+        pad = shards * _shard(run) + more
+        return {"pads": (-pad if run.causal else pad,)}
+
+    return changes
 
 
 def _ended_early(run: Run) -> dict[str, Any]:
@@ -324,6 +333,23 @@ class _Aligned(Argument):
         found = next((each for each in verdicts if verdicts[each].ok), next(iter(verdicts)))
         aligned = f"aligned {found}: " if verdicts[found].ok else ""
         return replace(verdicts[found], evidence=f"{aligned}{verdicts[found].evidence}")
+
+
+@dataclass(frozen=True)
+class _Dtypes(Argument):
+    """Keys or values in another dtype than queries. claimed: the dtypes that a target has to claim for that."""
+
+    claimed: tuple[str, ...] = ()
+
+    def places(self, plan: Plan, layout: str = "") -> list[Place]:
+        """Return one place: whether a row sees a key does not depend on dtypes."""
+        return super().places(plan, layout)[:1]
+
+    def needs(self, plan: Plan) -> str | None:
+        """Return the reason why the dtypes are not tested, or None."""
+        if {*self.claimed} <= {*plan.claims.dtypes}:
+            return super().needs(plan)
+        return f"the target does not claim {' and '.join(self.claimed)}"
 
 
 class _Trained(Argument):
@@ -379,11 +405,13 @@ ARGUMENTS = (
     Argument("documents", "", "documents of each sequence", IDS, (_documents_of_each,), by_mask=False, form_of="packed documents"),
     Argument("documents", "", "documents of keys", tuple(name for name in CU_SEQLENS if name.endswith(OF_KEYS)), (_cut_keys,), causal=False, by_mask=False, also=tuple(name for name in CU_SEQLENS if name.endswith("_q"))),
     Argument("padded documents", "packed documents with padding behind each", "padded documents", CU_PADDED, (lambda run: _padded(run, 7, 3),), by_mask=False),
-    Argument("padding", "padding, by a mask that it takes: in front under a causal mask, otherwise at the end; of one sequence only", "padding mask", (*PADDING, *VALID), (_padding,), by_mask=False),
+    Argument("padding", "padding, by a mask that it takes: in front under a causal mask, otherwise at the end; less than a shard and more; of one sequence only", "padding mask", (*PADDING, *VALID), (_padding(5), _padding(3, shards=1)), by_mask=False),
     Argument("padding", "", "padding of one sequence", (*PADDING, *VALID), (_padding_of_each,), by_mask=False),
     Argument("joint tokens", "keys that all ranks hold, in front and at the end: each counts once", "joint tokens", JOINT_KEYS, tuple(_always(joint=at) for at in ("front", "rear")), causal=False, by_mask=False),
     Argument("uneven heads", "key/value heads that the ranks do not divide, if ranks divide the heads: the oracle's result, or an error", "uneven heads", (), (_uneven_heads,), paired=False),
     Argument("value dims", "a head dim of v that is not that of q and k: the oracle's result, or an error", "head dim of v", (), (_always(dv=8), _always(dv=24))),
+    _Dtypes("mixed dtypes", "keys and values in bfloat16 beside queries in float32, and values in bfloat16 beside float16: the oracle's result, or an error", "dtype of keys", (), (_always(dtype="float32", of_keys=("bfloat16", "bfloat16")),), paired=False, claimed=("float32", "bfloat16")),
+    _Dtypes("mixed dtypes", "", "dtype of values", (), (_always(dtype="float16", of_keys=("float16", "bfloat16")),), paired=False, claimed=("float16", "bfloat16")),
     Argument("cross-attention", "keys of another sequence, more and fewer than the queries; more of them under a causal mask: the oracle's result, or an error", "other sequence", (), (lambda run: {"keys": 2 * run.S}, lambda run: {"keys": run.S // (4 * run.P) * 2 * run.P}), causal=False),
     _Aligned("cross-attention", "", "more keys", (), (_more_keys,), causal=True),
 )  # fmt: skip
@@ -432,7 +460,7 @@ def _neutral(plan: Plan) -> list[Run]:
 
 
 def _as_without(plan: Plan, rans: Sequence[Ran]) -> Verdict:
-    """Return the verdict: each neutral value, and each form of a bool, gives the plain result, or is refused."""
+    """Return the verdict: each neutral value, form of a bool, or offset gives the plain result, or is refused."""
     right = [ran for ran in rans if ran.trouble is None]
     for ran in rans:
         if ran.trouble is not None and ran.trouble.kind != RAISED:
@@ -441,15 +469,30 @@ def _as_without(plan: Plan, rans: Sequence[Ran]) -> Verdict:
         return Verdict(True, f"refused: {rans[0].trouble}"[:500])
     verdict = by_errors(NAMES)(plan, right)
     neutral = [f"{ran.run.neutral}={NEUTRAL[ran.run.neutral]}" for ran in right if ran.run.neutral]
-    names = ", ".join(neutral + [f"causal as {ran.run.spelled}" for ran in right if ran.run.spelled])
-    return replace(verdict, evidence=f"{names}: {verdict.evidence}")
+    spelled = [f"causal as {ran.run.spelled}" for ran in right if ran.run.spelled]
+    offsets = [f"positions from {ran.run.offset:,}" for ran in right if ran.run.offset]
+    return replace(verdict, evidence=f"{', '.join(neutral + spelled + offsets)}: {verdict.evidence}")
 
 
 def _needs_neutral(plan: Plan) -> str | None:
     return None if _neutral(plan) else "the target takes no argument that a number may switch off"
 
 
+def _far(plan: Plan) -> list[Run]:
+    """Return runs whose positions pass the ends of int16 and of uint16, where they are negative or begin again."""
+    P = plan.ranks(2)[0]
+    plain = plan.run(P, _LENGTH, layout=plan.claims.layouts[-1], causal=True)
+    return [replace(plain, offset=end - plain.S // 2) for end in (2**15, 2**16)]
+
+
+def _needs_positions(plan: Plan) -> str | None:
+    if "positions" not in plan.claims.takes or "layout" in plan.claims.takes:
+        return "the target is not told positions alone"
+    return needs_causal(plan)
+
+
 ARGUMENT_CHECKS = (
     *(_check(name) for name in dict.fromkeys(each.check for each in ARGUMENTS)),
     Check("neutral values", "numbers with which callers switch an argument off, such as a soft cap of 0, and causal as 1: the plain result, or an error", "quick", Measure.ARGUMENTS, _neutral, _as_without, _needs_neutral, tolerant=True),
+    Check("far positions", "positions beyond 32,767, as in a later part of a long sequence: the same result, or an error", "quick", Measure.ARGUMENTS, _far, _as_without, _needs_positions, tolerant=True),
 )  # fmt: skip

@@ -39,6 +39,8 @@ _ASKS = {
     "frozen inputs": "gradients where only some of q, k and v need one",
     "changed in place": "inputs or out changed before backward: the same gradients, or autograd's error",
     "recomputation": "the forward made again in backward, under torch.utils.checkpoint",
+    "other threads": "backward in another thread than forward, as autograd runs it on a GPU",
+    "compilation": "calls that torch.compile traces, by the backend aot_eager",
     "second derivatives": "a loss on gradients: its own gradients, or an error",
     "two rings": "a group that is not the world: even ranks one ring, odd ranks another",
     "same memory": "other values in the same tensors",
@@ -55,6 +57,8 @@ _STATE = (
     "default dtype",
 )
 """The checks of the state that a call leaves or finds; the other checks are about gradients."""
+_FULL = ("compilation",)
+"""The checks of the full tier: the compiler takes some seconds."""
 _OF_HALVES = {*HALVED, OTHER_GROUP}
 """The call patterns in which some ranks are a group."""
 
@@ -173,7 +177,7 @@ def _by_check() -> dict[str, list[str]]:
 
 CALL_CHECKS = tuple(
     Check(
-        check, _ASKS[check], "quick", Measure.STATE if check in _STATE else Measure.TRAINING,
+        check, _ASKS[check], "full" if check in _FULL else "quick", Measure.STATE if check in _STATE else Measure.TRAINING,
         _beside_plain(names) if check in _COMPARED else _called(names), _rounds_no_more if check in _COMPARED else _as_called,
         partial(_needs, names), tolerant=check == "changed in place",
     )

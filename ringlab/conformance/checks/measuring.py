@@ -80,7 +80,11 @@ def truth_of(
     scoring |= {"sinks": sinks_of(plain).double().numpy()} if plain.sinks else {}
     dlse = cotangent_of_lse(plain).double().numpy() if plain.dlse else None
     true = truth(*exact, v, dout, dlse=dlse, **scoring)
-    limits = bounds(q, k, v, dout, dlse=dlse, true=true, **scoring)
+    if plain.of_keys:
+        q, k, v, dout = _in_fewest_digits(q, k, v, dout)
+        limits = bounds(q, k, v, dout, dlse=dlse, **scoring)
+    else:
+        limits = bounds(q, k, v, dout, dlse=dlse, true=true, **scoring)
     tens = plain.moved or plain.alibi  # whether the scores are in the tens, not near 1
     if plain.values != "normal" or tens or plain.one_hot:
         rounding = score_rounding(q, k, v, dout, dlse=dlse, true=true, **scoring)
@@ -92,6 +96,12 @@ def truth_of(
         own = true._replace(dq=true.dq[..., : plain.D], dk=true.dk[..., : plain.D])
         true, limits = own, _relative_to(own, true, limits)
     return true, {name: CHANCE * limits[name] for name in NAMES}
+
+
+def _in_fewest_digits(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """Return all tensors in the dtype with the fewest digits among theirs, in which a target may compute."""
+    dtype = max((x.dtype for x in tensors), key=lambda dtype: torch.finfo(dtype).eps)
+    return tuple(x.to(dtype) for x in tensors)
 
 
 def _added(plain: Run) -> Float[Tensor, "#B H S S"]:

@@ -19,8 +19,16 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from ringlab.comm.virtual.threads import in_another_thread
 from ringlab.conformance.run.meters import PassMeter
-from ringlab.conformance.run.run import HALF_AFTERWARDS, TWO_RINGS, Run, cotangent_of_lse, second_gradients
+from ringlab.conformance.run.run import (
+    COMPILED,
+    HALF_AFTERWARDS,
+    TWO_RINGS,
+    Run,
+    cotangent_of_lse,
+    second_gradients,
+)
 from ringlab.conformance.target.claims import Target
 
 Tensors = dict[str, Tensor]
@@ -47,6 +55,7 @@ class _Part(Protocol):
     ) -> Any: ...
     def note(self, kind: str, text: str) -> None: ...
     def elsewhere(self) -> AbstractContextManager[None]: ...
+    def compiled(self) -> AbstractContextManager[None]: ...
     def with_other_arguments(self) -> AbstractContextManager[None]: ...
     def meet(self) -> None: ...
     def counted(self) -> AbstractContextManager[PassMeter]: ...
@@ -238,6 +247,9 @@ def _with_another_default(part: _Part) -> Tensors:
         part.meet()
 
 
+_REMEDY = "@torch.autograd.function.once_differentiable on backward refuses such a loss"
+
+
 def _of_gradients(part: _Part) -> Tensors:
     """Return the results; note gradients of gradients that are wrong, as a gradient penalty would use them.
 
@@ -261,7 +273,9 @@ def _of_gradients(part: _Part) -> Tensors:
     for name, x, right in zip("qkv", second, true, strict=True):
         own = part.own_of(right)
         if x is None or (x - own).abs().max() > 0.01 * right.abs().max():
-            part.note("use", f"the gradient of a loss on gradients is wrong in {name}, without an error")
+            part.note(
+                "use", f"the gradient of a loss on gradients is wrong in {name}, without an error: {_REMEDY}"
+            )
     return found
 
 
@@ -305,6 +319,31 @@ def _recomputed(part: _Part) -> Tensors:
     leaves = _leaves(tuple(qkv))
     out, _ = checkpoint(lambda *tensors: part.attend(tensors), *leaves, use_reentrant=False)
     return {"out": out.detach(), **_named(torch.autograd.grad(out, leaves, dout))}
+
+
+def _backward_elsewhere(part: _Part) -> Tensors:
+    """Return the results if backward runs in another thread than forward, as autograd's does on a GPU."""
+    *qkv, dout = part.shards()
+    leaves = _leaves(tuple(qkv))
+    out, lse = part.attend(leaves)
+    gradients = in_another_thread(lambda: part.gradients(leaves, dout, out, lse))
+    return {**_results(out, lse), **_named(gradients)}
+
+
+def _compiled(part: _Part) -> Tensors:
+    """Return the results of the second call of a function that torch.compile has traced in a first call.
+
+    A compiler that cannot trace the function is a refusal.
+    """
+    with part.compiled():
+        try:
+            _both(part, part.shards(1))
+        except Exception as error:
+            if not type(error).__module__.startswith("torch._dynamo"):
+                raise
+            part.note("refused", f"torch.compile raises {type(error).__name__}")
+            return {}
+        return _whole(part)
 
 
 def _same_memory(part: _Part) -> Tensors:
@@ -453,6 +492,8 @@ CALL_PATTERNS: dict[str, CallPattern] = {
     "inputs changed": CallPattern("changed in place", partial(_overwritten, "inputs"), autograd=True),
     "out changed": CallPattern("changed in place", partial(_overwritten, "out"), autograd=True),
     "recomputed": CallPattern("recomputation", _recomputed, autograd=True),
+    "backward in another thread": CallPattern("other threads", _backward_elsewhere, autograd=True),
+    COMPILED: CallPattern("compilation", _compiled, backward=False),
     TWO_RINGS: CallPattern("two rings", _whole, backward=False),
     HALF_AFTERWARDS: CallPattern("two groups", _whole, backward=False),
     "same memory": CallPattern("same memory", _same_memory, backward=False),

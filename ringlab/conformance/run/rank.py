@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -31,7 +32,14 @@ from ringlab.conformance.run.run import (
 )
 from ringlab.conformance.run.troubles import WrongResult
 from ringlab.conformance.target.argument_names import GROUPS, SINKS
-from ringlab.conformance.target.calling import as_axes, call, from_axes, tensors_of
+from ringlab.conformance.target.calling import (
+    arguments,
+    as_axes,
+    call,
+    called,
+    from_axes,
+    tensors_of,
+)
 from ringlab.conformance.target.claims import Target
 
 Tensors = dict[str, Tensor]
@@ -68,6 +76,9 @@ class RankPart:
         self.dsinks: np.ndarray | None = None
         self.queries: tuple[float, ...] = ()  # sums of the latest call's q
         self.held: dict[str, Tensor] | None = None  # tensors of arguments that keep their memory
+        self.calls: Callable[..., Any] = partial(
+            called, target.function
+        )  # with positional and named arguments
 
     def _dealt(self, S: int) -> list[np.ndarray]:
         """Return each rank's positions. Raises: WrongResult for an error of the target's own layout.
@@ -190,7 +201,7 @@ class RankPart:
             total = float(qkv[0].detach().double().sum())
             self.queries = total, total * qkv[0].shape[-1] ** -0.5
         with self._pass() if metered else nullcontext():
-            answer = call(self.target.function, qkv, known)
+            answer = self.calls(*arguments(self.target.function, qkv, known))
             self.returned += 1
             out, lse = self._unpacked(answer)
         q, dims = qkv[0], self.run.dv or qkv[0].shape[-1]
@@ -243,6 +254,24 @@ class RankPart:
         self.group, half = group, self.group
         with self._as_part_of(run, rank, ring, half), self._turn():
             yield
+
+    @contextmanager
+    def compiled(self) -> Iterator[None]:
+        """Let torch.compile trace the calls in this context, without code that was traced before."""
+        function, kept = self.target.function, self.calls
+
+        def traced(positional: Sequence[Any], named: Mapping[str, Any]) -> Any:
+            return function(*positional, **named)
+
+        self.meet()
+        torch._dynamo.reset()  # the limit of recompilations counts earlier targets and ranks too
+        torch._dynamo.trace_rules.add("ringlab.comm")  # the transport is the suite's, not the target's
+        self.meet()
+        self.calls = torch.compile(traced, backend="aot_eager")
+        try:
+            yield
+        finally:
+            self.calls = kept
 
     @contextmanager
     def _as_part_of(self, run: Run, rank: int, ring: Ring | None, group: Any) -> Iterator[None]:
@@ -350,7 +379,7 @@ class RankPart:
         return {
             "ring": self.ring, "comm": self.ring.comm if self.ring else None, **dict.fromkeys(GROUPS, group),
             "rank": self.rank, "world_size": run.P, **dict.fromkeys(masks, SPELLINGS[run.spelled](run.causal)),
-            "layout": layout or run.layout, "positions": tensors_of(self.positions, self.device),
+            "layout": layout or run.layout, "positions": tensors_of([each + run.offset for each in self.positions], self.device),
             "scale": run.scale, "softmax_scale": run.scale, "return_lse": True,
             **more, **self.target.options,
         }  # fmt: skip

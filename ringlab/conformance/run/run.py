@@ -23,6 +23,7 @@ GIVEN = {
     "key_documents": "documents of keys", "documents_of": "documents of each sequence", "pads": "padding", "pads_of": "padding of each sequence", "sinks": "sinks",
     "trained_sinks": "trained sinks", "alibi": "ALiBi slopes", "bias": "additive bias", "joint": "joint tokens", "keys": "keys",
     "alignment": "aligned", "neutral": "switched off:", "spelled": "causal as", "dv": "head dim of v", "dropout": "dropout",
+    "of_keys": "dtypes of k and v", "offset": "positions from",
 }  # fmt: skip
 """The fields of a run for arguments that only some targets take, and their names in a report."""
 SPELLINGS: dict[str, Callable[[bool], Any]] = {"": bool, "1": int, "numpy.bool_": np.bool_}
@@ -37,6 +38,8 @@ are compared."""
 HALF_AFTERWARDS = "half of the ranks afterwards"
 """The call pattern of two rings after a call of all ranks."""
 HALVED = (TWO_RINGS, HALF_AFTERWARDS)
+COMPILED = "compiled"
+"""The call pattern of a function that torch.compile traces, which takes seconds."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +65,8 @@ class Run:
     key_documents: the lengths of its documents, each of which the document of queries with its number sees.
     alignment: under a causal mask, "bottom-right" if the last query sees all keys, "top-left" if the first
     query sees the first key alone. dv: the head dim of v. keys and dv are 0 if they equal those of the queries.
+    of_keys: the dtypes of k and v, or () if they are those of q. offset: the position of the first token, for a
+    target that is told positions.
 
     strict: whether receive buffers hold NaN until they are waited for. moved: ("token", j) or ("dout", j),
     the token or row whose values are replaced. one_hot: "q", "k", "v" or "dout", the input whose token t
@@ -115,6 +120,8 @@ class Run:
     trained_sinks: bool = False
     neutral: str = ""
     spelled: str = ""
+    of_keys: tuple[str, ...] = ()
+    offset: int = 0
 
     def __str__(self) -> str:
         mask = "causal" if self.causal else "full"
@@ -217,6 +224,7 @@ class Run:
         return replace(
             self, P=1, layout=ANY_LAYOUT, backward=True, strided="", strict=False,
             twice=False, meter=False, fault="", use="", dropout=0.0, dropout_seed=0, neutral="", spelled="",
+            offset=0,
         )  # fmt: skip
 
 
@@ -361,7 +369,7 @@ dtypes compute them exactly, while an lse of such a size loses its fraction in t
 
 
 def inputs(run: Run) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return q, k, v and dout of the whole sequence, in the run's dtype, the same for equal runs."""
+    """Return q, k, v and dout of the whole sequence, in the run's dtypes, the same for equal runs."""
     sizes = [run.S, run.H, run.K, run.D, run.B, run.seed]
     draw = np.random.default_rng(sizes).standard_normal
     rows, keys = (run.B, run.H, run.S), (run.B, run.K, run.keys or run.S)
@@ -385,8 +393,11 @@ def inputs(run: Run) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         # visible.
         size = run.D**0.5 if run.one_hot in ("q", "k") else 1.0
         {"q": q, "k": k, "v": v, "dout": dout}[run.one_hot][...] = size * np.eye(run.S, run.D)
-    dtype = getattr(torch, run.dtype)
-    tensors = [torch.from_numpy(x).to(dtype) for x in (q, k, v, dout)]
+    dtypes = (run.dtype, *(run.of_keys or (run.dtype, run.dtype)), run.dtype)
+    tensors = [
+        torch.from_numpy(x).to(getattr(torch, dtype))
+        for x, dtype in zip((q, k, v, dout), dtypes, strict=True)
+    ]
     return tensors[0], tensors[1], tensors[2], tensors[3]
 
 
