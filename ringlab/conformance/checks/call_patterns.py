@@ -40,7 +40,7 @@ _ASKS = {
     "changed in place": "inputs or out changed before backward: the same gradients, or autograd's error",
     "recomputation": "the forward made again in backward, under torch.utils.checkpoint",
     "other threads": "backward in another thread than forward, as autograd runs it on a GPU",
-    "compilation": "calls that torch.compile traces, by the backend aot_eager",
+    "compilation": "calls that torch.compile traces, by the backend aot_eager: the same results, or an error",
     "second derivatives": "a loss on gradients: its own gradients, or an error",
     "two rings": "a group that is not the world: even ranks one ring, odd ranks another",
     "same memory": "other values in the same tensors",

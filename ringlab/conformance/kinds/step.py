@@ -357,16 +357,11 @@ def _on_other_ranks(calls: StepCalls, ranks: tuple[int, ...]) -> list[Case]:
     cases = [Case(P, S, steps=3, began=began) for began, P in ((few, many), (many, few))]
     for case in cases:
         with TemporaryFolder(prefix="ringlab-check-") as folder:
-            first = Case(case.began, S, checkpoint=folder)
-            for part in (first, last := replace(case, checkpoint=folder)):
-                calls.make([part])
-                calls.seconds[case] = calls.seconds.get(case, 0.0) + calls.seconds.get(part, 0.0)
-                made = calls.done[part]
-                calls.done[case] = made
-                if isinstance(made, Trouble):
-                    break
-            for part in (first, last):
-                calls.done.pop(part, None)
+            for part in (Case(case.began, S, checkpoint=folder), replace(case, checkpoint=folder)):
+                if not isinstance(calls.done.get(case), Trouble):
+                    calls.make([part])
+                    calls.done[case] = calls.done.pop(part)
+                    calls.seconds[case] = calls.seconds.get(case, 0.0) + calls.seconds.pop(part, 0.0)
     return cases
 
 

@@ -29,7 +29,9 @@ from ringlab.conformance.run.run import (
     cotangent_of_lse,
     second_gradients,
 )
+from ringlab.conformance.run.troubles import WrongResult
 from ringlab.conformance.target.claims import Target
+from ringlab.errors import CommError
 
 Tensors = dict[str, Tensor]
 GRADIENTS = ("dq", "dk", "dv")
@@ -333,15 +335,15 @@ def _backward_elsewhere(part: _Part) -> Tensors:
 def _compiled(part: _Part) -> Tensors:
     """Return the results of the second call of a function that torch.compile has traced in a first call.
 
-    A compiler that cannot trace the function is a refusal.
+    An error while the compiler traces is a refusal, but neither is a wrong form of the result, nor are ranks that wait for each other.
     """
     with part.compiled():
         try:
             _both(part, part.shards(1))
+        except (CommError, WrongResult):
+            raise
         except Exception as error:
-            if not type(error).__module__.startswith("torch._dynamo"):
-                raise
-            part.note("refused", f"torch.compile raises {type(error).__name__}")
+            part.note("refused", f"under torch.compile it raises {type(error).__name__}")
             return {}
         return _whole(part)
 
