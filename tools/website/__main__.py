@@ -68,39 +68,40 @@ def kept(folder: Path) -> Path:
 def made(work: Path, root: Path, source: str = "") -> Path:
     """Return the folder of the pages as Sphinx builds them, below `work`.
 
-    Sources that have not changed since the last call are not read again. Raises: SystemExit if Sphinx fails
-    or warns.
+    Sources that have not changed since the last call are not read again, and pages are written again only if
+    their own source, or something that all pages show, has changed. Raises: SystemExit if Sphinx fails or
+    warns.
     """
     sources, doctrees, pages, stamp = (work / name for name in ("sources", "doctrees", "pages", "stamp"))
-    if not stamp.exists() or stamp.read_text(encoding="utf-8") != _settings(root):
+    settings, static = _settings(root), _digest(sorted((SETTINGS / "static").rglob("*")))
+    known = stamp.read_text(encoding="utf-8").split() if stamp.exists() else []
+    if settings not in known:
         shutil.rmtree(work, ignore_errors=True)
-    if not stage.write(sources, root, source) and stamp.exists():
+    before = {*sources.rglob("*")}
+    if not stage.write(sources, root, source) and known == [settings, static]:
         return pages
     stamp.unlink(missing_ok=True)  # Sphinx does not repeat warnings about sources that it does not read again
-    # each page shows the titles of all pages, so all pages are written
-    shutil.rmtree(pages, ignore_errors=True)
+    if before - {*sources.rglob("*")}:
+        shutil.rmtree(pages, ignore_errors=True)  # because Sphinx does not remove a page without a source
     # Sphinx gets its own process, because it forks, and the ring on the first page has started threads in
     # this one.
     command = [sys.executable, "-m", "sphinx", "--fail-on-warning", "--keep-going", "--quiet", "--jobs", "2"]
     command += ["-c", str(SETTINGS), "-d", str(doctrees), str(sources), str(pages)]
     if status := subprocess.run(command).returncode:
         raise SystemExit(status)
-    stamp.write_text(_settings(root), encoding="utf-8")
+    stamp.write_text(f"{settings} {static}", encoding="utf-8")
     return pages
 
 
 def _settings(root: Path) -> str:
-    """Return a digest of everything on which all pages depend, except their sources."""
-    files = [
-        *sorted(SETTINGS.glob("*.js")),
-        SETTINGS / "conf.py",
-        root / "requirements.lock",
-        *sorted((SETTINGS / "static").rglob("*")),
-    ]
+    """Return a digest of everything on which Sphinx's results depend, except sources and static files."""
+    files = [*sorted(SETTINGS.glob("*.js")), SETTINGS / "conf.py", root / "requirements.lock"]
+    return _digest(files, sys.version, ringlab.__version__)
+
+
+def _digest(files: list[Path], *more: str) -> str:
     parts = [f"{path.name}\0".encode() + path.read_bytes() for path in files if path.is_file()]
-    return hashlib.sha256(
-        b"\0".join([sys.version.encode(), ringlab.__version__.encode(), *parts])
-    ).hexdigest()
+    return hashlib.sha256(b"\0".join([*map(str.encode, more), *parts])).hexdigest()
 
 
 def main() -> None:

@@ -1,6 +1,12 @@
 """Settings of Sphinx for the course's pages. Nothing here may make a page load anything from another host."""
 
+from __future__ import annotations
+
+import hashlib
 from pathlib import Path
+
+from sphinx.application import Sphinx
+from sphinx.environment import BuildEnvironment
 
 from ringlab import __version__
 
@@ -43,3 +49,26 @@ html_theme_options = {
     "light_css_variables": {"color-brand-primary": "#0a5b8c", "color-brand-content": "#0a5b8c"},
     "dark_css_variables": {"color-brand-primary": "#6cc3f0", "color-brand-content": "#6cc3f0"},
 }
+
+
+def setup(app: Sphinx) -> None:
+    """Write all pages again if something has changed that every page shows."""
+    app.connect("env-updated", _pages_with_old_surroundings)
+
+
+def _pages_with_old_surroundings(app: Sphinx, env: BuildEnvironment) -> list[str]:
+    """Return all pages if titles, places to link to or static files differ from the last build, else none."""
+    static = [path.read_bytes() for path in sorted(Path(app.confdir, "static").rglob("*")) if path.is_file()]
+    shown = (
+        sorted((name, title.astext()) for name, title in env.titles.items()),
+        sorted(env.toctree_includes.items()),
+        sorted(env.domains.standard_domain.labels.items()),
+        sorted(env.domains.python_domain.objects.items()),
+        sorted((name, about.get("myst_slugs", {})) for name, about in env.metadata.items()),
+        [hashlib.sha256(each).hexdigest() for each in static],
+    )
+    known, now = Path(app.doctreedir, "surroundings"), repr(shown)
+    if known.exists() and known.read_text(encoding="utf-8") == now:
+        return []
+    known.write_text(now, encoding="utf-8")
+    return sorted(env.found_docs)

@@ -35,6 +35,7 @@ class Message(NamedTuple):
     module: str
 
 
+@cache
 def messages(root: Path) -> list[Message]:
     """Return the messages in the package `ringlab` of the checkout at `root`, without repetitions."""
     found: dict[Message, None] = {}
