@@ -58,10 +58,17 @@ def test_pages_that_know_their_repository_can_be_edited_at_their_source(site: Pa
     ("query", "page"),
     [
         ("zigzag", "notebooks/08_striped_and_zigzag"),
+        ("ppermute", "notebooks/17_ring_in_jax"),
+        ("deadlock", "notebooks/11_real_processes"),
         ("lse", "notebooks/02_online_softmax"),
+        ("cu_seqlens", "docs/guide/packed"),
+        ("MLA", "docs/guide/schedules"),
         ("how many hops", "notebooks/06_what_it_costs"),
         ("they wait for a rank that has finished", "errors"),
+        ("tokens that rank 1 owns under zigzag", "errors"),
         ("GQA bytes", "notebooks/01_naive_attention"),
+        ("install windows", "docs/guide/install"),
+        ("colab", "docs/guide/install"),
         ("ringlab.oracle.attention", "api/ringlab"),
     ],
 )
