@@ -79,6 +79,7 @@ class Entry:
     compute: Callable[[], dict[str, Any]]
     wrong_rings: tuple[str, ...] = ()
     modules: tuple[str, ...] = ()
+    drawing: str = ""
 
     def filled(self, text: str, values: Values) -> str:
         """Return a text of the entry with the values filled in."""

@@ -165,6 +165,7 @@ MASKS = (
         ),
         _triangle,
         ("masks_the_past",),
+        drawing="masks",
     ),
     Entry(
         "Striped: query 4 sees key 2 but not key 6",
@@ -248,5 +249,6 @@ MASKS = (
             Figure("striped", "tokens of rank 0, striped", None),
         ),
         _two_layouts,
+        drawing="layouts",
     ),
 )

@@ -161,6 +161,7 @@ MESSAGES = (
             Figure("ratio", "bytes sent, ring relative to all-to-all", None, "{:.3g}"),
         ),
         _neighbours,
+        drawing="schedules",
     ),
     Entry(
         "Ulysses gives a rank the K and V of all tokens for some of the heads, not for all",

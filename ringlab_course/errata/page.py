@@ -15,11 +15,16 @@ from ringlab_course.errata.entry import Entry, Values
 
 _HEAD = """# Errata: claims about ring attention that are wrong
 
-Wrong claims about ring attention circulate in write-ups, talks and code. Each heading below says what is true. Below it are the wrong claim,
-paraphrased, and the computation that refutes it. They are easy mistakes; we made most of them ourselves. The most costly ones come first.
-
-To recompute every figure, run `python -m ringlab_course.errata docs/errata.md`.
+Wrong claims about ring attention circulate in write-ups, talks and code. Each heading below says what is true. The wrong claim, paraphrased, is
+struck through under it, with what is computed instead. They are easy mistakes; we made most of them ourselves. The most costly ones come first.
 """
+_FOOT = "`python -m ringlab_course.errata docs/errata.md` computes all figures and writes this page.\n"
+_DRAWN = {
+    "layouts": "The tokens that each rank owns under five layouts",
+    "masks": "The keys that each query sees under six masks; the causal one is the lower triangle",
+    "schedules": "The forward messages of eight ranks under each schedule",
+}
+"""The drawings of the guide that entries show, in words."""
 
 
 def page(computed: Mapping[str, Values]) -> str:
@@ -30,7 +35,7 @@ def page(computed: Mapping[str, Values]) -> str:
         if entry is group.entries[0]:
             parts.append(f"## {group.title}\n\n{group.about}\n")
         parts.append(_entry(number, entry, computed[entry.title]))
-    return "\n".join(parts)
+    return "\n".join([*parts, _FOOT])
 
 
 def compute() -> dict[str, Values]:
@@ -64,8 +69,9 @@ def _entry(number: int, entry: Entry, values: Values) -> str:
     link = f"[{taught.id} · {taught.title}](../notebooks/{taught.slug}.ipynb)"
     parts = [
         f"### {number}. {entry.title}",
-        f"**Wrong claim.** {entry.filled(entry.claim, values)}",
-        f"**In fact.** {entry.filled(entry.truth, values)}",
+        f"✗ **Wrong claim.** ~~{entry.filled(entry.claim, values)}~~",
+        f"✓ **In fact.** {entry.filled(entry.truth, values)}",
+        *([f"![{_DRAWN[entry.drawing]}](guide/{entry.drawing}.svg)"] if entry.drawing else []),
         _table(entry, values),
         f"**Why it matters.** {entry.filled(entry.matters, values)} Lesson {link}.",
         "<details><summary>The computation</summary>",

@@ -22,9 +22,10 @@ python_maximum_signature_line_length = 72
 
 extensions = ["myst_nb"]
 exclude_patterns = ["_build", "downloads"]
-myst_enable_extensions = ["amsmath", "attrs_inline", "colon_fence", "deflist", "dollarmath"]
+myst_enable_extensions = ["amsmath", "attrs_inline", "colon_fence", "deflist", "dollarmath", "strikethrough"]
 myst_heading_anchors = 4
 myst_dmath_double_inline = True
+suppress_warnings = ["myst.strikethrough"]  # it warns that only HTML has it
 
 nb_execution_mode = "off"
 # widgets are shown as pictures, because their code would be loaded from a CDN

@@ -19,3 +19,19 @@ letKeysScroll();
 addEventListener("resize", letKeysScroll);
 addEventListener("load", letKeysScroll); // pictures have no width before they are loaded
 addEventListener("toggle", letKeysScroll, true); // nothing in a closed <details> has a width
+
+// A card has a link of its own. The address is that of the part of the page that holds the card.
+for (const title of document.querySelectorAll('[id^="errata-"] > section > section > h3, dl[id^="mistake-"] > dt')) {
+  const button = document.createElement("button");
+  button.type = "button";
+  button.className = "copy-link";
+  button.textContent = "Copy link";
+  button.addEventListener("click", async () => {
+    location.hash = title.parentElement.id;
+    const done = await navigator.clipboard?.writeText(location.href).then(() => true, () => false);
+    button.textContent = done ? "Copied" : "Copy the address above";
+    setTimeout(() => (button.textContent = "Copy link"), 2000);
+  });
+  if (title.matches("dt")) title.append(" ", button);
+  else title.after(button);
+}
