@@ -22,19 +22,15 @@ LOOSE_TESTS = len(_LOOSE) - 1
 _MARKS = {"": False, "●": True, "◉": True}
 _HEAD = """# Which check finds which wrong ring
 
-`python -m tools.conformance.evidence matrix docs/conformance-matrix.md` writes this page in some minutes. A test compares
-it with the wrong rings and the checks named for them. Every wrong ring is the plain ring of `ringlab.plain_ring`, changed in
-one to four places, and claims what that one claims. The plain ring itself passes all checks. Each wrong ring is also a target:
+What each check of the suite asks, and which wrong rings it finds. Every wrong ring is the plain ring of `ringlab.plain_ring`, changed
+in one to four places, and claims what that one claims. The plain ring itself passes all checks. Each wrong ring is also a target:
 `ringlab check ringlab.conformance.mutants:swaps_dk_and_dv` shows a report on one.
+"""
+_FOOT = """The goals for the time of a right ring are 60 seconds for the quick tier and ten minutes for the full one, on two idle cores: the
+median of three runs of `ringlab check TARGET --json`, whose `seconds` includes the import of torch.
 
-After adding a wrong ring, write its row alone with `… matrix docs/conformance-matrix.md name_of_the_ring`; the other rows are
-kept. The sweep, `python -m tools.conformance.evidence seeds benchmarks/results/conformance/seeds.json`, says for how many of 50
-seeds ringlab's own ring and the plain ring pass. It stores its date and the checks that it asked.
-Sweep again when the checks have changed.
-
-The goals for the time of a right ring are 60 seconds for the quick tier and ten minutes for the full one, on two idle cores:
-the median of three runs of `ringlab check TARGET --json`, whose `seconds` includes the import of torch. A target over
-`torch.distributed` starts processes for each number of ranks and takes longest.
+`python -m tools.conformance.evidence matrix docs/conformance-matrix.md` writes this page. A test compares it with the wrong rings and the
+checks named for them.
 """
 _STYLES = f"""## Right rings that it accepts
 
@@ -72,6 +68,7 @@ def page(rows: Mapping[str, Row]) -> str:
         _styles(),
         _LEGEND,
         _table(rows),
+        _FOOT,
     ]
     return "\n".join(parts)
 

@@ -60,6 +60,7 @@ Two findings matter for any ring. Both are among the suite's wrong rings (`ringl
 - An error bound cannot show that a float16 result was rounded to bfloat16, because plain float16 attention is just as
   inaccurate. The `precision` check therefore inspects the bits.
 """
+FOOT = "\n`python -m tools.conformance.peers benchmarks/results/conformance/peers.json docs/peers.md` writes this page.\n"
 MADE_FOR = """
 ## In the dtypes that a package is made for
 """
@@ -140,7 +141,7 @@ def page(found: Sequence[dict[str, Any]]) -> str:
     )
     lines = [HEAD, MADE_FOR.lstrip("\n"), *_part(made_for)]
     lines += [OUTSIDE, *_part(outside)] if outside else []
-    return "\n".join(lines).rstrip() + "\n"
+    return "\n".join(lines).rstrip() + "\n" + FOOT
 
 
 def _part(found: Sequence[dict[str, Any]]) -> list[str]:

@@ -11,14 +11,15 @@ from . import architecture, benchmarks, commands, drawings, names
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 COMMAND = "python -m tools.docs"
+FOOT = "\n`make docs` writes this page.\n"
 
 
 def pages(root: Path = CHECKOUT) -> Iterator[tuple[str, str]]:
     """Yield (file, text) for every generated page."""
-    yield "docs/cli.md", commands.page()
-    yield "docs/api.md", names.page(root)
-    yield "docs/architecture.md", architecture.page(root)
-    yield "docs/benchmarks.md", benchmarks.page(root)
+    yield "docs/cli.md", commands.page() + FOOT
+    yield "docs/api.md", names.page(root) + FOOT
+    yield "docs/architecture.md", architecture.page(root) + FOOT
+    yield "docs/benchmarks.md", benchmarks.page(root) + FOOT
     yield from drawings.drawings()
 
 

@@ -13,8 +13,7 @@ from ..website.links import table
 HEAD = """\
 # Architecture
 
-`make docs` writes this page from docstrings, the floors in `pyproject.toml` (`tool.importlinter`), and the text in
-`tools/docs/architecture.py`.
+How a call runs through the code, which modules may import which, and what each module is for.
 
 **Read [ringlab/plain_ring.py](../ringlab/plain_ring.py) first**: the ring in one file, forward and backward, without layouts, plans
 and schedules as objects.

@@ -16,9 +16,9 @@ from .published_runs import NOT_ASKED, PAIRS, PUBLISHED, Published, compared
 HEAD = """\
 # Measured
 
-`make docs` writes this page from the files of `benchmarks/results`; each file holds its machine, its versions and the
-single timings. `ringlab bench all --output benchmarks/results`, on a quiet machine, measures every time that needs no GPU, and `make
-gpu` the others. Compare ratios, not seconds: seconds belong to one machine.
+All measured times and sizes: the ring beside torch and beside known packages, the simulator beside published runs, the commands, the
+judge, the kernels. Compare ratios, not seconds: seconds belong to one machine. The files of `benchmarks/results` hold the machine, the
+versions and the single timings. `ringlab bench all --output benchmarks/results` measures again what needs no GPU, and `make gpu` the rest.
 """
 Result = dict[str, Any]
 

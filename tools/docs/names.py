@@ -19,9 +19,8 @@ from ..website.members import Member
 HEAD = """\
 # The public names
 
-`make docs` writes this page from the docstrings of what `from ringlab import …` gives; the examples on it are run by
-`tests/floors/test_docstrings.py`. Everything else in the package can be imported too, by the path of its module
-([architecture](architecture.md) lists them), but may change between minor versions.
+What `from ringlab import …` gives: each name with its signature, its result and an example. Everything else in the package can be
+imported too, by the path of its module ([architecture](architecture.md) lists them), but may change between minor versions.
 
 Axis letters: B batch, H query heads, K key/value heads (H % K == 0), D head dim, S tokens of the whole sequence, L tokens
 of one rank, P ranks. Tensors are (B, H, L, D). `lse` is (B, H, L), a natural logarithm.

@@ -24,9 +24,19 @@ _STILL = "<figcaption>Without JavaScript: four ranks, drawn from a run. Queries 
 TEXTS = Path(__file__).parent / "text"
 ROOMS = ("exercises", "misconceptions", "api")
 """Folders of pages whose first page is a list of the others."""
-GUIDE = "guide/"
-"""The subfolder of docs/ whose pages have their own part of the navigation."""
-REFERENCE = ("conformance", "kill-matrix", "errata")
+FIRST = ("tour", "guide/index", "guide/install")
+"""The first pages of the guide. Every page of docs/ that has no other place belongs to the guide."""
+DATA = (
+    "conformance-matrix",
+    "kill-matrix",
+    "peers",
+    "field-reports",
+    "benchmarks",
+    "architecture",
+    "cli",
+    "api",
+)
+"""Pages of tables, to look something up."""
 TEACHING = ("instructors", "nbgrader", "labs")
 
 
@@ -109,16 +119,16 @@ def _navigation(lessons: list[Lesson], documents: list[str]) -> list[str]:
         for part in PARTS
         if any(lesson.part == part for lesson in lessons)
     ]
-    guide = sorted(
-        (name for name in documents if name.startswith(GUIDE)), key=lambda name: name != f"{GUIDE}index"
+    others = [name for name in documents if name not in (*FIRST, *DATA, *TEACHING)]
+    guide, data, teaching = (
+        [f"docs/{name}" for name in names if name in documents]
+        for names in ((*FIRST, *others), DATA, TEACHING)
     )
-    others = [name for name in documents if name not in (*guide, *REFERENCE, *TEACHING)]
-    reference = [f"docs/{name}" for name in (*REFERENCE, *others) if name in documents]
-    teaching = [f"docs/{name}" for name in TEACHING if name in documents]
     trees.append(toctree(["exercises/index", "misconceptions/index"], "Practice"))
-    trees.append(toctree([f"docs/{name}" for name in guide], "Guide"))
-    trees.append(toctree(["api/index", errors.NAME, *reference], "Reference"))
-    return [*trees, toctree(teaching, "For instructors")]
+    trees.append(toctree(guide, "Guide"))
+    trees.append(toctree(["api/index", errors.NAME], "Reference"))
+    trees.append(toctree(teaching, "For instructors"))
+    return [*trees, toctree(data, "Reference data")]
 
 
 def exercise_list(exercises: list[Target], titles: dict[str, str]) -> str:
