@@ -295,6 +295,19 @@ def test_its_commands_give_its_numbers(site: Path, page: Any, tmp_path: Path, st
     assert whole == pytest.approx([quantity(said(page, "makespan"))] * len(rows), rel=2e-2)
 
 
+@pytest.mark.parametrize("name", ["index.html", "play.html"])
+def test_a_phone_shows_the_switch_then_the_timeline_then_the_ring(
+    site: Path, browser: Window, name: str
+) -> None:
+    resize(browser, 390, 844)
+    browser.page.goto((site / name).as_uri())
+    parts = (".play-now-set", ".play-headline", ".play-when", ".play-where")
+    tops = [browser.page.locator(part).bounding_box()["y"] for part in parts]  # type: ignore[index]
+    assert tops == sorted(tops) and tops[0] < 400 and tops[2] < 844 - 150
+    assert browser.page.locator("#playground details[open]").count() == 0
+    resize(browser, 1280)
+
+
 @pytest.mark.parametrize("width", [390, 768, 1400])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_nothing_is_cut_at_any_width(browser: Window, page: Any, width: int, scheme: str) -> None:

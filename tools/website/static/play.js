@@ -287,8 +287,8 @@
     fill("tokens", playViews.tokensView(s));
     fill("pairs", playViews.pairsView(s, ran, slots.pairs.querySelector("svg")));
     fill("timeline", lines);
+    fill("ring", ring);
     if (!brief) {
-      fill("ring", ring);
       fill("memory", playViews.memoryView(s, ran));
       fill("figures", playViews.figures(s, ran));
       fill("commands", playViews.commands(s, offered.models));
@@ -378,8 +378,16 @@
     make("div", { class: "play-now-set" }, first),
     headline,
     titled(2, "Who holds which tokens, from the first to the last", slots.tokens),
-    make("div", { class: "play-views" }, make("div", {}, slots.timeline, legend, time_), make("div", {}, slots.pairs)),
+    make("div", { class: "play-views" }, make("div", { class: "play-when" }, slots.timeline, legend, time_), make("div", {}, slots.pairs)),
   ];
+  const where = make("div", { class: "play-where" }, titled(2, "The blocks on their way", slots.ring, caption));
+
+  // A box that is open, but on a phone.
+  function folded(name, ...children) {
+    const box = make("details", { class: "play-folded" }, make("summary", {}, name), ...children);
+    box.open = !matchMedia("(max-width: 46em)").matches;
+    return box;
+  }
 
   // The first page's figure moves once by itself: contiguous, a pause, zig-zag. Whoever touches it stops it.
   let show = [];
@@ -400,12 +408,12 @@
     root.addEventListener("pointerdown", rest, { once: true });
   }
 
-  if (brief) root.replaceChildren(...moving, make("p", {}, everything));
+  if (brief) root.replaceChildren(...moving, where, make("p", {}, everything));
   else root.replaceChildren(
     stories, note, question, ...moving, all,
     make("p", { class: "play-share-it" }, copy, save),
-    make("div", { class: "play-pair" }, make("div", {}, titled(2, "The blocks on their way", slots.ring, caption)), titled(2, "Memory of a rank, for this layer", slots.memory, slots.figures)),
-    titled(2, "On a command line", slots.commands),
+    make("div", { class: "play-pair" }, where, folded("Memory of a rank, for this layer", slots.memory, slots.figures)),
+    folded("On a command line", slots.commands),
     make("details", {}, make("summary", {}, "Every rank in numbers"), slots.table),
   );
   begin(brief ? state : read(names(addressed()) ? addressed() : history.state ?? ""));
