@@ -25,6 +25,8 @@ OTHERS = [
     "play.html",
     "five-minutes.html",
     "errors.html",
+    "docs/errata.html",
+    "source/ringlab.layout.html",
     "search.html",
     "genindex.html",
     "api/ringlab.html",
