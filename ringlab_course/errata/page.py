@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import importlib.util
 import inspect
-import re
 from collections.abc import Mapping
 from pathlib import Path
 
 from ringlab.conformance.mutants import MUTANTS
 from ringlab_course.catalogue import lesson
-from ringlab_course.errata.collection import GROUPS, Group
+from ringlab_course.errata.collection import GROUPS
 from ringlab_course.errata.entry import Entry, Values
 
 _HEAD = """# Errata: claims about ring attention that are wrong
@@ -30,7 +29,7 @@ _DRAWN = {
 def page(computed: Mapping[str, Values]) -> str:
     """Return the page. `computed` contains each entry's values, by the entry's title."""
     numbered = [(group, entry) for group in GROUPS for entry in group.entries]
-    parts = [_HEAD, _contents(numbered)]
+    parts = [_HEAD]
     for number, (group, entry) in enumerate(numbered, start=1):
         if entry is group.entries[0]:
             parts.append(f"## {group.title}\n\n{group.about}\n")
@@ -47,21 +46,6 @@ def amiss(computed: Mapping[str, Values]) -> list[str]:
     """Return the faults of all refutations, one line each, which begins with the entry's title."""
     entries = [entry for group in GROUPS for entry in group.entries]
     return [f"{each.title}: {what}" for each in entries for what in each.refuted(computed[each.title])]
-
-
-def _contents(numbered: list[tuple[Group, Entry]]) -> str:
-    lines = []
-    for number, (group, entry) in enumerate(numbered, start=1):
-        if entry is group.entries[0]:
-            lines.append(f"\n**{group.title}**\n")
-        lines.append(f"{number}. [{entry.title}](#{_anchor(number, entry)})")
-    return "\n".join(lines).strip() + "\n"
-
-
-def _anchor(number: int, entry: Entry) -> str:
-    """Return the anchor that GitHub and Sphinx give to the heading."""
-    kept = re.sub(r"[^\w\- ]", "", f"{number}. {entry.title}".lower())
-    return kept.replace(" ", "-")
 
 
 def _entry(number: int, entry: Entry, values: Values) -> str:

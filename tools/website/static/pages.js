@@ -32,6 +32,6 @@ for (const title of document.querySelectorAll('[id^="errata-"] > section > secti
     button.textContent = done ? "Copied" : "Copy the address above";
     setTimeout(() => (button.textContent = "Copy link"), 2000);
   });
-  if (title.matches("dt")) title.append(" ", button);
-  else title.after(button);
+  if (title.matches("dt")) title.append(button);
+  else title.before(button);
 }
