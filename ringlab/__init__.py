@@ -1,4 +1,4 @@
-"""ringlab: one implementation of ring attention, checked against a float64 oracle.
+"""One implementation of ring attention, checked against a float64 oracle.
 
 The public names are loaded at first use, so that `import ringlab` does not load torch.
 """

@@ -17,9 +17,11 @@ from ringlab_course.builder.sources import prepare, targets
 from ringlab_course.catalogue import LESSONS
 from ringlab_course.checking.contract import Stage
 from ringlab_course.checking.loading import exercise_ids, load_exercise
+from ringlab_course.errata.collection import GROUPS
 from ringlab_course.notebook.predictions import ROOM
 from tests.browser.window import Window
-from tools.website import links, misconceptions
+from tools.website import links, misconceptions, source
+from tools.website.docstrings import to_markdown
 from tools.website.notebooks import NONE_MADE
 
 pytestmark = [pytest.mark.thorough, pytest.mark.slow]
@@ -164,6 +166,47 @@ def test_the_reference_has_every_public_name(site: Path) -> None:
         described = text_of(site / f"api/{package}.html")
         public = __import__(package, fromlist=["__all__"]).__all__
         assert [name for name in public if not re.search(rf"\b{name}\b", described)] == []
+
+
+def test_an_entry_of_the_reference_leads_to_its_source(site: Path) -> None:
+    entry = (site / "api/ringlab.html").read_text(encoding="utf-8").split('id="ringlab.layout.zigzag"')[1]
+    line = entry.split('href="../source/ringlab.layout.html#', 1)[1].partition('"')[0]
+    shown = (site / "source/ringlab.layout.html").read_text(encoding="utf-8")
+    text = html.unescape(re.sub(r"<[^>]+>", "", shown.split(f'id="{line}"', 1)[1].partition(">")[2]))
+    assert text.startswith("def zigzag(")
+    there = source.link("ringlab.layout", 7, "ringlab/layout.py", "https://code.example/ringlab.git")
+    assert there == "https://code.example/ringlab/blob/main/ringlab/layout.py#L7"
+
+
+def test_arguments_that_follow_a_sentence_are_a_list() -> None:
+    text = to_markdown(
+        "Return rows.\nscale: D by default.\nsinks: logits. seed: a number.\n\nLayouts: who owns what."
+    )
+    rows = ["Return rows.", "", "- `scale`: D by default.", "- `sinks`: logits.", "- `seed`: a number."]
+    assert text.splitlines() == [*rows, "", "Layouts: who owns what."]
+
+
+@pytest.mark.needs_chromium
+@pytest.mark.parametrize(
+    ("name", "cards"),
+    [("docs/errata.html", "h3"), ("misconceptions/05_emulated_ring.html", "dl[id^=mistake-]")],
+)
+def test_a_card_has_a_link_of_its_own(site: Path, browser: Window, name: str, cards: str) -> None:
+    page = browser.page
+    page.goto((site / name).as_uri())
+    buttons = page.get_by_role("button", name="Copy link")
+    assert buttons.count() == page.locator(cards).count() > 10
+    buttons.nth(3).click()
+    target = page.locator(":target")
+    assert target.count() == 1 and target.locator(".copy-link").count() == 1
+
+
+def test_a_wrong_claim_is_marked_and_no_heading_makes_it(site: Path) -> None:
+    text = (site / "docs/errata.html").read_text(encoding="utf-8")
+    claims = re.findall(r"Wrong claim\.</strong> <s>(.*?)</s></p>", text, re.DOTALL)
+    assert len(claims) == sum(len(group.entries) for group in GROUPS)
+    headings = re.findall(r"<h3>(.*?)<a class=\"headerlink\"", text)
+    assert len(headings) == len(claims) and not {*claims} & {*headings}
 
 
 def resize(window: Window, width: int, height: int = 900) -> None:

@@ -16,7 +16,8 @@ from pathlib import Path
 import ringlab
 from ringlab_course.builder.build import find_root
 
-from . import accessible, address, links, pictures, preview, repository, search, stage
+from . import accessible, address, api, links, pictures, preview, repository, search, stage
+from . import source as code
 
 SETTINGS = Path(__file__).parent
 OURS = ".nojekyll"
@@ -49,6 +50,10 @@ def build(folder: Path, root: Path | None = None, at: str = "", source: str = ""
         pictures.move(built)
         search.write(built, root or find_root())
         preview.write(built)
+        if not source:
+            folder_of_code = kept(folder) / code.FOLDER
+            code.write(folder_of_code, api.described(root or find_root()))
+            shutil.copytree(folder_of_code, built / code.FOLDER)
         if at:
             address.write(built, at)
         if source:

@@ -6,6 +6,7 @@ from html import escape
 from pathlib import Path
 from urllib.parse import quote, urljoin
 
+from . import source
 from .preview import HEIGHT, NAME, WIDTH
 
 NOT_FOR_SEARCH = ("search.html", "genindex.html", "py-modindex.html")
@@ -21,7 +22,10 @@ def write(site: Path, address: str) -> None:
     """Write sitemap.xml, and write into every page its address and its picture for previews."""
     base = address.rstrip("/") + "/"
     pages = sorted(path.relative_to(site).as_posix() for path in site.rglob("*.html"))
-    listed = [urljoin(base, quote(page)) for page in pages if page not in NOT_FOR_SEARCH]
+    found = (
+        page for page in pages if page not in NOT_FOR_SEARCH and not page.startswith(f"{source.FOLDER}/")
+    )
+    listed = [urljoin(base, quote(page)) for page in found]
     entries = "".join(f"<url><loc>{escape(each)}</loc></url>\n" for each in listed)
     (site / "sitemap.xml").write_text(
         f'<?xml version="1.0" encoding="utf-8"?>\n<urlset xmlns="http://www.sitemaps.org/schemas/sitemap/0.9">\n{entries}</urlset>\n',

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from . import members
+from . import members, source
 from .docstrings import first_sentence, to_markdown
 from .links import escape, table, toctree
 from .members import spelled_out
@@ -76,8 +76,11 @@ class Module:
         return ast.get_docstring(self.tree) or ""
 
 
-def pages(root: Path) -> Iterator[tuple[str, str]]:
-    """Yield (name, text) for the index page, and for a page for each of ROOMS."""
+def pages(root: Path, repository: str = "") -> Iterator[tuple[str, str]]:
+    """Yield (name, text) for the index page, and for a page for each of ROOMS.
+
+    repository: its address, if known, to which entries link for their source.
+    """
     everything = frozenset(_full_names(root))
     rooms = [(f"[{name}]({name}.md)", escape(purpose)) for name, purpose in ROOMS]
     named = [
@@ -96,14 +99,23 @@ def pages(root: Path) -> Iterator[tuple[str, str]]:
     )
     yield "api/index", index + "\n" + toctree([f"/api/{name}" for name, _ in ROOMS])
     for name, _ in ROOMS:
-        yield f"api/{name}", _page(root, name, everything)
+        yield f"api/{name}", _page(root, name, everything, repository)
+
+
+def described(root: Path) -> dict[str, Path]:
+    """Return the file of every module with an entry in the reference, by the module's name."""
+    every = (part for name, _ in ROOMS for part in _contents(root, name))
+    return {module.name: _file(root, module.name) for module, wanted in every if _members(module, wanted)}
 
 
 def read(root: Path, name: str) -> Module:
     """Return the module or package called `name` in the checkout at `root`."""
+    return Module(name, ast.parse(_file(root, name).read_text(encoding="utf-8")))
+
+
+def _file(root: Path, name: str) -> Path:
     path = root.joinpath(*name.split("."))
-    file = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
-    return Module(name, ast.parse(file.read_text(encoding="utf-8")))
+    return path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
 
 
 def exports(package: Module) -> dict[str, str]:
@@ -174,12 +186,31 @@ def _full_names(root: Path) -> Iterator[str]:
             yield from (f"{module.name}.{member.name}" for member in _members(module, wanted))
 
 
-def _page(root: Path, name: str, everything: frozenset[str]) -> str:
-    parts = [f"# {name}", to_markdown(read(root, name).docstring)]
+def _page(root: Path, name: str, everything: frozenset[str], repository: str) -> str:
+    """Return a package's page: a table of its names or, if it has several modules, of these, and all entries."""
+    parts, own, modules = [], [], []
     for module, wanted in _contents(root, name):
         spelled_out(module.name, module.tree, everything)
-        described = [members.render(member, module.name) for member in _members(module, wanted)]
-        if wanted is None and module.name != name and (described or module.name == "ringlab.types"):
+        found = _members(module, wanted)
+        file = _file(root, module.name).relative_to(root).as_posix()
+        entries = [
+            members.render(each, module.name, source.link(module.name, each.line, file, repository))
+            for each in found
+        ]
+        rows = [
+            (f"[`{each.name}`](#{module.name}.{each.name})", first_sentence(each.docstring)) for each in found
+        ]
+        if wanted is None and module.name != name and (entries or module.name == "ringlab.types"):
+            short = module.name.removeprefix(f"{name}.")
+            modules.append((f"[`{short}`](#module-{module.name})", first_sentence(module.docstring)))
             parts += [f"(module-{module.name})=\n## {module.name}", to_markdown(module.docstring)]
-        parts += described
-    return "\n\n".join(parts) + "\n"
+            parts += [table(("Name", "Returns, or is"), rows)] if len(rows) > 1 else []
+        else:
+            own += rows
+        parts += entries
+    tables = [
+        table(head, rows)
+        for head, rows in ((("Name", "Returns, or is"), own), (("Module", "What it is"), modules))
+        if rows
+    ]
+    return "\n\n".join([f"# {name}", to_markdown(read(root, name).docstring), *tables, *parts]) + "\n"

@@ -7,7 +7,8 @@ import textwrap
 
 from .links import escape
 
-_NAMED = re.compile(r"^(\w+(?:, \w+)*): (?=\S)")
+_NAMED = re.compile(r"^((?:[a-z_]|[A-Z]\b|[A-Z]{2})\w*(?:, \w+)*): (?=\S)")
+"""Matches the beginning of a named row. A capitalised word with a colon begins a sentence."""
 _NEXT_NAMED = re.compile(r"(?<=\.) (?=[a-z_]\w*(?:, [a-z_]\w*)*: \S)")
 """Matches where a named row begins within a line, as in `causal: the masks. ragged: uneven lengths.`"""
 _LABEL = re.compile(r"\b(Raises|Source|Returns|Yields|Args):(?=\s|$)")
@@ -51,6 +52,8 @@ def _apart(line: str, before: list[str]) -> bool:
     indented, was = line.startswith("    "), before[0].startswith("    ")
     if _NAMED.match(before[0]) and indented:
         return False  # a named row continues in the indented lines below
+    if _NAMED.match(line) and before[-1].endswith(".") and not _NAMED.match(before[0]):
+        return not _LABEL.match(line)  # named rows that follow a sentence
     return indented != was
 
 

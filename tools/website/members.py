@@ -21,6 +21,7 @@ class Member:
     docstring: str
     options: tuple[str, ...] = ()
     inner: tuple[Member, ...] = ()
+    line: int = 0
 
 
 def of(tree: ast.Module) -> list[Member]:
@@ -28,7 +29,11 @@ def of(tree: ast.Module) -> list[Member]:
     found = []
     for node, after in zip(tree.body, [*tree.body[1:], ast.Pass()], strict=False):
         if isinstance(node, Function) and _shown(node):
-            found.append(Member("function", node.name, _signature(node), ast.get_docstring(node) or ""))
+            found.append(
+                Member(
+                    "function", node.name, _signature(node), ast.get_docstring(node) or "", line=node.lineno
+                )
+            )
         elif isinstance(node, ast.ClassDef) and _shown(node):
             found.append(_class(node))
         elif (
@@ -37,15 +42,16 @@ def of(tree: ast.Module) -> list[Member]:
             and isinstance(after.value, ast.Constant)
         ):
             text = after.value.value
-            found.append(Member("data", name, name, text if isinstance(text, str) else ""))
+            found.append(Member("data", name, name, text if isinstance(text, str) else "", line=node.lineno))
     return found
 
 
-def render(member: Member, module: str, depth: int = 3) -> str:
-    """Return the entry of a member and of its inner members."""
+def render(member: Member, module: str, source: str = "", depth: int = 3) -> str:
+    """Return the entry of a member and of its inner members, with a link to its source if that is known."""
     fence = ":" * (depth + (1 if member.inner else 0))
     options = [f":module: {module}", *member.options] if depth == 3 else list(member.options)
-    body = [to_markdown(member.docstring), *(render(inner, module, 2 + 1) for inner in member.inner)]
+    link = [f'<a class="source" href="{source}">source</a>'] if source else []
+    body = [*link, to_markdown(member.docstring), *(render(inner, module) for inner in member.inner)]
     lines = [f"{fence}{{py:{member.kind}}} {member.signature}", *options, "", "\n\n".join(body), fence]
     return "\n".join(lines)
 
@@ -75,6 +81,7 @@ def _class(node: ast.ClassDef) -> Member:
         node.name + _construction(node),
         ast.get_docstring(node) or "",
         inner=tuple(inner),
+        line=node.lineno,
     )
 
 

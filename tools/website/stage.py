@@ -72,7 +72,7 @@ def _texts(root: Path, repository: str) -> Iterator[tuple[str, str]]:
         yield file, only_known_links(text, file.rpartition("/")[0], known)
     for picture in sorted((root / "docs").rglob("*.svg")):
         yield picture.relative_to(root).as_posix(), picture.read_text(encoding="utf-8")
-    for pages in (misconceptions.pages({*titles}), api.pages(root)):
+    for pages in (misconceptions.pages({*titles}), api.pages(root, repository)):
         for name, text in pages:
             yield f"{name}.md", text
 
