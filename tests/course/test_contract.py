@@ -232,6 +232,14 @@ def test_the_counterexample_is_the_element_with_the_largest_error_in_digits_that
         assert failure.value.counterexample.splitlines()[0] == line
 
 
+def test_of_wrong_whole_numbers_the_first_is_shown():
+    """The largest of many wrong slots lies far behind the one that shows the mistake."""
+    slots = np.arange(400)
+    with pytest.raises(Failure, match="wrong values") as failure:
+        compare_with(slots // 2, slots, bound=0.0, names=("slots",))
+    assert failure.value.counterexample == "slots[1]: got 0, expected 1"
+
+
 def emulated(answer, x):
     return Emulated(answer, x.mean(0), 1e-9, text=f"{len(x)} rows", inputs=(x,))
 

@@ -112,7 +112,7 @@ def _check_groups(subject: Any, rng: np.random.Generator) -> None:
 def _check_empty(subject: Any, rng: np.random.Generator) -> None:
     """Check answers on ranks that hold no token yet, as at the beginning of every sequence."""
     few = int(rng.integers(1, 5))
-    _verify(subject, [problem(rng, [few, 0], 2, 2), problem(rng, [1, few, 0, 0], 4, 2)])
+    _verify(subject, [problem(rng, [few, 0], 2, 2), problem(rng, [1, 0, few, 0], 4, 2)])
 
 
 def _check_bytes(subject: Any, rng: np.random.Generator) -> None:

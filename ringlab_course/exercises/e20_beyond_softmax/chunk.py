@@ -92,8 +92,8 @@ def _check_strong(subject: Any, rng: np.random.Generator) -> None:
 
 
 def _check_edges(subject: Any, rng: np.random.Generator) -> None:
-    """Check answers on chunks of no token and of one token."""
-    _verify(subject, [("decay and state", inputs(rng, L)) for L in (0, 1)])
+    """Check answers on chunks of no token and of one; three tokens tell mistakes apart."""
+    _verify(subject, [("decay and state", inputs(rng, L)) for L in (0, 1, 3)])
 
 
 STAGE = Stage(
