@@ -54,11 +54,17 @@ class CheckReport:
 
 @dataclass(frozen=True)
 class StageReport:
-    """The result of one stage; `status` is "ok", "wrong" or "not written"."""
+    """The result of one stage; `status` is "ok", "wrong" or "not written".
+
+    replaced: wrong helpers in whose place the reference's functions stood when the judge graded this stage again;
+    empty if it did not. earned_again: the points that the stage earned then.
+    """
 
     stage: str
     status: str
     checks: tuple[CheckReport, ...]
+    replaced: tuple[str, ...] = ()
+    earned_again: int = 0
 
     @property
     def ok(self) -> bool:
@@ -74,6 +80,11 @@ class StageReport:
     def earned(self) -> int:
         """The points that the checks in this report earned."""
         return sum(check.earned for check in self.checks)
+
+    @property
+    def earned_with_reference(self) -> int:
+        """The points earned, or those earned with the reference's helpers if these are more."""
+        return max(self.earned, self.earned_again)
 
 
 def run_stage(stage: Stage, subject: Subject, tier: str = "visible", seed: int = 0) -> StageReport:

@@ -35,7 +35,7 @@ def grade_plainly(request: Request) -> None:
     for outcome in sorted(outcomes, key=lambda outcome: outcome.number):
         if outcome.report is not None:
             report = outcome.report
-            extra = {"score": report["earned"], "maximum": report["points"]}
+            extra = {"score": report["earned_with_reference"], "maximum": report["points"]}
             reports.append(
                 {
                     **report,
@@ -104,13 +104,15 @@ def _keep_progress(report: dict[str, Any]) -> None:
 
 
 def _print_report(screen: Console, path: str, report: dict[str, Any]) -> None:
-    from ringlab_course.gradebook.readable import legible
+    from ringlab_course.gradebook.readable import legible, with_reference
 
     def show(line: str) -> None:
         screen.print(line, highlight=False, soft_wrap=True)
 
     label = f" [{report['label']}]" if report["label"] else ""
-    show(f"{path}: {report['earned']} of {report['points']} points{label}")
+    score, more = report["earned_with_reference"], report["earned_with_reference"] - report["earned"]
+    helped = f", {more} of them with the reference's helpers" if more else ""
+    show(f"{path}: {score} of {report['points']} points{helped}{label}")
     if report["reason"]:
         show(f"  {report['reason']}")
     for stage in report["stages"]:
@@ -126,6 +128,8 @@ def _print_report(screen: Console, path: str, report: dict[str, Any]) -> None:
             if check["counterexample"] and check["counterexample"] not in said:
                 show(textwrap.indent(legible(check["counterexample"]), "        "))
             said |= {check["message"], check["counterexample"]}
+        if again := with_reference(stage):
+            show(f"  → {stage['stage']}: {again}")
 
 
 def _shown(job: Job) -> str:

@@ -121,24 +121,32 @@ def policy(
     late: Annotated[
         str | None, typer.Option("--late", help='The penalty, such as "10%/day, max 50%"; "" for none.')
     ] = None,
+    helpers: Annotated[
+        str | None,
+        typer.Option("--helpers", help="Wrong helpers of later stages: reference, replaced by ours, or own."),
+    ] = None,
     as_json: Json = False,
 ) -> None:
-    """Set and show deadlines and the penalty for lateness. Scores change at once."""
-    from ringlab_course.gradebook.store import Gradebook
+    """Set and show deadlines, the penalty for lateness, and whose helpers count. Scores change at once."""
+    from ringlab_course.gradebook.store import HELPERS, Gradebook
 
     with reporting_errors(as_json), Gradebook(book, create=False) as grades:
         if due is not None or late is not None:
             grades.set_policy(exercise, due=due, late=late)
+        if helpers is not None:
+            grades.set_helpers(helpers)
+        counted = HELPERS[0] if grades.counts_reference else HELPERS[1]
         rows = [
             {"exercise": name, "due": when, "late": cost} for name, (when, cost) in grades.policies().items()
         ]
         if as_json:
-            print_json({"ok": True, "policies": rows})
+            print_json({"ok": True, "policies": rows, "helpers": counted})
             return
         table = Table("exercise", "due (UTC)", "late")
         for row in rows:
             table.add_row(row["exercise"] or "all others", row["due"] or "–", row["late"] or "–")
         people.print(table)
+        people.print(f"helpers: {counted}", highlight=False)
 
 
 @app.command("export")
@@ -200,7 +208,9 @@ def _table(entries: list[Any]) -> Table:
 
 
 def _notes(entry: Any) -> list[str]:
-    notes = [entry.report.get("reason", "")]
+    from ringlab_course.gradebook.readable import helped
+
+    notes = [entry.report.get("reason", ""), *helped(entry)]
     notes.append(f"{entry.penalty:g} off for lateness" if entry.penalty else "")
     notes.append("graded by older checks" if entry.older_checks else "")
     return [*filter(None, notes)]

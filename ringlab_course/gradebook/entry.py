@@ -18,6 +18,8 @@ class Entry:
     seconds: the time that grading took.
     report: `GradeReport.as_dict()`.
     late_s: the seconds after the deadline.
+    helped: the points that stages earn in addition with the reference's functions in place of wrong helpers, or 0
+    if the gradebook does not count these.
     penalty: the points that lateness costs.
     override: the score that an instructor has set instead.
     older_checks: whether the checks have changed since this result.
@@ -34,6 +36,7 @@ class Entry:
     maximum: float
     submitted_at: str | None = None
     late_s: float = 0.0
+    helped: float = 0.0
     penalty: float = 0.0
     override: float | None = None
     override_reason: str = ""
@@ -44,10 +47,20 @@ class Entry:
 
     @property
     def score(self) -> float:
-        """The score that counts: the override, otherwise the earned points less the penalty, at least 0."""
+        """The score that counts: the override, otherwise all earned points less the penalty, at least 0."""
         if self.override is not None:
             return self.override
-        return max(0.0, self.earned - self.penalty)
+        return max(0.0, self.earned + self.helped - self.penalty)
+
+    @property
+    def earned_with_reference(self) -> float:
+        """The points earned with the reference's functions in place of wrong helpers, whether these count or not.
+
+        Reports of earlier versions lack this number; then it is `earned`.
+        """
+        if self.report.get("reason"):
+            return self.earned
+        return max(self.earned, float(self.report.get("earned_with_reference", 0)))
 
     @property
     def failed(self) -> tuple[dict[str, Any], ...]:

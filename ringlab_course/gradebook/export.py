@@ -16,7 +16,7 @@ from ringlab.errors import CourseError
 from ringlab_course.gradebook.entry import Entry, Ungraded, failed_checks
 
 COLUMNS = (
-    "learner", "exercise", "score", "maximum", "earned", "penalty", "late_s", "override", "override_reason",
+    "learner", "exercise", "score", "maximum", "earned", "earned_with_reference", "penalty", "late_s", "override", "override_reason",
     "submitted_at", "graded_at", "failed_checks", "reason", "path", "digest",
 )  # fmt: skip
 FORMULA = "=+-@\t\r\n＝＋－＠"
@@ -36,7 +36,7 @@ def entry_data(entry: Entry) -> dict[str, Any]:
     return {
         **entry.report, "learner": entry.learner, "exercise": entry.exercise, "path": entry.path,
         "score": entry.score, "maximum": entry.maximum, "failed_checks": failed_briefly(entry.report),
-        "penalty": entry.penalty, "late_s": entry.late_s, "override": entry.override,
+        "earned_with_reference": entry.earned_with_reference, "penalty": entry.penalty, "late_s": entry.late_s, "override": entry.override,
         "override_reason": entry.override_reason, "submitted_at": entry.submitted_at,
         "graded_at": entry.graded_at, "digest": entry.digest, "older_checks": entry.older_checks,
     }  # fmt: skip

@@ -17,7 +17,7 @@ from ringlab.errors import CourseError
 from ringlab_course.checking.contract import Exercise, Stage
 from ringlab_course.checking.loading import load_exercise
 from ringlab_course.gradebook.entry import Entry
-from ringlab_course.gradebook.readable import legible, moment, prose, sentence
+from ringlab_course.gradebook.readable import legible, moment, prose, sentence, with_reference
 from ringlab_course.notebook.checks import RUNGS
 
 SHOWN_TIERS = ("visible", "stress")
@@ -54,7 +54,10 @@ class CheckView:
 
 @dataclass(frozen=True)
 class StageView:
-    """One stage: its checks, and its hints as pairs (kind, text) if one of the checks fails."""
+    """One stage: its checks, and its hints as pairs (kind, text) if one of the checks fails.
+
+    again: what it earns with the reference's helpers, or "" if it was not graded with these.
+    """
 
     id: str
     function: str
@@ -64,6 +67,7 @@ class StageView:
     written: bool
     checks: tuple[CheckView, ...]
     hints: tuple[tuple[str, Markup], ...]
+    again: Markup
 
     @property
     def earned(self) -> float:
@@ -88,6 +92,7 @@ class EntryView:
     submitted_at: str | None
     seconds: float
     earned: float
+    helped: float
     maximum: float
     penalty: float
     late_s: float
@@ -128,6 +133,7 @@ def entry_view(entry: Entry) -> EntryView:
         submitted_at=entry.submitted_at,
         seconds=entry.seconds,
         earned=entry.earned,
+        helped=entry.helped,
         maximum=entry.maximum,
         penalty=entry.penalty,
         late_s=entry.late_s,
@@ -163,6 +169,7 @@ def _stage_view(stage: Mapping[str, Any], contract: Exercise | None, *, counts: 
         hints=()
         if ok or known is None or not counts
         else tuple(zip(RUNGS, map(prose, known.hints), strict=True)),
+        again=prose(sentence(with_reference(stage)) if counts else ""),
     )
 
 

@@ -141,6 +141,7 @@ def _cell(entry: Entry | None, waiting: bool) -> dict[str, str]:
     marks = {
         "L": entry.late_s > 0,
         "O": entry.override is not None,
+        "H": entry.helped > 0,
         "R": bool(report.get("reason")),
         "B": broken,
         "U": bool(report.get("label")),

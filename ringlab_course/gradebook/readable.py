@@ -10,8 +10,9 @@ import math
 import os
 import re
 import textwrap
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
+from typing import Any
 
 from markupsafe import Markup, escape
 
@@ -136,17 +137,36 @@ _INDENT = "      "
 def headline(entry: Entry) -> str:
     """Return one line: learner, exercise, score, and why the score differs from the earned points, if so."""
     notes = []
+    earned = entry.earned + entry.helped
     if entry.penalty:
-        notes.append(f"{entry.earned:g} earned, {entry.penalty:g} off for {duration(entry.late_s)} late")
+        notes.append(f"{earned:g} earned, {entry.penalty:g} off for {duration(entry.late_s)} late")
     if entry.override is not None:
-        notes += [] if entry.penalty else [f"{entry.earned:g} earned"]
+        notes += [] if entry.penalty else [f"{earned:g} earned"]
         notes.append(f"overridden: {entry.override_reason}")
         notes += ["more than there are to earn"] if 0 < entry.maximum < entry.override else []
+    notes += helped(entry)
     notes += filter(None, (entry.report.get("label"), entry.report.get("reason")))
     notes += ["graded by older checks"] if entry.older_checks else []
     tail = f"  ({'; '.join(notes)})" if notes else ""
     name = f"{entry.learner}  {entry.exercise or '?'}"
     return f"{name}: {entry.score:g} of {entry.maximum:g} points{tail}"
+
+
+def helped(entry: Entry) -> list[str]:
+    """Return what the reference's helpers add to an entry, as a list of one note or none."""
+    if entry.helped:
+        return [f"{entry.helped:g} of these points with the reference's helpers"]
+    more = entry.earned_with_reference - entry.earned
+    return [f"{more:g} more with the reference's helpers, not counted"] if more else []
+
+
+def with_reference(stage: Mapping[str, Any]) -> str:
+    """Return what a stage of a report earns with the reference's helpers, or "" if it was not graded again."""
+    if not stage.get("replaced"):
+        return ""
+    names = " and ".join(f"`{name}`" for name in stage["replaced"])
+    whole = sum(check["points"] for check in stage["checks"])
+    return f"with the reference's {names}, this stage earns {stage['earned_again']:g} of {whole:g} points"
 
 
 def explained(entry: Entry, history: Iterable[Entry] = ()) -> Iterator[str]:
@@ -178,6 +198,8 @@ def explained(entry: Entry, history: Iterable[Entry] = ()) -> Iterator[str]:
         for check in stage["checks"]:
             if not check.get("counted", True):
                 yield f"    ○ {check['title']} ({check['tier']}, {check['points']} points): holds, not counted"
+        if again := with_reference(stage):
+            yield f"    {again}"
         if failed:
             yield from _hint(stage["stage"], _failures(stage["stage"], past))
 

@@ -206,8 +206,13 @@ def _entry(row: tuple[Any, ...]) -> Entry:
         raise ValueError(f"row {row[0]} differs from its report")
     if earned > maximum or report["exercise"] not in (exercise, ""):
         raise ValueError(f"row {row[0]} has more points than its maximum, or a report of another exercise")
+    if checked_number(report.get("earned_with_reference", earned), "earned_with_reference") > maximum:
+        raise ValueError(f"row {row[0]} has more points with the reference's helpers than its maximum")
     for stage in report["stages"]:
         checked_text(stage["stage"], "stage")
+        checked_number(stage.get("earned_again", 0), "earned_again")
+        for name in stage.get("replaced", ()):
+            checked_text(name, "replaced")
         for check in stage["checks"]:
             for name, kind in _CHECK.items():
                 if not isinstance(check[name], kind):

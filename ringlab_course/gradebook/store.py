@@ -39,6 +39,10 @@ def _unwritable(path: object, reason: object) -> CourseError:
 
 
 Key = tuple[str, str]
+HELPERS = ("reference", "own")
+"""With whose helpers a stage counts: the reference's in place of wrong ones, or the learner's own. The first is
+the default.
+"""
 
 
 class Gradebook:
@@ -238,6 +242,22 @@ class Gradebook:
                 (exercise or "", *values),
             )
 
+    @property
+    def counts_reference(self) -> bool:
+        """Whether stages count as they are graded with the reference's functions in place of wrong helpers."""
+        row = self._book.execute("SELECT value FROM settings WHERE name = 'helpers'").fetchone()
+        return row is None or checked_text(row[0], "helpers") == HELPERS[0]
+
+    def set_helpers(self, helpers: str) -> None:
+        """Choose with whose helpers stages count, one of HELPERS. Raises: CourseError for another word."""
+        if helpers not in HELPERS:
+            raise CourseError(f"one of {', '.join(HELPERS)}", repr(helpers))
+        with self._transaction():
+            self._book.execute(
+                "INSERT INTO settings VALUES ('helpers', ?) ON CONFLICT DO UPDATE SET value = excluded.value",
+                (helpers,),
+            )
+
     def policy(self, exercise: str) -> tuple[str, Late]:
         """Return the exercise's deadline (UTC, ISO 8601, or "" without one) and its cost of lateness."""
         policies = self.policies()
@@ -360,8 +380,10 @@ class Gradebook:
         late_s = lateness_s(entry.submitted_at, due)
         word = overrides.get((entry.learner, entry.exercise))
         given = word is not None and word.score is not None
+        helped = entry.earned_with_reference - entry.earned if self.counts_reference else 0.0
         return replace(
-            entry, late_s=late_s, penalty=late.penalty(late_s, entry.earned, entry.maximum),
+            entry, late_s=late_s, helped=helped,
+            penalty=late.penalty(late_s, entry.earned + helped, entry.maximum),
             override=word.score if word and given else None,
             override_reason=f"{word.reason} ({word.by}, {word.at})" if word and given else "",
             older_checks=today.differs(entry.exercise, entry.contract),

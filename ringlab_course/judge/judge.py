@@ -26,6 +26,7 @@ from ringlab_course.checking.requirements import require_extra, require_triton
 from ringlab_course.checking.subject import Subject
 from ringlab_course.judge.allowance import READING_S, UnreadableAnswer, reading
 from ringlab_course.judge.probe import require
+from ringlab_course.judge.right_helpers import graded_again
 from ringlab_course.judge.sandbox import MESH_TASKS, Bounds
 from ringlab_course.judge.session import SandboxedSubject, Session, shown
 from ringlab_course.judge.submission import (
@@ -65,13 +66,19 @@ class GradeReport:
         return 0 if self.reason else sum(stage.earned for stage in self.stages)
 
     @property
+    def earned_with_reference(self) -> int:
+        """The points earned if each stage is graded with the reference's functions in place of wrong helpers."""
+        return 0 if self.reason else sum(stage.earned_with_reference for stage in self.stages)
+
+    @property
     def ok(self) -> bool:
         """Whether every check of every stage holds and `reason` is empty."""
         return not self.reason and bool(self.stages) and all(stage.ok for stage in self.stages)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the report as data for JSON, with `ok` and `earned`."""
-        return {**asdict(self), "earned": self.earned, "ok": self.ok}
+        """Return the report as data for JSON, with its properties."""
+        more = {"earned": self.earned, "earned_with_reference": self.earned_with_reference, "ok": self.ok}
+        return {**asdict(self), **more}
 
 
 def grade(
@@ -122,17 +129,28 @@ def grade(
         require_extra("jax")
         bounds = bounds or Bounds(tasks=MESH_TASKS)
     torch = ring or (submission.mentions_torch and "torch" not in contract.without)
-    with Session(
-        submission.code, functions, torch=torch, kernels=kernels, mesh=mesh, unsafe=unsafe,
-        bounds=bounds, limits=OffLimits.of(contract),
-        seconds=timeout, total_seconds=total_timeout, patience=patience,
-    ) as session:  # fmt: skip
-        session.prestart(2 if ring else 1)
-        stages = _graded(contract, session, submission, seed)
-        return replace(
-            empty, stages=stages, reason=session.condemned, notes=tuple(session.notes),
-            seconds=time.monotonic() - begin,
+    last: Session | None = None
+
+    def opened(*more: str) -> Session:
+        """Return a session, in which the submission has the time that earlier ones left."""
+        nonlocal last
+        left = total_timeout if last is None else last.deadline.left() / patience
+        last = Session(
+            [*submission.code, *more], functions, torch=torch, kernels=kernels, mesh=mesh, unsafe=unsafe,
+            bounds=bounds, limits=OffLimits.of(contract),
+            seconds=timeout, total_seconds=left, patience=patience,
         )  # fmt: skip
+        last.prestart(2 if ring else 1)
+        return last
+
+    with opened() as session:
+        stages = _graded(contract, session, submission, seed)
+        reason, notes = session.condemned, tuple(session.notes)
+    if not reason:
+        stages, reason = graded_again(
+            contract, stages, opened, lambda stage, session: _whole(stage, session, submission, seed)
+        )
+    return replace(empty, stages=stages, reason=reason, notes=notes, seconds=time.monotonic() - begin)
 
 
 def grade_many(
@@ -185,6 +203,14 @@ def _graded(
             parts[stage.id].append(replace(hidden, checks=checks))
     whole = {stage.function: joined(stage, parts[stage.id]) for stage in exercise.stages}
     return tuple(after_helpers(stage, whole[stage.function], whole) for stage in exercise.stages)
+
+
+def _whole(stage: Stage, session: Session, submission: Submission, seed: int) -> StageReport:
+    """Return the report of a stage's checks of all tiers."""
+    parts = [_run(stage, session, submission, tier, seed) for tier in SHOWN]
+    if all(part.status != "not written" for part in parts):
+        parts.append(_run(stage, session, submission, HIDDEN, seed))
+    return joined(stage, parts)
 
 
 def _run(stage: Stage, session: Session, submission: Submission, tier: str, seed: int) -> StageReport:

@@ -16,10 +16,11 @@ from nbformat import NotebookNode
 from nbgrader.api import Gradebook
 from nbgrader.coursedir import CourseDirectory
 from nbgrader.preprocessors import NbGraderPreprocessor, SaveAutoGrades
-from traitlets import Bool, Float
+from traitlets import Bool, Enum, Float
 
 from ringlab_course.checking.contract import Exercise
 from ringlab_course.checking.loading import exercise_ids, load_exercise
+from ringlab_course.gradebook.store import HELPERS
 from ringlab_course.judge.judge import GradeReport, grade
 from ringlab_course.nbgrader import submitted
 from ringlab_course.nbgrader.submitted import Known
@@ -54,6 +55,12 @@ class Judged(NbGraderPreprocessor):
         1.0, help="Multiply all time limits by this; 2 for a slow machine.", min=0.1, max=100
     ).tag(config=True)
 
+    helpers = Enum(
+        HELPERS,
+        HELPERS[0],
+        help="Wrong helpers of later stages: reference, replaced by the reference's functions, or own.",
+    ).tag(config=True)
+
     def preprocess(self, notebook: NotebookNode, resources: Any) -> tuple[NotebookNode, Any]:
         """Return the notebook with an output in every graded cell.
 
@@ -67,8 +74,10 @@ class Judged(NbGraderPreprocessor):
         if exercise is not None:
             path = _path(course, course.submitted_directory, names)
             report = grade(path, exercise, unsafe=self.unsafe, patience=self.patience)
-            self.log.info("%s: %s of %s points", path, report.earned, report.points)
-            looked_at = write_scores(notebook, known, exercise, report)
+            reference = self.helpers == HELPERS[0]
+            earned = report.earned_with_reference if reference else report.earned
+            self.log.info("%s: %s of %s points", path, earned, report.points)
+            looked_at = write_scores(notebook, known, exercise, report, reference=reference)
         foreign = write_foreign(notebook, known)
         resources["ringlab"] = {"by_hand": foreign | looked_at}
         return notebook, resources
@@ -128,9 +137,9 @@ def _stage_named(grade_id: str) -> str | None:
 
 
 def write_scores(
-    notebook: NotebookNode, known: list[Known], exercise: Exercise, report: GradeReport
+    notebook: NotebookNode, known: list[Known], exercise: Exercise, report: GradeReport, *, reference: bool
 ) -> set[str]:
-    """Write the report into the graded cells.
+    """Write the report into the graded cells. `reference` says whether the reference's helpers count.
 
     Return the ids of cells where a check itself may be at fault.
     """
@@ -144,7 +153,10 @@ def write_scores(
             continue
         marks, result = cell.metadata["nbgrader"], results.get(stage.id)
         maximum = float(marks["points"])
-        earned = 0.0 if report.reason or result is None else result.earned * maximum / max(1, result.points)
+        earned = 0.0
+        if result is not None and not report.reason:
+            share = result.earned_with_reference if reference else result.earned
+            earned = share * maximum / max(1, result.points)
         cell.outputs, cell.execution_count = [submitted.output(earned, maximum, view, views.get(stage.id))], 1
         if result is not None and any(check.broken for check in result.checks):
             doubtful.add(marks["grade_id"])

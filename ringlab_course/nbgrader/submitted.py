@@ -234,7 +234,8 @@ def _stage(stage: StageView) -> Markup:
         text = _why(said) if said else Markup("<p>Not written yet.</p>")
         return text + _hints(stage.hints)
     rows = [Markup('<li style="list-style: none">{}</li>').format(_check(check)) for check in stage.checks]
-    return Markup('<ul style="padding-left: 0">{}</ul>{}').format(_joined(rows), _hints(stage.hints))
+    again = Markup("<p>{}.</p>").format(stage.again) if stage.again else Markup("")
+    return Markup('<ul style="padding-left: 0">{}</ul>{}{}').format(_joined(rows), again, _hints(stage.hints))
 
 
 def _check(check: CheckView) -> Markup:

@@ -148,6 +148,7 @@ STAGE = Stage(
     function="prefill",
     title="Prefill of a chunk",
     kind="ring",
+    helpers=("merge_all",),
     hints=(
         "A causal ring compares positions and nothing else. What changes for it if a rank's block holds some tokens of the prefix, too?",
         "Put the cached keys in front of the new ones, and their positions likewise, on every rank. Then it is the causal ring of "

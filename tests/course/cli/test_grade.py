@@ -9,6 +9,7 @@ import json
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -68,6 +69,29 @@ def test_without_a_book_every_report_is_told_and_the_json_has_its_keys(folder: P
     assert (by_name["bob"]["score"], by_name["bob"]["maximum"]) == (5, 10)
     assert [check["id"] for check in by_name["bob"]["failed_checks"]] == ["c2"]
     assert call("grade", folder / "ada", "--json")[0] == 0
+
+
+def test_points_with_the_reference_helpers_are_told_and_the_book_chooses(
+    folder: Path, tmp_path: Path, monkeypatch
+) -> None:
+    def helped(*arguments, **options):
+        made = judge(*arguments, **options)
+        return replace(made, stages=(replace(made.stages[0], replaced=("f", "g"), earned_again=7),))
+
+    monkeypatch.setattr(ringlab_course.judge, "grade", helped)
+    monkeypatch.setattr("ringlab_course.gradebook.pool.LocalPool", lambda *_: Here(helped))
+    out = call("grade", folder / "bob")[1]
+    assert "7 of 10 points, 2 of them with the reference's helpers" in out.replace("\n", "")
+    assert "→ 05.step: with the reference's `f` and `g`, this stage earns 7 of 10 points" in out
+    assert json.loads(call("grade", folder / "bob", "--json")[1])["submissions"][0]["score"] == 7
+    book = tmp_path / "grades.db"
+    assert "bob  05: 7 of 10 points  (2 of these points with the reference's helpers)" in call("grade", folder, "--book", book)[1]  # fmt: skip
+    assert "helpers: reference" in call("gradebook", "policy", book)[1]
+    assert json.loads(call("gradebook", "policy", book, "--helpers", "own", "--json")[1])["helpers"] == "own"
+    found = json.loads(call("gradebook", "show", book, "--learner", "bob", "--json")[1])["entries"][0]
+    assert (found["score"], found["earned"], found["earned_with_reference"]) == (5, 5, 7)
+    assert "this stage earns 7 of 10" in call("gradebook", "show", book, "--learner", "bob", "--explain")[1]
+    assert call("gradebook", "policy", book, "--helpers", "mine")[0] == 1
 
 
 def test_a_book_is_begun_gone_on_with_and_shown(folder: Path, tmp_path: Path) -> None:

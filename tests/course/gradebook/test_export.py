@@ -56,6 +56,13 @@ def test_csv_is_read_back(rows) -> None:
     assert not any(cell.startswith(tuple(FORMULA)) for cell in cells)
 
 
+def test_points_with_the_reference_helpers_have_a_column() -> None:
+    with Gradebook(None) as book:
+        book.record(**data(earned=2, again=8))
+        (row,) = read_csv(csv_text(book.entries()))
+        assert (row["score"], row["earned"], row["earned_with_reference"]) == ("8", "2", "8")
+
+
 def test_json_is_read_back() -> None:
     with Gradebook(None) as book:
         book.record(**data(learner="a\u2028b", earned=5))

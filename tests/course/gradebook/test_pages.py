@@ -87,6 +87,17 @@ def test_lateness_overrides_and_reasons_are_told(tmp_path) -> None:
     assert "Unreadable: broken JSON" in Page(texts["index.html"]).text
 
 
+def test_points_with_the_reference_helpers_are_told(tmp_path) -> None:
+    report = {**graded(WRONG[0]), "earned_with_reference": graded(WRONG[0])["earned"] + 3}
+    first, *others = report["stages"]
+    report["stages"] = [{**first, "replaced": ("mask", "softmax"), "earned_again": 5}, *others]
+    texts = rendered(tmp_path, [entry("Ada", report=report, helped=3.0)])
+    page = page_of(texts, "Ada")
+    assert "With the reference's mask and softmax, this stage earns 5 of 10 points." in page.text
+    assert "+ 3" in page.text and "Earned in addition with the reference's functions" in page.text
+    assert f'{report["earned"] + 3}<span class="marks quiet">H</span>' in texts["index.html"]
+
+
 def test_points_that_do_not_count_are_shown_as_none() -> None:
     report = {**graded(WRONG[0]), "reason": "it interfered with the judge", "earned": 0}
     page = Page(pages.learner_page("Eve", [entry("Eve", report=report)], "A class"))

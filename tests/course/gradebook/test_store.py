@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from ringlab.errors import CourseError
 from ringlab_course.gradebook import schema
 from ringlab_course.gradebook.entry import Ungraded
+from ringlab_course.gradebook.readable import headline
 from ringlab_course.gradebook.store import Gradebook
 from tests.course.gradebook.stub import data
 
@@ -159,6 +160,31 @@ def test_an_override_without_reason_name_or_sense_is_refused(score, reason, by, 
         assert book.entries()[0].score == 5 and book.overrides() == []
 
 
+def test_the_reference_helpers_count_unless_the_learners_own_do(tmp_path: Path) -> None:
+    late = {"submitted_at": "2026-11-02T12:00:00.000000+00:00"}
+    with Gradebook(tmp_path / "book") as book:
+        book.record(**data(learner="ada", earned=2, again=8, **late))
+        book.record(**data(learner="bo", earned=5, again=3, **late))
+        assert [(e.earned, e.helped, e.score) for e in book.entries()] == [(2, 6, 8), (5, 0, 5)]
+        book.set_policy(None, due="2026-11-01T12:00Z", late="50%/day")
+        assert [e.penalty for e in book.entries()] == [5, 5]
+        book.set_helpers("own")
+        with pytest.raises(CourseError, match="reference, own"):
+            book.set_helpers("mine")
+    with Gradebook(tmp_path / "book") as book:
+        assert [(e.penalty, e.helped, e.score) for e in book.entries()] == [(2, 0, 0), (5, 0, 0)]
+        assert [e.earned_with_reference for e in book.entries()] == [8, 5]
+        assert "(2 earned, 2 off for 1 d late; 6 more with the reference's helpers, not counted; graded by" in headline(book.entries()[0])  # fmt: skip
+
+
+def test_a_result_of_an_earlier_version_counts_as_it_was_earned() -> None:
+    made = data(earned=5)
+    del made["report"]["earned_with_reference"]
+    with Gradebook(None) as book:
+        book.record(**made)
+        assert [(e.score, e.earned_with_reference) for e in book.entries()] == [(5, 5)]
+
+
 def test_the_deadline_of_the_exercise_goes_before_that_of_all() -> None:
     with Gradebook(None) as book:
         for exercise in ("05", "06"):
@@ -267,6 +293,8 @@ def test_a_file_that_is_no_gradebook_of_ours_is_refused_and_left_as_it_is(tmp_pa
         "UPDATE results SET report = '__import__(\"os\").getcwd()'",
         'UPDATE results SET report = \'{"earned": 10, "points": 10}\'',
         'UPDATE results SET report = replace(report, \'"points": 2\', \'"points": "2"\')',
+        "UPDATE results SET report = replace(report, '_reference\": 10', '_reference\": 11')",
+        'UPDATE results SET report = replace(report, \'"earned_again": 0\', \'"earned_again": "x"\')',
         f"UPDATE results SET report = '{'[' * 50_000}'",
         "UPDATE results SET graded_at = 'yesterday'",
         "UPDATE results SET submitted_at = '2026-11-01T00:00:00'",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -127,6 +128,22 @@ def test_what_was_earned_is_written_in_words_that_are_escaped(folder: Folder) ->
     assert "7 of 11 points" in page and "called “a mistake”" in page and "Hint 1 of 3" in page
     assert "WITHOUT a sandbox" in page
     assert "<script" not in page and page.count("&lt;script&gt;") == 2
+
+
+@pytest.mark.parametrize(("reference", "points"), [(True, 9.0), (False, 4.0)])
+def test_points_with_the_reference_helpers_count_by_choice(reference: bool, points: float) -> None:
+    from ringlab_course.nbgrader.converters import write_scores
+    from ringlab_course.nbgrader.submitted import Known
+
+    known = [Known("02-stream-check", "code", "", grade=True, points=10.0, stage="02.stream")]
+    report = a_report({"02.stream": 4})
+    stages = [replace(s, replaced=("merge",), earned_again=9) if s.stage == "02.stream" else s for s in report.stages]  # fmt: skip
+    notebook = nbformat.v4.new_notebook(cells=[known[0].cell("")])
+    helped = replace(report, stages=tuple(stages))
+    write_scores(notebook, known, load_exercise("02"), helped, reference=reference)
+    [output] = notebook.cells[0].outputs
+    assert float(output.data["text/plain"]) == points
+    assert "<code>merge</code>, this stage earns 9 of 10 points." in output.data["text/html"]
 
 
 def test_nothing_counts_where_there_is_a_reason(folder: Folder) -> None:
