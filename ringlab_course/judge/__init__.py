@@ -14,7 +14,7 @@ deadline   the end of a call's time, extended while the submission waits for a p
 allowance  limits on all workers' processor time and memory; `processes` reads both, and ends leftovers
 removal    makes the code that a submission may not call (`checking.forbidden`) unreachable in a worker
 records    loads and stores of Triton kernels, which a worker reports and the judge cannot verify
-judge      grades a notebook and returns a report
+judge      grades a notebook and returns a report; `right_helpers` grades stages again with the reference's helpers
 """
 
 from __future__ import annotations
