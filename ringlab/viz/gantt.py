@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ringlab.comm.trace import Compute, Exchange, Trace
@@ -54,7 +55,7 @@ WORDS = {
     "wait": "waits for a message",
     "message": "message: posted … complete",
     "transit": "message in transit",
-    "still": "posted, not travelling: not yet\nbegun, or arrived and not yet taken",
+    "still": "message at rest: not sent yet,\nor arrived and not used yet",
     "control": "ranks agree on the call",
 }
 END: dict[str, Any] = {"color": INK, "linewidth": 1.2, "linestyle": (0, (4, 2))}
@@ -91,7 +92,7 @@ def compare(
 
     Raises: CommError as `figure` does, and if the numbers of names and traces differ.
     """
-    charts = _charts(traces, names)
+    charts = _visible(_charts(traces, names))
     if until is not None and not until > 0:
         raise CommError("until > 0 seconds", f"until={until!r}")
     end = until or max(one.makespan for one in charts)
@@ -239,6 +240,16 @@ def _charts(traces: Sequence[Trace], names: Sequence[str]) -> list[Chart]:
     if not traces or len(traces) != len(names):
         raise CommError("as many names as traces, at least one", f"{len(traces)} traces, {len(names)} names")
     return [chart(trace) for trace in traces]
+
+
+def _visible(charts: list[Chart]) -> list[Chart]:
+    """Return the charts without bars of messages at rest where no message takes time.
+
+    Such bars would only repeat what the bars of computations and waits show.
+    """
+    if any(bar.kind in ("transit", "message") and bar.end > bar.start for one in charts for bar in one.bars):
+        return charts
+    return [replace(one, bars=tuple(bar for bar in one.bars if bar.kind != "still")) for one in charts]
 
 
 def _chosen(world_size: int, ranks: Sequence[int] | None, most: int) -> list[int]:

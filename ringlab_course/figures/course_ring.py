@@ -15,6 +15,7 @@ from ringlab.viz.frontend import import_widgets, is_live
 from ringlab.viz.style import (
     BLUE,
     GREEN,
+    GREY,
     INK,
     ORANGE,
     PAPER,
@@ -126,7 +127,7 @@ def _short(title: str) -> str:
 
 def _chord(axes: Axes, source: str, target: str, *, is_path: bool) -> None:
     style = {
-        "arrowstyle": "-|>", "color": INK if is_path else QUIET, "linewidth": 1.8 if is_path else 1.2,
+        "arrowstyle": "-|>", "color": INK if is_path else GREY, "linewidth": 1.8 if is_path else 1.2,
         "shrinkA": 13, "shrinkB": 13, "connectionstyle": "arc3,rad=0.25",
     }  # fmt: skip
     axes.annotate("", xy=_place(target), xytext=_place(source), arrowprops=style, zorder=2 if is_path else 1)

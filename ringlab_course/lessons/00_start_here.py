@@ -37,9 +37,10 @@ from ringlab_course.figures.papers import paper_map
 # %% [markdown]
 # ## The letters
 #
-# Most bugs in attention code are not wrong mathematics but an axis in the wrong place. So every axis has one
-# letter, and the letter is the same in the lessons, in error messages and in the source of the package. Here is the
-# list, from the top of one source file. Lesson 01 explains heads, queries, keys, values and lse, lesson 03 tiles.
+# Most bugs in attention code are not wrong mathematics but an axis in the wrong place. So every axis has one letter,
+# and the letter is the same in the lessons, in error messages and in the source of the package. (Formulas in the
+# papers' style reuse a few of them, such as K for the matrix of all keys; the lessons say where.) Here is the list,
+# from the top of one source file. Lesson 01 explains heads, queries, keys, values and lse, lesson 03 tiles.
 
 # %%
 print(types.__doc__)
@@ -87,7 +88,7 @@ print(f"all scores in float32: {scores / 1e9:.2f} GB, {scores / q.nbytes:.0f} ti
 # %% tags=["nbval-ignore-output"]
 predict(
     "00.shifts",
-    "After how many steps does every rank know all four notes? It knows its own from the start.",
+    "After how many steps does every rank know all four notes?",
     choices=["2", "3", "4"],
 )
 
@@ -106,8 +107,9 @@ def gather_notes(ring, note):
 
 
 # %% [markdown]
-# `VirtualCluster` runs it on as many ranks as you like, inside this notebook. The ranks take turns in a fixed
-# order, so every run is the same. The cluster also counts: `rounds(0)` is the number of shifts in which rank 0 took part.
+# `VirtualCluster` runs it on as many ranks as you like, inside this notebook. The ranks take turns in a fixed order, so
+# every run is the same. The outcome of a run has a *trace*, a record of what was sent: `trace.rounds(0)` is the number
+# of shifts in which rank 0 took part.
 
 # %%
 notes = [torch.tensor([10]), torch.tensor([11]), torch.tensor([12]), torch.tensor([13])]
@@ -120,21 +122,21 @@ compare("00.shifts", str(outcome.trace.rounds(0)))
 
 # %% [markdown]
 # Every rank knows its own note before anything moves, so the number of steps is one less than the number of ranks. One
-# more step would bring each note back to where it began. The whole course uses this pattern: **P ranks,
-# P − 1 shifts.** Replace the notes by blocks of keys and values, and it is ring attention.
+# more step would bring each note back to where it began. The whole course uses this pattern: **P ranks, P − 1 shifts.**
+# Replace the notes by blocks of keys and values, and it is ring attention.
 #
-# The same run as a picture. Follow one row from left to right:
+# The same run as a picture. Follow the black arrows:
 
 # %%
 note_grid(outcome.results)
 
 # %% [markdown]
-# Notes travel towards higher ranks. So each new note began one rank lower than the one before it; below rank 0 we
-# continue with rank P − 1. After `step` shifts, rank r holds what began on rank (r − step) mod P. We call that rank the
-# **origin**. A wrong sign in this formula is one of the commonest bugs in ring programs.
+# Notes travel towards higher ranks, and from rank 3 to rank 0. Now read the row of one rank: each new note began one
+# rank lower than the one before it, and below rank 0 comes rank P − 1. After `step` shifts, rank r holds what began on
+# rank (r − step) mod P. We call that rank the **origin**. A wrong sign in this formula is one of the commonest bugs in
+# ring programs.
 #
-# The cluster has also counted what was sent; so the grader sees whether a program sends what it should. A note is one
-# 64-bit integer:
+# The cluster counts what is sent, so the grader can check it. A note is one 64-bit integer:
 
 # %%
 for exchange in outcome.trace.exchanges(rank=0):
@@ -142,7 +144,7 @@ for exchange in outcome.trace.exchanges(rank=0):
     print(f"rank 0: {sent} bytes to rank {to}, as many from rank {source}")
 
 # %% [markdown]
-# What if one rank shifts once less than the others? On real machines the program usually hangs without a word: its
+# What if one rank makes one shift fewer than the others? On real machines the program usually hangs silently: the
 # neighbours wait for a rank that has finished. Here we let rank 0 stop early:
 
 
@@ -158,9 +160,9 @@ except DeadlockError as error:
     print(error)
 
 # %% [markdown]
-# The error names who waits for whom. Exchanges are counted from 0, so exchange 2 is the third shift: rank 3 wants to send
-# to rank 0 and rank 1 wants to receive from it, but rank 0 has finished after two. Of the remedy only the end applies:
-# this program uses `ring.shift`, but not equally often on all ranks.
+# The error names who waits for whom. Exchanges are counted from 0, so exchange 2 is the third shift: rank 3 wants to
+# send to rank 0 and rank 1 wants to receive from it, but rank 0 has finished after two. Only the end of the remedy
+# applies: this program uses `ring.shift`, but not equally often on all ranks.
 #
 # ## The whole course as one ring
 #
@@ -182,14 +184,14 @@ way = [lesson(name) for name in EIGHT_HOURS]
 for each in way:
     print(f"{each.id}  {each.minutes} minutes  {each.title}")
 total = sum(each.minutes for each in way)
-print(f"{total} minutes, and exercise 05, in which you write the ring, another 60: {(total + 60) / 60} hours")
+print(f"{total} minutes; with exercise 05, in which you write the ring, {(total + 60) / 60} hours")
 
 # %% [markdown]
 # ## The papers, as a map
 #
-# Ring attention is a late step in a row of ideas: attention itself, a softmax in a single pass, attention that never
-# stores the whole table, tiles that fit into a fast memory. Only then could the tiles be divided among machines. You need
-# not understand the map's words yet; each box names the lessons that explain them.
+# Ring attention is a late step in a row of ideas: attention itself, a softmax's maximum and sum in a single pass,
+# attention that never stores the whole table, tiles that fit into a fast memory. Only then could the tiles be divided
+# among machines. You need not understand the map's words yet; each box names the lessons that explain them.
 
 # %%
 paper_map()
