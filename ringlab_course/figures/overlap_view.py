@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from ringlab.errors import CostError
 from ringlab.layout import contiguous, zigzag
 from ringlab.viz import gantt
 from ringlab.viz.frontend import import_widgets, show_player
-from ringlab.viz.gantt_chart import in_unit, time_unit
+from ringlab.viz.gantt_chart import MESSAGES, chart, in_unit, time_unit
 from ringlab.viz.style import INK, ORANGE, PAPER, RED, SKY, as_html, new_figure, show, styled
 from ringlab_course.figures import panel
 from ringlab_course.figures.papers import known_links
@@ -44,11 +45,11 @@ MHA = Attention(H=32, K=32, D=128, causal=False)
 
 @dataclass(frozen=True)
 class Overlap:
-    """A ring whose ranks hold c tokens each, compute F FLOP/s and send B bytes/s in one direction."""
+    """A ring whose ranks hold L tokens each, compute F FLOP/s and send beta bytes/s in one direction."""
 
-    c: int
+    L: int
     F: float
-    B: float
+    beta: float
     P: int
     sizes: Attention
     latency_s: float
@@ -59,45 +60,45 @@ class Overlap:
     @property
     def block_s(self) -> float:
         """The seconds of one block."""
-        return block_s(self.sizes, self.c, self.F)
+        return block_s(self.sizes, self.L, self.F)
 
     @property
     def hop_s(self) -> float:
         """The seconds of one hop."""
-        return hop_s(self.sizes, self.c, self.B, self.latency_s)
+        return hop_s(self.sizes, self.L, self.beta, self.latency_s)
 
     @property
     def threshold(self) -> float:
         """The tokens per rank from which a hop is hidden behind a block."""
-        return least_tokens_hidden(self.F, self.B, self.sizes, latency_s=self.latency_s)
+        return least_tokens_hidden(self.F, self.beta, self.sizes, latency_s=self.latency_s)
 
     @property
     def hidden(self) -> bool:
         """Whether a hop takes no longer than a block."""
-        return self.c >= self.threshold
+        return self.L >= self.threshold
 
 
 def overlap(
-    c: int, F: float, B: float, P: int = 4, sizes: Attention = MHA, latency_s: float = 0.0
+    L: int, F: float, beta: float, P: int = 4, sizes: Attention = MHA, latency_s: float = 0.0
 ) -> Overlap:
-    """Return the simulated forward of a ring of `P` ranks with `c` tokens each.
+    """Return the simulated forward of a ring of `P` ranks with `L` tokens each.
 
     Causal sizes use the zig-zag layout, others the contiguous one; kernels count visible pairs.
-    Raises: CostError for rates that are not above 0, P outside 2 to 16, c outside P to 2²⁴, or odd c if
+    Raises: CostError for rates that are not above 0, P outside 2 to 16, L outside P to 2²⁴, or odd L if
     causal.
     """
     from ringlab.cost.simulate import simulate
 
     if not 2 <= P <= MOST_RANKS:
         raise CostError(f"2 to {MOST_RANKS} ranks in a picture", f"P={P}")
-    if not isinstance(c, int) or not P <= c <= MOST_TOKENS or (sizes.causal and c % 2):
+    if not isinstance(L, int) or not P <= L <= MOST_TOKENS or (sizes.causal and L % 2):
         even = ", even for a balanced causal layout" if sizes.causal else ""
-        raise CostError(f"{P} to {MOST_TOKENS:,} tokens per rank, an integer{even}", f"c={c!r}")
-    link = Link("the link", B, latency_s, "chosen")
+        raise CostError(f"{P} to {MOST_TOKENS:,} tokens per rank, an integer{even}", f"L={L!r}")
+    link = Link("the link", beta, latency_s, "chosen")
     machine = Hardware("chosen", "chosen", P, 1.0, 1.0, {sizes.dtype: F}, link, link, "chosen")
-    layout = (zigzag if sizes.causal else contiguous)(c * P, P)
+    layout = (zigzag if sizes.causal else contiguous)(L * P, P)
     run = simulate(sizes, layout, machine, tile=None)
-    return Overlap(c, F, B, P, sizes, latency_s, run.trace(), run.makespan_s, run.exposed_s)
+    return Overlap(L, F, beta, P, sizes, latency_s, run.trace(), run.makespan_s, run.exposed_s)
 
 
 def presets() -> dict[str, tuple[float, float]]:
@@ -108,12 +109,14 @@ def presets() -> dict[str, tuple[float, float]]:
     return {known.name: (known.F, known.link.bytes_per_s) for known in known_links()}
 
 
-def figure(c: int, F: float, B: float, P: int = 4, sizes: Attention = MHA, latency_s: float = 0.0) -> Figure:
-    """Return the steps of rank 0, and below them the seconds of a block and of a hop against c.
+def figure(
+    L: int, F: float, beta: float, P: int = 4, sizes: Attention = MHA, latency_s: float = 0.0
+) -> Figure:
+    """Return the steps of rank 0, and below them the seconds of a block and of a hop against L.
 
     Raises: CostError as `overlap` does.
     """
-    seen = overlap(c, F, B, P, sizes, latency_s)
+    seen = overlap(L, F, beta, P, sizes, latency_s)
     with styled():
         drawn = new_figure((8.0, 5.1))
         upper, lower = drawn.subplots(2, 1, height_ratios=(1, 1.6))
@@ -145,12 +148,12 @@ def draw_threshold(ax: Axes, seen: Overlap) -> None:
     from matplotlib.ticker import LogLocator
 
     at = seen.threshold
-    least, most = sorted((seen.c, at))
+    least, most = sorted((seen.L, at))
     margin = max(8.0, (most / least) ** 0.35)
     low, high = least / margin, most * margin
     tokens = np.geomspace(low, high, 60)
-    blocks = [block_s(seen.sizes, c, seen.F) for c in tokens]
-    hops = [hop_s(seen.sizes, c, seen.B, seen.latency_s) for c in tokens]
+    blocks = [block_s(seen.sizes, L, seen.F) for L in tokens]
+    hops = [hop_s(seen.sizes, L, seen.beta, seen.latency_s) for L in tokens]
     ax.plot(tokens, blocks, color=SKY, linewidth=3)
     ax.plot(tokens, hops, color=ORANGE, linestyle="--")
     ax.fill_between(
@@ -165,7 +168,7 @@ def draw_threshold(ax: Axes, seen: Overlap) -> None:
     )
     ax.plot((at, at), (min(*blocks, *hops), block_s(seen.sizes, at, seen.F)), color=INK, linewidth=1.2)
     for seconds, colour in ((seen.block_s, SKY), (seen.hop_s, ORANGE)):
-        ax.plot([seen.c], [seconds], "o", color=colour, markersize=8, markeredgecolor=INK, zorder=4)
+        ax.plot([seen.L], [seconds], "o", color=colour, markersize=8, markeredgecolor=INK, zorder=4)
     bottom, top = min(*blocks, *hops), max(*blocks, *hops)
     ax.set(xscale="log", yscale="log", xlim=(low, high), ylim=(bottom, top))
     ax.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if high / low < 3000 else (1,)))
@@ -173,7 +176,7 @@ def draw_threshold(ax: Axes, seen: Overlap) -> None:
     ax.yaxis.set_major_formatter(lambda value, _: _seconds(value))
     ax.minorticks_off()
     ax.tick_params(labelsize=9)
-    ax.set_xlabel(f"tokens per rank c; the dots are at c = {seen.c:,}")
+    ax.set_xlabel(f"tokens per rank, L; the dots are at L = {seen.L:,}")
     ax.set_ylabel("time per step")
     ax.text(0.02, 0.95, "exposed: the hop takes longer", transform=ax.transAxes, va="top", color=RED)
     left = float(np.log(at / low) / np.log(high / low))  # the share of the axis to the left of the threshold
@@ -190,24 +193,26 @@ def draw_threshold(ax: Axes, seen: Overlap) -> None:
     )
 
 
-def describe(c: int, F: float, B: float, P: int = 4, sizes: Attention = MHA, latency_s: float = 0.0) -> str:
+def describe(
+    L: int, F: float, beta: float, P: int = 4, sizes: Attention = MHA, latency_s: float = 0.0
+) -> str:
     """Return the picture in words: its alternative text."""
-    seen = overlap(c, F, B, P, sizes, latency_s)
+    seen = overlap(L, F, beta, P, sizes, latency_s)
     return (
-        f"{c:,} tokens on each of {P} ranks, {sizes.H} query and {sizes.K} key/value heads, "
-        f"{'causal and balanced' if sizes.causal else 'no mask'}, {sizes.dtype}, {_rate(F, 'FLOP/s')}, {_rate(B, 'B/s')} one way: "
+        f"{L:,} tokens on each of {P} ranks, {sizes.H} query and {sizes.K} key/value heads, "
+        f"{'causal and balanced' if sizes.causal else 'no mask'}, {sizes.dtype}, {_rate(F, 'FLOP/s')}, {_rate(beta, 'B/s')} one way: "
         f"a block takes {_seconds(seen.block_s)}, a hop {_seconds(seen.hop_s)}. {_verdict(seen)}. "
         f"A hop is hidden from {seen.threshold:,.0f} tokens per rank. "
         f"The ring takes {_seconds(seen.makespan_s)}, {_seconds(seen.exposed_s)} of it exposed communication."
     )
 
 
-def player(c: int = 1024, preset: str = "A100, NVLink 3", P: int = 4, sizes: Attention = MHA) -> Any:
-    """Return a widget with known machines, and sliders for c, F, B, P and the heads that share K and V."""
+def player(L: int = 1024, preset: str = "A100, NVLink 3", P: int = 4, sizes: Attention = MHA) -> Any:
+    """Return a widget with known machines, and sliders for L, F, beta, P and the heads that share K and V."""
     ipywidgets = import_widgets()
 
     late = {"continuous_update": False}
-    tokens = ipywidgets.SelectionSlider(options=TOKENS, value=c, description="c (tokens)", **late)
+    tokens = ipywidgets.SelectionSlider(options=TOKENS, value=L, description="L (tokens)", **late)
     ranks = ipywidgets.IntSlider(value=P, min=2, max=8, description="P (ranks)", **late)
     groups = [group for group in range(1, sizes.H + 1) if sizes.H % group == 0]
     group = ipywidgets.SelectionSlider(
@@ -230,9 +235,9 @@ def player(c: int = 1024, preset: str = "A100, NVLink 3", P: int = 4, sizes: Att
 
 
 def _rates(preset: str, changed: Callable[[], None]) -> tuple[Any, Any, Any, Any]:
-    """Return controls for the machine, its full name, F and B.
+    """Return controls for the machine, its full name, F and beta.
 
-    Choosing a machine sets F and B; moving F or B deselects the machine.
+    Choosing a machine sets F and beta; moving F or beta deselects the machine.
     """
     ipywidgets = import_widgets()
 
@@ -242,9 +247,9 @@ def _rates(preset: str, changed: Callable[[], None]) -> tuple[Any, Any, Any, Any
     machine = ipywidgets.SelectionSlider(**names, readout=False, **late)
     chosen = ipywidgets.Label(preset)  # the slider's own readout would cut off long names
     log: dict[str, Any] = {"base": 10, "step": 0.05, "readout_format": ".3g", **late}
-    F, B = known[preset]
+    F, beta = known[preset]
     flops = ipywidgets.FloatLogSlider(value=F, min=10, max=16, description="F (FLOP/s)", **log)
-    bandwidth = ipywidgets.FloatLogSlider(value=B, min=7, max=12.5, description="B (bytes/s)", **log)
+    bandwidth = ipywidgets.FloatLogSlider(value=beta, min=7, max=12.5, description="β (bytes/s)", **log)
     filling: list[bool] = []
 
     def fill(change: dict[str, Any]) -> None:
@@ -266,12 +271,12 @@ def _rates(preset: str, changed: Callable[[], None]) -> tuple[Any, Any, Any, Any
     return machine, chosen, flops, bandwidth
 
 
-def play(c: int = 1024, preset: str = "A100, NVLink 3", P: int = 4, sizes: Attention = MHA) -> None:
+def play(L: int = 1024, preset: str = "A100, NVLink 3", P: int = 4, sizes: Attention = MHA) -> None:
     """Show the player if a person can use it, otherwise the picture at the same values."""
     if preset not in presets():
         raise CostError(f"one of the machines {'; '.join(presets())}", repr(preset))
-    given = c, *presets()[preset], P, sizes
-    show_player(lambda: player(c, preset, P, sizes), lambda: show(figure(*given), describe(*given)))
+    given = L, *presets()[preset], P, sizes
+    show_player(lambda: player(L, preset, P, sizes), lambda: show(figure(*given), describe(*given)))
 
 
 def _bar(
@@ -286,8 +291,8 @@ def _bar(
 
 def _machine(seen: Overlap) -> str:
     """Return the rates, with the name of the known machine that has them, if any."""
-    names = [f"{name}, " for name, rates in presets().items() if rates == (seen.F, seen.B)]
-    return f"{''.join(names[:1])}{_rate(seen.F, 'FLOP/s')}, {_rate(seen.B, 'B/s')} one way"
+    names = [f"{name}, " for name, rates in presets().items() if rates == (seen.F, seen.beta)]
+    return f"{''.join(names[:1])}{_rate(seen.F, 'FLOP/s')}, {_rate(seen.beta, 'B/s')} one way"
 
 
 def _ring(seen: Overlap) -> str:
@@ -295,7 +300,7 @@ def _ring(seen: Overlap) -> str:
     sizes = seen.sizes
     heads = f"{sizes.H} heads" if sizes.H == sizes.K else f"{sizes.H} query and {sizes.K} K/V heads"
     mask = "causal, balanced" if sizes.causal else "no mask"
-    return f"{seen.P} ranks of {seen.c:,} tokens, {heads}, D = {sizes.D}, {mask}"
+    return f"{seen.P} ranks of {seen.L:,} tokens, {heads}, D = {sizes.D}, {mask}"
 
 
 def _verdict(seen: Overlap) -> str:
@@ -321,8 +326,8 @@ def _rate(value: float, unit: str) -> str:
 
 def _legend(drawn: Figure, seen: Overlap) -> None:
     words = {
-        "block": f"a block, here {_seconds(seen.block_s)}: × 4 for twice c",
-        "hop": f"a hop, here {_seconds(seen.hop_s)}: × 2 for twice c",
+        "block": f"a block, here {_seconds(seen.block_s)}: × 4 for twice L",
+        "hop": f"a hop, here {_seconds(seen.hop_s)}: × 2 for twice L",
         "exposed": "exposed: the rank waits",
     }
     patches = [panel.patch(label=words[kind], **look) for kind, look in LOOKS.items()]
@@ -330,31 +335,43 @@ def _legend(drawn: Figure, seen: Overlap) -> None:
 
 
 def spreading_wait(trace: Trace) -> None:
-    """Show ranks 4 to 8 of two nodes in the first 800 µs.
-
-    The messages that rank 6 sends and receives in step 1 are framed.
-    """
-    ranks, title = range(4, 9), "The wait spreads to ranks 7, 6, 5, 4"
-    drawn = gantt.figure(trace, title, until=800e-6, ranks=ranks)
-    ax = drawn.axes[0]
-    ax.axhline(4, color=INK, linewidth=1.6)
-    ax.set_yticks([row + 0.5 for row in range(5)], [f"node {r // 8}, rank {r}" for r in ranks])
-    drawn.set_figheight(5.8)
-    transit = trace.exchanges(6)[1].transit
-    assert transit is not None  # the virtual clock records the transit of messages
-    for (begins, ends), words, side in zip(
-        transit, ("in, from rank 5", "out, to rank 7"), ("right", "left"), strict=True
-    ):
-        span = (begins * 1e6, (ends - begins) * 1e6)
-        frame: dict[str, Any] = {"facecolor": "none", "edgecolor": INK, "linewidth": 2.0, "zorder": 5}
-        panel.add_rectangle(ax, (span[0], 2.7), span[1], 0.22, **frame)
-        ax.text(span[0] + (side == "right") * span[1], 2.995, words, ha=side, va="center", fontsize=8.5)
-    border = trace.exchanges(7)[0]
-    middle = (border.posted + border.done) / 2 * 1e6
-    for row in (3, 4):
-        ax.text(middle, row + 0.81, "7 → 8", ha="center", va="center", fontsize=8, color=INK)
+    """Show how the wait at a border of two nodes spreads: ranks 4 to 8 in the first 800 µs, without messages."""
+    ranks, until = range(4, 9), 800e-6
+    one = chart(trace)
+    one = replace(one, bars=tuple(bar for bar in one.bars if bar.kind not in MESSAGES))
+    with styled():
+        drawn = new_figure((8.0, 4.4))
+        ax = drawn.subplots()
+        gantt.draw(ax, one, ranks, until, "The wait spreads to ranks 7, 6, 5, 4")
+        scale, unit = time_unit(until)
+        ax.set_xlabel(f"time ({unit})")
+        middle = gantt.COMPUTE[0] + gantt.COMPUTE[1] / 2
+        ax.set_yticks([row + middle for row in range(5)], [f"node {r // 8}, rank {r}" for r in ranks])
+        ax.axhline(3.99, color=INK, linewidth=1.6)
+        ax.text(
+            until / scale,
+            3.97,
+            "the border, over InfiniBand",
+            ha="right",
+            va="bottom",
+            fontsize=8.5,
+            color=INK,
+        )
+        places = []
+        for place, rank in reversed([*enumerate(ranks)][:-1]):
+            wait = min(
+                (bar for bar in one.bars if bar.rank == rank and bar.kind == "wait"),
+                key=lambda bar: bar.start,
+            )
+            places.append(((wait.start + wait.end) / 2 / scale, place + middle))
+        for begin, end in pairwise(places):
+            arrow = {"arrowstyle": "-|>", "color": INK, "linewidth": 2.2, "shrinkA": 0, "shrinkB": 0}
+            ax.annotate("", xy=end, xytext=begin, arrowprops=arrow, zorder=6)
+        kinds = ("forward", "wait")
+        handles = [panel.patch(label=gantt.WORDS[kind], **gantt.LOOKS[kind]) for kind in kinds]
+        drawn.legend(handles=handles, loc="outside lower center", ncols=2, fontsize=8.5)
     words = (
-        " Shown are ranks 4 to 8 in the first 800 µs. A line parts ranks 7 and 8; the message from 7 to 8 "
-        "is named in both their lanes. In rank 6's step 1 two messages are framed, in and out."
+        " Shown are ranks 4 to 8 in the first 800 µs, without messages. A line parts ranks 7 and 8. Arrows lead "
+        "from the first wait of rank 7 to the first waits of ranks 6, 5 and 4, each later than the one before."
     )
-    show(drawn, gantt.describe(trace, title) + words)
+    show(drawn, gantt.describe(trace, "A wait spreads") + words)

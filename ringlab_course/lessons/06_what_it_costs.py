@@ -22,7 +22,6 @@ from ringlab import Partial, VirtualCluster, zigzag
 from ringlab.comm.virtual import Costs
 from ringlab.cost.hardware import hardware
 from ringlab.cost.models import model
-from ringlab.cost.planner import Request, plan
 from ringlab.cost.simulate import simulate
 from ringlab.cost.sizes import Attention
 from ringlab.cost.traffic import block_s, hop_s, least_tokens_hidden
@@ -37,15 +36,12 @@ from ringlab.viz.style import show
 #
 # ## 1 · A step is a race
 #
-# In a step, a rank with c tokens attends to a block of c keys. Meanwhile one block leaves and one arrives. The step ends
-# when computation and messages are done, so a hop costs no time if it is shorter than the computation. We count both: the
-# FLOPs of one block pair, and the bytes of one block.
+# In a step, a rank with L tokens attends to a block of L keys. Meanwhile one block leaves and one arrives. The step ends
+# when computation and messages are done, so a hop costs no time if it is shorter than the computation.
 #
-# The FLOPs come first, for a size that suits paper: 64 tokens per rank, one head of head dim D = 32.
-
-# %% tags=["nbval-ignore-output"]
-predict("06.flops", "64 queries and 64 keys, D = 32, one head, no mask: FLOPs of the products?",
-        unit="FLOPs")
+# The computation is two products, q·kᵀ and weights · V. In each of them a head makes L²·D multiply-adds, and PyTorch
+# counts a multiply-add as two FLOPs. Together a head needs **4 · L² · D** FLOPs. The message is one block, K and V. We
+# count both on lesson 05's ring:
 
 # %%
 def attend(q, k, v):
@@ -62,17 +58,6 @@ def counted(function, *args):
     return counter.get_total_flops()
 
 # %%
-q = k = v = torch.ones(1, 1, 64, 32)
-print("scores alone:", f"{counted(torch.matmul, q, k.mT):,}", "  64·64·32 =", f"{64 * 64 * 32:,}")
-compare("06.flops", counted(attend, q, k, v))
-
-# %% [markdown]
-# The scores alone are one product, q·kᵀ. It makes c²·D multiply-adds, and PyTorch counts each as two FLOPs.
-# Weights · V is a second product of the same size. Together a head needs **4 · c² · D** FLOPs.
-#
-# Now the bytes. We measure them on lesson 05's ring.
-
-# %%
 def my_ring(ring, q, k, v):
     """Lesson 05's first ring: compute, then shift."""
     state = Partial.identity(q)
@@ -82,54 +67,36 @@ def my_ring(ring, q, k, v):
             k, v = ring.shift(k, v)
     return state.out
 
-# %% [markdown]
-# Four ranks hold 64 tokens each, with 4 query heads on one K/V head, in float32. The trace knows what a hop sends:
-
 # %%
-def on_ranks(program, c, P=4, H=4, K=1, D=32, costs=None):
-    """Return the trace of `program` on P virtual ranks of c tokens each."""
-    shards = [torch.ones(1, heads, c, D) for heads in (H, K, K)]
+def on_ranks(program, L, P=4, H=4, K=1, D=32, costs=None):
+    """Return the trace of `program` on P virtual ranks of L tokens each."""
+    shards = [torch.ones(1, heads, L, D) for heads in (H, K, K)]
     cluster = VirtualCluster(P, costs=costs)
     return cluster.run(lambda ring: program(ring, *(x.clone() for x in shards))).trace
 
-
-print("bytes of a hop:", on_ranks(my_ring, c=64).exchanges(0)[0].bytes_sent)
-print("K and V, 64 tokens, D = 32, 4 bytes a number:", 2 * 64 * 32 * 4)
-
 # %% [markdown]
-# The race depends on c. Double it, and double it again:
+# Four ranks have 4 query heads on one K/V head, in float32. Double L, and double it again:
 
 # %%
-print("  c   FLOPs of a block pair   bytes of a hop   FLOPs per byte")
-for c in (32, 64, 128, 256):
-    flops = counted(attend, torch.ones(1, 4, c, 32), *[torch.ones(1, 1, c, 32)] * 2)
-    sent = on_ranks(my_ring, c).exchanges(0)[0].bytes_sent
-    print(f"{c:3}   {flops:21,}   {sent:14,}   {flops / sent:14.0f}")
+print("  L   FLOPs of a block pair   bytes of a hop   FLOPs per byte")
+for L in (32, 64, 128, 256):
+    flops = counted(attend, torch.ones(1, 4, L, 32), *[torch.ones(1, 1, L, 32)] * 2)
+    sent = on_ranks(my_ring, L).exchanges(0)[0].bytes_sent
+    print(f"{L:3}   {flops:21,}   {sent:14,}   {flops / sent:14.0f}")
 
 # %% [markdown]
-# **The computation grows like c², the message like c.** So on every machine there is a c from which the computation takes
-# longer, and the hop can be hidden.
-#
-# In letters:
-#
-# | letter | meaning | elsewhere in the course |
-# |---|---|---|
-# | c | tokens on a rank | L = S/P in lesson 00 |
-# | H, K | query heads, K/V heads | H, Hkv in lesson 05 |
-# | e | bytes per element | itemsize in lesson 05 |
-# | F | FLOP/s of a rank | |
-# | B | bytes/s of a link, in one direction | in lesson 05, B was the batch size |
-#
-# Only in "K and V" does K mean the keys. With these letters:
+# **The computation grows like L², the message like L.** So on every machine there is an L from which the computation takes
+# longer, and the hop can be hidden. Three more letters say when: a number has **e** bytes, a rank computes **F** FLOP/s,
+# and a link carries **β** bytes/s in one direction.
 #
 # | | one step | in seconds |
 # |---|---|---|
-# | FLOPs of a block pair | 4 · c² · D · H | divided by F, FLOP/s |
-# | bytes of a hop | 2 · c · D · K · e | divided by B, bytes/s in one direction |
+# | FLOPs of a block pair | 4 · L² · D · H | divided by F |
+# | bytes of a hop | 2 · L · D · K · e | divided by β |
 #
 # ## 2 · The threshold
 #
-# From which c is the hop hidden? That depends on F and B, so on the machine. Take an NVIDIA A100 and bfloat16, so e = 2,
+# From which L is the hop hidden? That depends on F and β, so on the machine. Take an NVIDIA A100 and bfloat16, so e = 2,
 # with as many K/V heads as query heads and no mask. NVLink, a fast link, joins the GPUs of one machine (a *node*).
 # InfiniBand, a slower network, joins the nodes. The cell prints each link with its generation: NVLink 3, InfiniBand HDR.
 # For now F is the *peak*, the rate of the data sheet. Section 4 replaces it by the rate that kernels reach.
@@ -152,17 +119,17 @@ predict("06.infiniband", "1,000 tokens nearly hide a hop over NVLink. How many t
         "hold to hide one over InfiniBand?", unit="tokens")
 
 # %% [markdown]
-# In letters, the hop is hidden if 4·c²·D·H/F is at least 2·c·D·K·e/B. D and one c cancel:
+# In letters, the hop is hidden if 4·L²·D·H/F is at least 2·L·D·K·e/β. D and one L cancel:
 #
-# $$c \;\ge\; \frac{e\,F}{2\,B}\cdot\frac{K}{H}.$$
+# $$L \;\ge\; \frac{e\,F}{2\,\beta}\cdot\frac{K}{H}.$$
 
 # %%
-def threshold(F, B, e=2, group=1, pairs=1):
+def threshold(F, beta, e=2, group=1, pairs=1):
     """Return the tokens per rank that hide a hop.
 
     `group` query heads share a K/V head; a rank computes the share `pairs` of a block's pairs.
     """
-    return e * F / (2 * B) / group / pairs
+    return e * F / (2 * beta) / group / pairs
 
 
 print(f"over NVLink: {threshold(F, nvlink):,.0f} tokens")
@@ -172,11 +139,11 @@ compare("06.infiniband", threshold(F, infiniband))
 # **1,040 tokens** per rank over NVLink, **12,480** over InfiniBand: a link that is 12 times as slow needs 12 times the
 # tokens.
 #
-# The upper panel shows what rank 0 computes and what travels meanwhile, the lower one how both grow with c. The part of a
-# hop that outlasts its block is *exposed*: the rank waits. In a live notebook, drag c past the threshold.
+# The upper panel shows what rank 0 computes and what travels meanwhile, the lower one how both grow with L. The part of a
+# hop that outlasts its block is *exposed*: the rank waits. In a live notebook, drag L past the threshold.
 
 # %% tags=["nbval-ignore-output"]
-overlap_view.play(c=512)
+overlap_view.play(L=512)
 
 # %% [markdown]
 # Two things shift the threshold. **Grouped heads** lower it: the work stays the same, and the message shrinks to K/H of
@@ -196,8 +163,8 @@ for name, (group, pairs) in cases.items():
 # %% [markdown]
 # The last line has the heads and the mask of Llama 3 70B.
 #
-# Before you use your own B, read the data sheet twice. NVLink 3 is sold as 600 GB/s, but these count *both directions
-# together*, so B is 300 GB/s. The InfiniBand above is sold as 200 Gb/s, and these are *bits*, so B is 25 GB/s.
+# Before you use your own β, read the data sheet twice. NVLink 3 is sold as 600 GB/s, but these count *both directions
+# together*, so β is 300 GB/s. The InfiniBand above is sold as 200 Gb/s, and these are *bits*, so β is 25 GB/s.
 
 # %% [markdown]
 # ## 3 · Hide it
@@ -218,26 +185,26 @@ def overlapped_ring(ring, q, k, v):
 # %% [markdown]
 # We run both rings on a clock, on a machine slow enough for mental arithmetic. Two methods set the clock: `compute` returns
 # the seconds of a computation, `message` the seconds that one tensor travels. K and V travel together, so each gets half
-# of the bandwidth, B/2. The clock keeps two rules:
+# of the bandwidth, β/2. The clock keeps two rules:
 #
 # - A message begins when both its sender and its receiver have posted the exchange.
 # - A rank's exchange is over when its own block has been delivered and the next one has arrived.
 
 # %%
 class Machine(Costs):
-    """Virtual seconds by FLOPs and bytes: F FLOP/s on a rank, B bytes/s on a link."""
+    """Virtual seconds by FLOPs and bytes: F FLOP/s on a rank, β bytes/s on a link."""
 
-    def __init__(self, F, B):
-        self.F, self.B = F, B
+    def __init__(self, F, beta):
+        self.F, self.beta = F, beta
 
     def compute(self, rank, label, args):
         return counted(attend, *args) / self.F
 
     def message(self, source, to, nbytes):
-        return nbytes / (self.B / 2)
+        return nbytes / (self.beta / 2)
 
 
-slow_machine = Machine(F=2304, B=192)
+slow_machine = Machine(F=2304, beta=192)
 print("threshold in float32:", threshold(2304, 192, e=4), "tokens")
 print("12 tokens, D = 8: block", 4 * 12**2 * 8 / 2304, "s, hop", 2 * 12 * 8 * 4 / 192, "s")
 
@@ -250,10 +217,10 @@ predict("06.makespan", "Block 2 s, hop 4 s, 4 ranks; post, then compute. When do
         "rank end?", unit="s")
 
 # %%
-def both(c):
-    """Return the traces of both rings with c tokens per rank, and their names."""
+def both(L):
+    """Return the traces of both rings with L tokens per rank, and their names."""
     programs = {"Compute, then shift": my_ring, "Post, then compute": overlapped_ring}
-    traces = [on_ranks(each, c, H=1, K=1, D=8, costs=slow_machine) for each in programs.values()]
+    traces = [on_ranks(each, L, H=1, K=1, D=8, costs=slow_machine) for each in programs.values()]
     return traces, list(programs)
 
 
@@ -292,8 +259,8 @@ posted, name = many[0][1], many[1][1]
 show(gantt.figure(posted, name, ranks=(0, 1)), gantt.describe(posted, name))
 
 # %% [markdown]
-# If the ranks post first, not a second is lost: 72 s are four blocks of 18 s. Each block arrives after 12 s. The pale part of
-# the lane is the 6 s for which it lies there unused, because the rank is still computing.
+# If the ranks post first, not a second is lost: 72 s are four blocks of 18 s. Each block arrives after 12 s. It lies there
+# unused for the other 6 s, the pale part of the lane, because the rank is still computing.
 
 # %% [markdown]
 # ---
@@ -306,7 +273,7 @@ show(gantt.figure(posted, name, ranks=(0, 1)), gantt.describe(posted, name))
 # %% [markdown]
 # # Part 2 · Real rings
 #
-# So far all ranks and all links were alike, and a hop's time was its bytes divided by B. On a real machine none of this holds.
+# So far all ranks and all links were alike, and a hop's time was its bytes divided by β. On a real machine none of this holds.
 #
 # ## 4 · The threshold you really get
 #
@@ -339,14 +306,14 @@ compare("06.reached", "lower, too" if by_bytes < at_peak else "higher")
 
 # %%
 link = a100.inside
-for c in (190, 333):
-    bytes_us, t_us = hop_s(layer, c, link.bytes_per_s) * 1e6, link.latency_s * 1e6
-    print(f"{c} tokens: block {block_s(layer, c, reached) * 1e6:.1f} µs, "
+for L in (190, 333):
+    bytes_us, t_us = hop_s(layer, L, link.bytes_per_s) * 1e6, link.latency_s * 1e6
+    print(f"{L} tokens: block {block_s(layer, L, reached) * 1e6:.1f} µs, "
           f"hop {t_us:.1f} + {bytes_us:.1f} = {t_us + bytes_us:.1f} µs")
 
 # %% [markdown]
-# 190 tokens no longer suffice; 333 do. Where does 333 come from? A block takes a·c² seconds, a hop t + b·c with latency t.
-# Set them equal and solve for c. `least_tokens_hidden` does that:
+# 190 tokens no longer suffice; 333 do. Where does 333 come from? A block takes a·L² seconds, a hop t + b·L with latency t.
+# Set them equal and solve for L. `least_tokens_hidden` does that:
 
 # %%
 for link in (a100.inside, a100.between):
@@ -363,11 +330,11 @@ for link in (a100.inside, a100.between):
 # and 15 → 0.
 
 # %%
-def microseconds(c):
+def microseconds(L):
     """Return the µs of a block, of a hop over NVLink and of a hop over InfiniBand."""
-    times = [block_s(layer, c, reached)]
+    times = [block_s(layer, L, reached)]
     for link in (a100.inside, a100.between):
-        times.append(hop_s(layer, c, link.bytes_per_s, link.latency_s))
+        times.append(hop_s(layer, L, link.bytes_per_s, link.latency_s))
     return [1e6 * seconds for seconds in times]
 
 
@@ -379,9 +346,9 @@ print(f"block {block:.0f} µs, hop over NVLink {fast:.0f} µs, over InfiniBand {
 # the hardware would take. `.free` is the same ring on links that take no time. We call its makespan T.
 
 # %%
-def ring_of(P, c, **options):
-    """Return the simulated ring of P ranks with c tokens each."""
-    return simulate(layer, zigzag(c * P, P), a100, **options)
+def ring_of(P, L, **options):
+    """Return the simulated ring of P ranks with L tokens each."""
+    return simulate(layer, zigzag(L * P, P), a100, **options)
 
 
 two_nodes = ring_of(16, 1024)
@@ -398,9 +365,9 @@ def stretch(run):
     return run.makespan_s / run.free.makespan_s
 
 
-for c in (256, 512, 1024, 2048, 4096):
-    print(f"c = {c:5,}: {stretch(ring_of(8, c)):5.2f} times its T in one node, "
-          f"{stretch(ring_of(16, c)):5.2f} times over two")
+for L in (256, 512, 1024, 2048, 4096):
+    print(f"L = {L:5,}: {stretch(ring_of(8, L)):5.2f} times its T in one node, "
+          f"{stretch(ring_of(16, L)):5.2f} times over two")
 compare("06.border", stretch(two_nodes))
 
 # %% [markdown]
@@ -413,37 +380,26 @@ print(f"formula 15 · {slow:.1f} + {block:.1f} = {15 * slow + block:,.0f} µs, "
 # %% [markdown]
 # Above InfiniBand's threshold, at 4,096 tokens, the same links cost nothing.
 #
-# How do two slow links hold up all 16 ranks? Look at ranks 4 to 8 in the first 800 µs. The dark line is the border of the
-# nodes. The message *7 → 8* crosses it, over InfiniBand. It is drawn twice, under rank 7 and under rank 8. Two messages of rank 6's
-# step 1 have frames: *in* comes from rank 5, *out* goes to rank 7.
+# How do two slow links hold up all 16 ranks? Here are ranks 4 to 8 in the first 800 µs. Only the messages from
+# rank 7 to rank 8 cross the border of the nodes. Follow the arrows from one rank's first wait to the next rank's:
 
 # %%
 trace = two_nodes.trace()
 overlap_view.spreading_wait(trace)
 
 # %% [markdown]
-# Ranks 7 and 8 wait until InfiniBand's 182 µs are over: rank 8 for the block that comes, rank 7 until its own is delivered
-# (the clock's second rule). Rank 6 has only short messages, over NVLink. But a message begins only when both its ends have
-# posted (the first rule), here at the start of a step. Ranks 5 and 6 begin step 1 together, so *in* travels at once. Rank 7
-# is still in step 0, so *out* has to wait. How late may a hop of 17 µs begin? It stays hidden if it ends no later than the block, 75 µs after the step began:
+# Rank 6 sends only over NVLink, to rank 7. But a message begins only when both its ends have posted, and rank 7 posts late,
+# because it still waits for InfiniBand. A hop of 17 µs stays hidden in a step of 75 µs if it begins at most 58 µs late:
 
 # %%
-print(f"hidden if it begins at most {block:.0f} − {fast:.0f} = {block - fast:.0f} µs late")
-for step, rank in ((1, 6), (2, 6), (2, 5), (3, 5)):
-    begins, later = (trace.computes(r)[step].start * 1e6 for r in (rank, rank + 1))
-    waits = trace.exchanges(rank)[step].exposed * 1e6
-    print(f"step {step}: rank {rank + 1} begins {later - begins:3.0f} µs after rank {rank}; "
-          f"rank {rank} waits {waits:2.0f} µs")
+begins, later = (trace.computes(rank)[1].start * 1e6 for rank in (6, 7))
+waits = trace.exchanges(6)[1].exposed * 1e6
+print(f"in step 1 rank 7 begins {later - begins:.0f} µs after rank 6")
+print(f"so rank 6 waits {later - begins:.0f} − ({block:.0f} − {fast:.0f}) = {waits:.0f} µs")
 
 # %% [markdown]
-# - **Step 1.** Rank 6 begins it after 85 µs. (Step 0 takes longer than 75 µs: the kernel computes the tiles on the diagonal
-#   whole, although the mask cuts them in half.) Rank 7 begins step 1 after 182 µs, 97 µs after rank 6. So rank 6 waits 97 − 58 = 39 µs.
-# - **Step 2.** Rank 6 begins those 39 µs late. That is less than 58 µs, so rank 5 does not wait yet.
-# - **Step 3.** In step 2 rank 7 began 164 µs after rank 6, so rank 6 waited another 164 − 58 = 106 µs. Now rank 6 is 39 + 106 = 145 µs late, and
-#   rank 5 waits 145 − 58 = 87 µs.
-#
-# Then rank 4 waits for rank 5. Receivers pass the wait on, too: rank 9 waits for the blocks of rank 8, rank 10 for those
-# of rank 9. The other slow link, 15 → 0, does the same to its neighbours. In the end all ranks keep InfiniBand's pace.
+# Now rank 6 is late itself, by more in each step. From step 3 on rank 5 waits for it, and then rank 4 for rank 5. Rank 9
+# waits for the blocks of rank 8 in the same way. In the end all ranks keep InfiniBand's pace.
 #
 # ## 6 · One slow rank
 #
@@ -455,12 +411,12 @@ predict("06.slow", "1,024 tokens per rank, rank 5 computes at half speed. How mu
 
 # %%
 slower = {}
-for c in (1024, 2048, 4096):
-    even, late = ring_of(16, c), ring_of(16, c, slow={5: 2.0})
-    slower[c] = round(100 * (late.makespan_s / even.makespan_s - 1))
-    block, _, hop = microseconds(c)
-    print(f"c = {c:5,}: rank 5's block {2 * block:5,.0f} µs, InfiniBand's hop {hop:3,.0f} µs: "
-          f"{slower[c]}% longer")
+for L in (1024, 2048, 4096):
+    even, late = ring_of(16, L), ring_of(16, L, slow={5: 2.0})
+    slower[L] = round(100 * (late.makespan_s / even.makespan_s - 1))
+    block, _, hop = microseconds(L)
+    print(f"L = {L:5,}: rank 5's block {2 * block:5,.0f} µs, InfiniBand's hop {hop:3,.0f} µs: "
+          f"{slower[L]}% longer")
 compare("06.slow", slower[1024])
 
 # %% [markdown]
@@ -474,7 +430,7 @@ compare("06.slow", slower[1024])
 # ## 7 · More ranks
 #
 # So far each new rank brought its own tokens. Now fix the *sequence* at 131,072 tokens, and add ranks to finish sooner. Then
-# c = S/P shrinks, and with it the computation that hides a hop.
+# L = S/P shrinks, and with it the computation that hides a hop.
 
 # %% tags=["nbval-ignore-output"]
 predict("06.more", "131,072 tokens on 128 ranks in place of 64: the ring is …",
@@ -492,42 +448,25 @@ verdict = "slower" if gain < 1 else "a little faster" if gain < 1.5 else "about 
 compare("06.more", verdict)
 
 # %% [markdown]
-# Down to InfiniBand's threshold, about 2,400 tokens, twice the ranks halve the time. Below it the ring takes as long as P − 1 hops and one block. Twice the ranks
-# then make about twice as many hops. Each hop carries half the bytes, so all bytes together take about as long as before. But
-# latency counts once per hop, so twice as often. **From there on, add ranks when the context grows, not to speed up a
-# context you already have.**
+# Down to InfiniBand's threshold, about 2,400 tokens, twice the ranks halve the time. Below it the ring takes as long as
+# P − 1 hops and one block. With twice the ranks the bytes of all hops stay the same in sum, and the latencies double.
+# **From there on, add ranks when the context grows, not to speed up a context you already have.**
 #
-# ## 8 · A whole model
-#
-# Each rank of a ring holds only two blocks of other ranks. So the context can grow with the ranks, while each rank's blocks stay as
-# large as they are. Does a million tokens on 16 nodes leave each rank enough tokens to hide its hops? `plan` knows the
-# threshold, and also what training keeps in memory:
-
-# %%
-chosen = plan(Request("llama3-70b", 1_000_000, "a100", nodes=16))
-print(chosen.request.command())
-print(chosen.answer)
-hop = chosen.hidden[0]  # the forward; the other two belong to lesson 09's backward
-print(f"{hop.name}: {hop.tokens:,} tokens per rank over {hop.link}, "
-      f"hidden from {hop.least_tokens:,.0f}")
-
-# %% [markdown]
-# It does. *Ring 128* is one ring of all 128 GPUs, and a rank has about three times the tokens that hide a hop over
-# InfiniBand. The memory suffices, too.
-#
-# The first line printed is the command that asks the same in a terminal. Ask it about your own cluster.
+# `ringlab plan --model llama3-70b --tokens 1M --hardware a100 --nodes 16`, in a terminal, asks the same of a whole model,
+# with the memory of its training. Ask it about your own cluster.
 
 # %% [markdown]
 # ## Recap
 #
-# - A step computes 4·c²·D·H FLOPs and sends 2·c·D·K·e bytes. The first grows like c², the second like c.
-# - By bytes alone a hop is hidden from e·F/(2·B) · K/H tokens per rank. Under a causal mask and a balanced layout it is twice that.
-# - For F, take the rate that kernels really reach, not the peak of the data sheet. B is one direction of the link, in bytes per second.
+# - A step computes 4·L²·D·H FLOPs and sends 2·L·D·K·e bytes. The first grows like L², the second like L.
+# - By bytes alone a hop is hidden from e·F/(2·β) · K/H tokens per rank. Under a causal mask and a balanced layout it is twice that.
+# - For F, take the rate that kernels really reach, not the peak of the data sheet. β is one direction of the link, in bytes
+#   per second.
 # - Latency raises the threshold, most over a fast link.
 # - If all ranks and links are alike, a ring that posts first takes (P − 1) · max(block, hop) + block. One that computes,
 #   then shifts, takes P · block + (P − 1) · hop.
 # - If they differ, a long ring ends at the pace of the slowest block or of the slowest hop, whichever takes longer.
-# - On a fixed sequence more ranks stop helping once c falls below the threshold.
+# - On a fixed sequence more ranks stop helping once L falls below the threshold.
 #
 # ## Self-check
 #
@@ -542,7 +481,7 @@ print(f"{hop.name}: {hop.tokens:,} tokens per rank over {hop.link}, "
 # <details><summary>3. A hop takes 3 times as long as a block, P = 5; post, then compute. How many blocks long is
 # the run?</summary>4 · 3 + 1 = 13.</details>
 #
-# <details><summary>4. A colleague's link does "400 gigabit". Which B do you use?</summary>50 GB/s, if 400 gigabit per second
+# <details><summary>4. A colleague's link does "400 gigabit". Which β do you use?</summary>50 GB/s, if 400 gigabit per second
 # is the rate of one direction.</details>
 #
 # Now build it: [exercise 06](../exercises/06_what_it_costs.ipynb), the threshold, a makespan, a ring that hides its hops in

@@ -70,7 +70,7 @@ show(exchanges.schedules(), exchanges.describe_schedules())
 #
 # ## 2 · Counting bytes
 #
-# The unit is a piece: L·D numbers, where L = S/P is the number of tokens on a rank (c in lesson 06). With P = 4 ranks and
+# The unit is a piece: L·D numbers, where L = S/P is the number of tokens on a rank. With P = 4 ranks and
 # H = K = 32 heads, a rank holds 32 pieces each of q, k, v and the output (out).
 #
 # - **Ulysses**: each rank ends up with 32/4 = 8 heads. So it sends to each of the 3 others 8 pieces of q, 8 of k and 8

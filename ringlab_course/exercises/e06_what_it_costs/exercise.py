@@ -40,7 +40,7 @@ def attend(q, k, v):
 # %% [markdown]
 # ## 06.threshold · The tokens per rank that hide a hop
 #
-# In one step of the ring, a rank with c tokens attends to a block of c keys while a block travels. Return the smallest c
+# In one step of the ring, a rank with L tokens attends to a block of L keys while a block travels. Return the smallest L
 # for which the computation takes at least as long as the hop. Do not round the result.
 #
 # - `flops_per_s`: the accelerator's rate.
@@ -57,8 +57,8 @@ def least_tokens(flops_per_s, rate, unit, directions, *, element_bytes=2, group=
     """Return the tokens per rank from which a hop hides behind a block's attention."""
     # BEGIN SOLUTION the threshold
     bytes_per_s = rate * 1e9 / directions / (8 if unit == "Gbit/s" else 1)
-    flops = 4 / 2 if causal else 4  # per c², head dim and query head
-    moved = 2 * element_bytes / group  # per c, head dim and query head
+    flops = 4 / 2 if causal else 4  # per L², head dim and query head
+    moved = 2 * element_bytes / group  # per L, head dim and query head
     return moved * flops_per_s / (flops * bytes_per_s)
     # END SOLUTION
 
@@ -220,10 +220,10 @@ print("predicted and measured:", predicted_and_measured())
 def max_speedup(model, ranks, tokens, attention_weight=1.0):
     """Return the contiguous layout's time over the balanced one's."""
     # BEGIN SOLUTION the ratio
-    c, d, layers = tokens / ranks, model["d_model"], model["layers"]
+    L, d, layers = tokens / ranks, model["d_model"], model["layers"]
     weights = layers * (4 * d * d + model["ffn_matrices"] * d * model["d_ff"])
-    linear = 2 * c * (weights + d * model["vocabulary"])
-    block = attention_weight * 4 * d * c * c * layers
+    linear = 2 * L * (weights + d * model["vocabulary"])
+    block = attention_weight * 4 * d * L * L * layers
     return (linear + block * (ranks - 0.5)) / (linear + block * ranks / 2)
     # END SOLUTION
 

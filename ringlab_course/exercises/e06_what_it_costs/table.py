@@ -110,13 +110,13 @@ def _check_other_models(subject: Any, rng: np.random.Generator) -> None:
 
 
 HINTS = (
-    "How many blocks of c × c score elements does the slowest rank compute under each of the two layouts?",
-    "Each of the two times is linear plus weighted attention. Linear: 2 FLOPs per weight and token, for c tokens; the "
+    "How many blocks of L × L score elements does the slowest rank compute under each of the two layouts?",
+    "Each of the two times is linear plus weighted attention. Linear: 2 FLOPs per weight and token, for L tokens; the "
     "weights of every layer, and the output layer once. Attention: 4·d FLOPs per score element and layer. The last rank of "
     "the contiguous layout computes all earlier blocks and half of its own; a balanced rank computes an equal share of the "
     "visible half.",
-    r"$\dfrac{\ell + w\,a\,(N-\frac12)}{\ell + w\,a\,\frac N2}$ with $a = 4 d c^2 \cdot \mathrm{layers}$ and "
-    r"$\ell = 2c\,d\,[(4d + m f)\,\mathrm{layers} + V]$",
+    r"$\dfrac{\ell + w\,a\,(N-\frac12)}{\ell + w\,a\,\frac N2}$ with $a = 4 d L^2 \cdot \mathrm{layers}$ and "
+    r"$\ell = 2L\,d\,[(4d + m f)\,\mathrm{layers} + V]$",
 )
 
 STAGE = Stage(

@@ -60,7 +60,7 @@ def least_tokens(
     group: int = 1,
     causal: bool = False,
 ) -> float:
-    """Return the c for which 4·c²·D·H·(½ if causal)/F = 2·c·K·D·e/B, the right answer of this stage."""
+    """Return the L for which 4·L²·D·H·(½ if causal)/F = 2·L·K·D·e/β, the right answer of this stage."""
     share = 0.5 if causal else 1.0
     return element_bytes * flops_per_s / (2 * bytes_per_s(rate, unit, directions) * group * share)
 
@@ -114,12 +114,12 @@ def _answered(subject: Any, sheet: Sheet) -> Answered:
 
 
 HINTS = (
-    "Computation and message both grow with c, the tokens per rank: one like c, the other like c². Which is which? What "
-    "does that say about a large c?",
-    "Write down the seconds of a step, FLOPs over F, and the seconds of a hop, bytes over B. There are H query heads and "
+    "Computation and message both grow with L, the tokens per rank: one like L, the other like L². Which is which? What "
+    "does that say about a large L?",
+    "Write down the seconds of a step, FLOPs over F, and the seconds of a hop, bytes over β. There are H query heads and "
     "H/group K/V heads. Set the two equal: D and H cancel. Then convert the data sheet's rate to bytes per second in one "
     "direction.",
-    r"$\dfrac{4c^2DH}{F} \cdot \left(\tfrac12 \text{ if causal}\right) \ge \dfrac{2c\,D\,e\,H/\mathrm{group}}{B}$",
+    r"$\dfrac{4L^2DH}{F} \cdot \left(\tfrac12 \text{ if causal}\right) \ge \dfrac{2L\,D\,e\,H/\mathrm{group}}{\beta}$",
 )
 
 STAGE = Stage(

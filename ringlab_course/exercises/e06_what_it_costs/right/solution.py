@@ -15,8 +15,8 @@ def attend(q, k, v):
 
 def least_tokens(flops_per_s, rate, unit, directions, *, element_bytes=2, group=1, causal=False):
     bytes_per_s = rate * 1e9 / directions / (8 if unit == "Gbit/s" else 1)
-    flops = 4 / 2 if causal else 4  # per c², head dim and query head
-    moved = 2 * element_bytes / group  # per c, head dim and query head
+    flops = 4 / 2 if causal else 4  # per L², head dim and query head
+    moved = 2 * element_bytes / group  # per L, head dim and query head
     return moved * flops_per_s / (flops * bytes_per_s)
 
 
@@ -45,8 +45,8 @@ def overlapped_ring(ring, q, k, v, pieces):
 
 
 def max_speedup(model, ranks, tokens, attention_weight=1.0):
-    c, d, layers = tokens / ranks, model["d_model"], model["layers"]
+    L, d, layers = tokens / ranks, model["d_model"], model["layers"]
     weights = layers * (4 * d * d + model["ffn_matrices"] * d * model["d_ff"]) + d * model["vocabulary"]
-    linear = 2 * c * weights
-    block = attention_weight * 4 * d * c * c * layers
+    linear = 2 * L * weights
+    block = attention_weight * 4 * d * L * L * layers
     return (linear + block * (ranks - 0.5)) / (linear + block * ranks / 2)
