@@ -20,6 +20,8 @@ Kind = Literal["skip", "full", "diagonal"]
 Pass = Literal["forward", "backward"]
 
 BYTES_PER_KIB = 1024
+FAST_KIB = 227
+"""The KiB of fast memory that one thread block of an H100 can use."""
 
 
 @dataclass(frozen=True)
@@ -142,13 +144,18 @@ def describe(picture: Scan, index: int) -> str:
 
 def describe_strip(picture: Scan) -> str:
     """Return the small multiples in words."""
-    return " ".join(describe(picture, index) for index in moments(picture))
+    peak = picture.peak_bytes
+    fits = "fits" if peak <= FAST_KIB * BYTES_PER_KIB else "does not fit"
+    return (
+        " ".join(describe(picture, index) for index in moments(picture))
+        + f" The live set of {_kib(peak)} {fits} into the {FAST_KIB} KiB of a thread block of an H100."
+    )
 
 
 def moments(picture: Scan) -> tuple[int, ...]:
-    """Return four steps that show the course of the scan: the first, two in between, and the last."""
+    """Return two steps that show the course of the scan: one early, and the last."""
     last = len(picture.steps) - 1
-    return tuple(sorted({0, last // 3, 2 * last // 3, last}))
+    return tuple(sorted({last // 3, last}))
 
 
 def strip(picture: Scan, indices: tuple[int, ...] | None = None) -> Figure:
@@ -158,16 +165,17 @@ def strip(picture: Scan, indices: tuple[int, ...] | None = None) -> Figure:
     indices = indices or moments(picture)
     largest = max(range(len(picture.steps)), key=lambda index: picture.steps[index].live_bytes)
     with styled():
-        bars = len(picture.steps[largest].live)
-        figure = new_figure((2.5 * len(indices) + 1.2, 4.4 + 0.2 * bars))
+        bars = len(picture.steps[largest].live) + 1
+        figure = new_figure((max(3.6 * len(indices), 7.2) + 1.0, 5.0 + 0.22 * bars))
         figure.set_layout_engine("constrained", h_pad=0.1)
-        places = figure.add_gridspec(2, len(indices), height_ratios=(2.5, 0.2 * bars))
+        places = figure.add_gridspec(2, len(indices), height_ratios=(3.2, 0.22 * bars))
         for column, index in enumerate(indices):
             draw_grid(figure.add_subplot(places[0, column]), picture, index, names=column == 0)
         draw_live(figure.add_subplot(places[1, :]), picture, largest, names=True, whole=True)
-        title = f"{_heading(picture)}, at {len(indices)} moments: score tiles, and live memory (float32)"
+        moments_of = f"{picture.direction.capitalize()} by tiles at {len(indices)} moments"
+        title = f"{moments_of}: {picture.S:,} tokens, D = {picture.D}, float32"
         figure.suptitle(title, x=0.01, ha="left", fontweight="bold", fontsize=11.5)
-        _legend(figure, picture)
+        _legend(figure, picture, rows=2)
     return figure
 
 
@@ -220,18 +228,27 @@ def draw_grid(ax: Axes, picture: Scan, index: int, *, names: bool) -> None:
 
 
 def draw_live(ax: Axes, picture: Scan, index: int, *, names: bool, whole: bool = False) -> None:
-    """Draw the live tensors at step `index` as bars in KiB; with `whole`, the title is about all steps."""
-    from ringlab.viz.style import BLUE, RED
+    """Draw the live tensors at step `index` as bars in KiB.
 
-    live = picture.steps[index].live
-    sizes = [count / BYTES_PER_KIB for count in live.values()]
+    whole: the title is about all steps, and a bar of the sum stands beside the fast memory of a GPU.
+    """
+    from ringlab.viz.style import BLUE, INK, QUIET, RED
+
+    live = {name: count / BYTES_PER_KIB for name, count in picture.steps[index].live.items()}
     square = max(live.values())
-    colours = [RED if count == square else BLUE for count in live.values()]
-    ax.barh(range(len(live)), sizes, color=colours, height=0.65)
-    for place, size in enumerate(sizes):
-        ax.text(size, place, f" {size:.3g}", va="center", fontsize=8)
+    colours = [RED if size == square else BLUE for size in live.values()]
+    total = sum(live.values())
+    if whole:
+        live["together"] = total
+        colours.append(QUIET)
+        ax.axvline(FAST_KIB, color=INK, linewidth=1.6, linestyle=(0, (4, 2)))
+        ax.text(FAST_KIB + 3, -0.3, f"{FAST_KIB} KiB: a thread\nblock of an H100", va="top", fontsize=8.5)
+    ax.barh(range(len(live)), list(live.values()), color=colours, height=0.65)
+    for place, size in enumerate(live.values()):
+        ax.text(size, place, f" {size:.4g}", va="center", fontsize=8)
     ax.set_yticks(range(len(live)), list(live) if names else [""] * len(live), fontsize=9)
-    ax.set(ylim=(len(live) - 0.5, -0.5), xlim=(0, 1.25 * square / BYTES_PER_KIB))
+    most = max(1.1 * total, 1.35 * FAST_KIB) if whole else 1.25 * square
+    ax.set(ylim=(len(live) - 0.5, -0.5), xlim=(0, most))
     ax.set_xlabel("KiB", fontsize=9)
     ax.tick_params(axis="x", labelsize=8)
     ax.tick_params(length=0)
@@ -239,7 +256,7 @@ def draw_live(ax: Axes, picture: Scan, index: int, *, names: bool, whole: bool =
     constant = len({step.live_bytes for step in picture.steps}) == 1
     when = ("live at every moment" if constant else "live at most") if whole else "live"
     gap = " " if whole else "\n"
-    title = f"{when}: {_kib(sum(live.values()))}{gap}(all scores: {_kib(picture.whole_bytes)})"
+    title = f"{when}: {_kib(picture.steps[index].live_bytes)}{gap}(all scores: {_kib(picture.whole_bytes)})"
     ax.set_title(title, fontsize=9.5)
 
 

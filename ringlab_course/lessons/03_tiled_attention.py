@@ -18,8 +18,8 @@
 # again in the backward, and *Blockwise Parallel Transformer* (arXiv 2305.19370), which computes the whole
 # layer block by block.
 #
-# Letters, as everywhere: B batch, H heads, S tokens, D head dim. Tensors are (B, H, S, D). New here: a *tile* is a
-# rectangle of the score matrix, a run of queries times a run of keys.
+# Tensors are (B, H, S, D): one device holds all S tokens. New here: a *tile* is a rectangle of the score matrix, a run of
+# queries times a run of keys.
 
 # %%
 import itertools
@@ -29,7 +29,6 @@ import numpy as np
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from ringlab.blocks import get_block
 from ringlab.blocks.blockwise import Blockwise
 from ringlab.blocks.protocol import BackwardRows
 from ringlab.comm.memory import MemoryMeter
@@ -110,15 +109,7 @@ print(f"naive: peak grows as S^{fitted_exponent(SIZES, naive_peaks):.2f}")
 # result, merge that, and release the square.
 #
 # A causal mask treats these squares differently. Query i sees key j only if j ≤ i. Here i and j are *positions in the
-# sequence*, not indices inside a tile.
-
-# %% tags=["nbval-ignore-output"]
-predict(
-    "03.masked",
-    "1,024 tokens, tiles of 128, causal: how many of the 64 tiles are partly visible?",
-    unit="tiles",
-)
-
+# sequence*, not indices inside a tile. Here are 1,024 tokens in tiles of 128:
 
 # %%
 def kind(q_start, q_stop, k_start, k_stop):
@@ -132,11 +123,6 @@ spans = [(start, start + 128) for start in range(0, 1024, 128)]
 grid = [[kind(*rows, *keys) for keys in spans] for rows in spans]
 for row in grid:
     print(" ".join(f"{name:8}" for name in row))
-
-# %%
-counts = {name: sum(row.count(name) for row in grid) for name in ("full", "diagonal", "skip")}
-compare("03.masked", counts["diagonal"])
-print(counts)
 
 # %% [markdown]
 # Only the tiles on the diagonal hold both visible and hidden pairs. Below the diagonal every pair of a tile is visible,
@@ -182,28 +168,17 @@ for tile in (128, 32, 50, 1):
 
 # %% [markdown]
 # The result does not depend on the tile, not even on 50, which leaves a short tile at the end, or on 1. Tiling is not an
-# approximation: it adds the same terms in another order. Every row of a diagonal tile sees at least its own token, so
-# `attend` needs no guard. In the exercise a tile may hold rows that see nothing. There, `attend` would return NaN and needs
-# a guard.
+# approximation: it adds the same terms in another order.
 #
-# ringlab has several implementations of this computation, forward and backward, all with one interface. It calls each of
-# them a *block*. (The word has other meanings too: a run of keys in lesson 02, an array inside a kernel in lesson 04, the
-# K and V of one rank in lesson 05.) `Blockwise` does the same as the function above, and you can now read it, in
-# `ringlab/blocks/blockwise.py`; `native` calls PyTorch's own attention.
-
-# %%
-block = Blockwise(tile=32)
-part = block.forward(q, k, v, causal=True, scale=scale)
-print("ringlab's blockwise block:", agree(part.out, out), agree(part.lse, lse))
-names = [get_block(name, q).name for name in ("naive", "blockwise", "native")]
-print("blocks with one interface:", names)
+# Here every row of a diagonal tile sees its own token. In the exercise a row may see nothing; there `attend` would return
+# NaN.
 
 # %% [markdown]
 # ## 4 · The live set
 #
 # What is in memory at one moment? Besides the inputs and the output, only what the current tile needs. This is the *live
 # set*: one tile each of Q, K and V (on a GPU these are copies in a small, fast memory), one square of scores, which
-# become weights (P in the figure), and the out and lse of the query tile so far.
+# become the softmax weights (P in the figure), and the out and lse of the query tile so far.
 
 # %% tags=["nbval-ignore-output"]
 predict(
@@ -224,22 +199,25 @@ small, large = (tile_scan.scan(1024, tile, 64).peak_bytes for tile in (128, 256)
 compare("03.live", round(large / small, 2))
 
 # %% [markdown]
-# Neither 2 nor 4: the tiles of Q, K, V and out double, the square of scores quadruples. The fast memory is small. On an
-# H100, one *thread block* of a kernel can use at most 227 KiB of it. (A kernel is a program that runs on the GPU, and a
-# thread block is one of the groups in which its threads run.) Leaving registers aside, the live set of a tile of 128 just
-# fits there in float32, and that of 256 does not. But the live set does not depend on S at all.
+# Neither 2 nor 4: the tiles of Q, K, V and out double, the square of scores quadruples. And the live set does not depend
+# on S at all.
 #
-# The figure shows four moments of the causal scan over 1,024 tokens. Above is the score matrix by tiles, with the Q tile
-# and the K/V tile in use along its sides. Below is the live set.
+# The fast memory is small. On an H100, one *thread block* of a kernel can use at most 227 KiB of it. (A kernel is a
+# program that runs on the GPU, and a thread block is one of the groups in which its threads run.) The figure shows two
+# moments of the causal scan over 1,024 tokens. Above is the score matrix by tiles, with the Q tile and the K/V tile in use
+# along its sides. Below is the live set, beside the 227 KiB.
 
 # %%
 forward_scan = tile_scan.scan(1024, 128, 64)
 show(tile_scan.strip(forward_scan), alt=tile_scan.describe_strip(forward_scan))
 
 # %% [markdown]
-# One set of bars serves all four moments: that is the point. The light blue area grows, but light blue means *done and
-# released*. All that remains of it is the out and lse of its rows. In a live notebook the next cell is a player: move the slider
-# tile by tile, and switch to *backward* when you have read section 8.
+# One set of bars serves both moments: that is the point. The light blue area grows, but light blue means *done and
+# released*. All that remains of it is the out and lse of its rows. Leaving registers aside, the live set of a tile of 128
+# just fits into a thread block in float32; the 513 KiB of a tile of 256 do not.
+#
+# In a live notebook the next cell is a player: move the slider tile by tile, and switch to *backward* when you have read
+# section 8.
 
 # %% tags=["nbval-ignore-output"]
 tile_scan.play()
@@ -248,8 +226,7 @@ tile_scan.play()
 # ## 5 · Memory against S
 #
 # So the peak should be the output, which is linear in S, plus a live set that does not grow. We measure it with the same
-# meter as the naive version. The live part differs from that of the figure: the tile is 32 now, slices of the inputs
-# do not count, and temporary tensors of `attend` and `merge` do. The point is that it does not change with S.
+# meter as the naive version, with tiles of 32.
 
 # %%
 TILE = 32
@@ -338,13 +315,13 @@ for tile in (512, 128, 32):
 
 # %% [markdown]
 # With n tiles along a side, n(n+1)/2 of the n² tiles are visited: a share of ½ + 1/(2n). The ½ is the work that the mask
-# leaves. The rest is the hidden half of the diagonal tiles, which is computed and thrown away. Small tiles waste less,
-# but need more calls and more merges.
+# leaves. Almost all of the rest is the hidden half of the diagonal tiles, which is computed and thrown away. Small tiles
+# waste less, but need more calls and more merges.
 #
 # ## 7 · The backward
 #
-# `tiled_forward` consists of differentiable operations, so autograd already gives its gradients. At what cost? We measure
-# it without a mask, with D = 16 and tiles of 64.
+# `tiled_forward` consists of differentiable operations, so autograd already gives its gradients. We measure it without a
+# mask, with D = 16 and tiles of 64.
 
 # %% tags=["nbval-ignore-output"]
 predict(
@@ -372,8 +349,8 @@ compare("03.autograd", "S²" if exponent > 1.5 else "S")
 # tiles these add up to two whole S × S matrices: the wall is back. The way out is **not to store the weights but to compute
 # them again**, tile by tile, when the backward needs them. The lse makes that cheap.
 #
-# **P from lse.** Let $S_{ij}$, with two indices, be a score, as in the papers (S alone remains the number of tokens). In
-# each tile, the softmax over the *whole* row is
+# **P from lse.** As in the papers, let $S_{ij}$ be a score and $P_{ij}$ its softmax weight. (S alone remains the number of
+# tokens.) The softmax over the *whole* row is
 #
 # $$P_{ij} = \frac{e^{S_{ij}}}{\sum_{j'} e^{S_{ij'}}} = e^{S_{ij} - \mathrm{lse}_i}.$$
 #
@@ -388,25 +365,28 @@ print("a tile of P, from lse alone:", agree(tile_again, weights[..., :32, 64:96]
 
 # %% [markdown]
 # **The gradients.** Write $dX$ for the gradient of the loss with respect to $X$; $O$ is `out` and $dO$ is `dout`. We want
-# dS of a tile without the other tiles. One term of dS will be a sum over the whole row. We derive it, then get rid of it.
-# Since O = PV, $dV = P^\top dO$ and $dP = dO\,V^\top$. The softmax couples all scores of a row: if $S_{ij}$ grows,
-# $P_{ij}$ changes at the rate $P_{ij}(1 - P_{ij})$, and every other $P_{ij'}$ of the row at the rate $-P_{ij'} P_{ij}$.
-# The chain rule sums over all of them:
+# dS of a tile without the other tiles. Four steps lead there.
 #
-# $$dS_{ij} = dP_{ij}\,P_{ij} - \sum_{j'} dP_{ij'}\,P_{ij'}\,P_{ij}.$$
+# *One: from O = PV.*
 #
-# The $-P_{ij}^2$ in the first rate is the term $j' = j$ of the sum. With $P_{ij}$ taken out:
+# $$dV = P^\top dO, \qquad dP = dO\,V^\top.$$
+#
+# *Two: through the softmax.* If one score of a row grows, its own weight grows and all others of the row shrink, at the
+# rates $P_{ij}(1 - P_{ij})$ and $-P_{ij}P_{ij'}$. So the chain rule sums over the row:
 #
 # $$dS_{ij} = P_{ij}\Big(dP_{ij} - \sum_{j'} P_{ij'}\,dP_{ij'}\Big).$$
 #
-# The last sum runs over all keys again, which would need another pass over the tiles. But insert $dP_{ij'} = \sum_d
-# dO_{id} V_{j'd}$ and swap the sums: $\sum_d dO_{id} \sum_{j'} P_{ij'} V_{j'd} = \sum_d dO_{id}\, O_{id}$. So the sum is
+# *Three: get rid of the sum.* It runs over all keys, and would need another pass over the tiles. Insert
+# $dP_{ij'} = \sum_d dO_{id} V_{j'd}$ and swap the two sums:
 #
-# $$\delta_i = \mathrm{rowsum}(dO \circ O)_i,$$
+# $$\sum_{j'} P_{ij'}\,dP_{ij'} = \sum_d dO_{id} \sum_{j'} P_{ij'} V_{j'd} = \sum_d dO_{id}\,O_{id} = \delta_i.$$
 #
-# where $\circ$ multiplies element by element. It is known before the first tile, from the *final* out. With scores
-# scale·QKᵀ the rest follows: $dS = P\circ(dP - \delta)$, $dQ = \mathrm{scale}\cdot dS\,K$ and
-# $dK = \mathrm{scale}\cdot dS^\top Q$. We check that the two sums are equal before we build on that:
+# *Four: put it together.* Here $\circ$ multiplies element by element, and scores are scale·QKᵀ:
+#
+# $$\boxed{\;dS = P \circ (dP - \delta)\;} \qquad dQ = \mathrm{scale}\cdot dS\,K, \qquad dK = \mathrm{scale}\cdot dS^\top Q.$$
+#
+# So $\delta = \mathrm{rowsum}(dO \circ O)$ is known before the first tile, from the *final* out. We check that the two sums
+# of step three are equal before we build on that:
 
 # %%
 delta = (dout * full_out).sum(-1)
@@ -455,13 +435,15 @@ def tiled_backward(dout, q, k, v, out, lse, causal, scale, tile):
 
 
 # %% [markdown]
-# ringlab's block does the same. It takes all that belongs to the rows as one `BackwardRows`.
+# ringlab's `Blockwise` does the same, forward and backward; you can now read it, in `ringlab/blocks/blockwise.py`. Its
+# backward takes all that belongs to the rows as one `BackwardRows`.
 
 # %%
 leaves = [x.clone().requires_grad_() for x in (q, k, v)]
 right = torch.autograd.grad(attend(*leaves, True, scale)[0], leaves, dout)
 mine = tiled_backward(dout, q, k, v, whole_out, whole_lse, True, scale, 32)
 final_delta = (dout * whole_out).sum(-1)
+block = Blockwise(tile=32)
 rows = BackwardRows(dout, q, whole_out, whole_lse, final_delta)
 theirs = block.backward(rows, k, v, causal=True, scale=scale)
 for name, a, b, c in zip(("dq", "dk", "dv"), mine, right, theirs, strict=True):
@@ -478,8 +460,6 @@ def without_autograd(q, k, v, dout):
 both_peaks = [peak_bytes(without_autograd, *random_inputs(S, D, 4)) for S in SIZES]
 exponent = fitted_exponent(SIZES, both_peaks)
 print(f"forward and backward by tiles: peak grows as S^{exponent:.1f}")
-saved_weights, saved_lse = 4 * 8192**2 / 2**20, 4 * 8192 / 2**20
-print(f"to keep for one head of 8,192 tokens: P {saved_weights:.0f} MiB, lse {saved_lse:.3f} MiB")
 
 # %% [markdown]
 # The live set is larger than in the forward: two squares instead of one, a tile of dO, delta, and three gradients in place
@@ -490,7 +470,7 @@ backward_scan = tile_scan.scan(1024, 128, 64, direction="backward")
 show(tile_scan.strip(backward_scan), alt=tile_scan.describe_strip(backward_scan))
 
 # %% [markdown]
-# By the count of section 4, these 353 KiB no longer fit into 227. So a backward kernel takes smaller tiles, or numbers of 16 bits.
+# The backward passes the line: 353 KiB do not fit into 227. So a backward kernel takes smaller tiles, or numbers of 16 bits.
 #
 # The scan now runs down the columns. This order has a reason: when a column is finished, so are dK and dV of its key
 # tile, and they leave the live set. Only dQ is written again and again.
@@ -509,49 +489,41 @@ predict(
 
 
 # %%
-def tile_by_tile(own_delta, own_lse, tile=32):
-    """The gradients without a mask, with delta or lse taken from the tile itself if asked."""
+def with_own_delta(tile=32):
+    """The gradients without a mask, with a delta that each tile sums over its own keys."""
     grads = [torch.zeros_like(x) for x in (q, k, v)]
     for row, key in itertools.product(range(0, 128, tile), repeat=2):
         rows, keys = slice(row, row + tile), slice(key, key + tile)
-        dout_tile, q_tile = dout[..., rows, :], q[..., rows, :]
-        k_tile, v_tile = k[..., keys, :], v[..., keys, :]
-        scores = scale * (q_tile @ k_tile.mT)
-        row_lse = scores.logsumexp(-1, keepdim=True) if own_lse else full_lse[..., rows, None]
-        own = (torch.exp(scores - row_lse) * (dout_tile @ v_tile.mT)).sum(-1, keepdim=True)
-        used = own if own_delta else delta[..., rows, None]
-        parts = attend_backward(dout_tile, q_tile, k_tile, v_tile, row_lse, used, False, scale)
+        tiles = dout[..., rows, :], q[..., rows, :], k[..., keys, :], v[..., keys, :]
+        own = (weights[..., rows, keys] * (tiles[0] @ tiles[3].mT)).sum(-1, keepdim=True)
+        parts = attend_backward(*tiles, full_lse[..., rows, None], own, False, scale)
         for grad, part, where in zip(grads, parts, (rows, keys, keys), strict=True):
             grad[..., where, :] += part
     return grads
 
-
 # %%
 leaves = [x.clone().requires_grad_() for x in (q, k, v)]
 right = torch.autograd.grad(attend(*leaves, False, scale)[0], leaves, dout)
-for label, how in (
-    ("final lse, final delta", {"own_delta": False, "own_lse": False}),
-    ("final lse, tile's delta", {"own_delta": True, "own_lse": False}),
-    ("tile's lse, tile's delta", {"own_delta": True, "own_lse": True}),
-):
-    pairs = zip(("dq", "dk", "dv"), tile_by_tile(**how), right, strict=True)
+final = tiled_backward(dout, q, k, v, full_out, full_lse, False, scale, 32)
+for label, grads in (("final delta", final), ("tile's delta", with_own_delta())):
+    pairs = zip(("dq", "dk", "dv"), grads, right, strict=True)
     errors = {name: (a - b).norm() / b.norm() for name, a, b in pairs}
-    print(f"{label:25}", "   ".join(f"{name} {error:.2f}" for name, error in errors.items()))
-    if label == "final lse, tile's delta":
-        wrong = [name for name, error in errors.items() if error > 0.01]
+    print(f"{label:13}", "   ".join(f"{name} {error:.2f}" for name, error in errors.items()))
+wrong = [name for name, error in errors.items() if error > 0.01]
 compare("03.delta", "all three" if len(wrong) == 3 else " and ".join(wrong) or "none")
 
 # %% [markdown]
-# Look at the middle line: a relative error around 0.2 in dQ and dK, while dV, which does not use delta, is exact. (In the
-# last line, with the tile's lse, each tile normalises as if it were the whole row, and no gradient is right.) The middle
-# line is a nasty bug: nothing crashes, the gradients have plausible sizes, and one of the three passes every test.
-# The formula gives the reason: raising one score lowers *all* other weights of its row, including those in other tiles. In
-# the ring, those tiles are on other ranks, and the same rule holds: finish the forward before you start the backward.
+# The formula gives the reason: raising one score lowers *all* other weights of its row, including those in other tiles.
+# dV does not use delta, and is exact.
+#
+# This is a nasty bug: nothing crashes, the gradients have plausible sizes, and one of the three passes every test. In the
+# ring the other tiles are on other ranks, and the same rule holds for delta and for lse: finish the forward before you
+# start the backward.
 #
 # ## 10 · The price
 #
 # Computing P again is not free. Count the matrix products of size S × S × D: the forward has two, QKᵀ and PV. An ordinary
-# backward has four: dV, dP, dQ and dK. Which does the tiled backward add?
+# backward has four: dV, dP, dQ and dK.
 
 # %% tags=["nbval-ignore-output"]
 predict(
