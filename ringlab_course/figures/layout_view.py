@@ -7,22 +7,24 @@ have to be computed, and how many of those are partly masked.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ringlab.errors import LayoutError
-from ringlab.layout import Layout
+from ringlab.layout import Layout, Run
 from ringlab.viz.frontend import import_widgets, record_frames, show_player
 from ringlab.viz.style import (
     BLUE,
     GREEN,
     INK,
+    ORANGE,
     PAPER,
     QUIET,
     RED,
     RULE,
+    WIDE,
     as_html,
     new_figure,
     rank_colour,
@@ -173,6 +175,83 @@ def describe(
     if documents is not None:
         words += f"{len(documents)} documents of {', '.join(map(str, documents))} tokens. "
     return words + " ".join(_sentence(picture) for picture in pictures)
+
+
+def meetings(queries: Sequence[Run], keys: Run) -> Figure:
+    """Return a panel for each run of queries: which keys each of its rows sees, and the shift d."""
+    with styled():
+        drawn = new_figure((2.05 * len(queries), 2.75))
+        for ax, run in zip(drawn.subplots(1, len(queries), squeeze=False)[0], queries, strict=True):
+            seen = run.positions[:, None] >= keys.positions[None, :]
+            for i, j in np.ndindex(seen.shape):
+                look = LOOKS[FULL if seen[i, j] else SKIP]
+                panel.add_rectangle(ax, (j, i), 1, 1, linewidth=0.8, **{**look, "edgecolor": QUIET})
+            ax.set(xlim=(-0.05, keys.length + 0.05), ylim=(run.length + 0.05, -0.05), aspect="equal")
+            ax.set_title(f"d = {(run.start - keys.start) // run.step}".replace("-", "−"), fontsize=11)
+            ax.set_xticks(
+                [j + 0.5 for j in range(keys.length)], map(str, keys.positions.tolist()), fontsize=8.5
+            )
+            ax.set_yticks(
+                [i + 0.5 for i in range(run.length)], map(str, run.positions.tolist()), fontsize=8.5
+            )
+            ax.set_xlabel("keys", fontsize=9)
+            ax.set_ylabel("queries", fontsize=9)
+            panel.bare(ax)
+        looks = (("visible", LOOKS[FULL]), ("hidden", LOOKS[SKIP]))
+        handles = [panel.patch(label=word, **{**look, "edgecolor": QUIET}) for word, look in looks]
+        drawn.legend(handles=handles, loc="outside lower center", ncols=2, fontsize=9)
+    return drawn
+
+
+def describe_meetings(queries: Sequence[Run], keys: Run) -> str:
+    """Return in words what `meetings` shows."""
+    sentences = []
+    for run in queries:
+        seen = (run.positions[:, None] >= keys.positions[None, :]).sum(axis=1).tolist()
+        d = (run.start - keys.start) // run.step
+        sentences.append(f"Queries {run.positions.tolist()}, d = {d}: the rows see the first {seen} keys.")
+    return f"Which of the keys {keys.positions.tolist()} each query sees. " + " ".join(sentences)
+
+
+def dial(chunks: Sequence[int], cost: Mapping[bool, Sequence[float]], tile: int, title: str) -> Figure:
+    """Return the cost of dealt layouts over the ideal, against the chunk; `cost[folded]` has a number a chunk."""
+    with styled():
+        drawn = new_figure(WIDE)
+        ax = drawn.subplots()
+        for folded, colour, mark, size in ((False, ORANGE, "o", 11), (True, BLUE, "s", 6)):
+            above = [100 * (each - 1) for each in cost[folded]]
+            ax.plot(
+                chunks, above, color=colour, marker=mark, ms=size, label="folded" if folded else "round-robin"
+            )
+        ax.axvline(tile, color=INK, linewidth=1, linestyle=":")
+        ax.annotate("chunk = tile", (tile, 40), (6, 0), textcoords="offset points")
+        for name, x, y in (
+            ("striped", chunks[0], 4.2),
+            ("zig-zag", chunks[-2] * 0.44, 0.5),
+            ("contiguous", chunks[-1] * 0.22, 80),
+        ):
+            ax.text(x, y, name, weight="bold")
+        ax.set(
+            xscale="log", yscale="log", xlabel="chunk (tokens)", ylabel="cost above ideal (%)", title=title
+        )
+        ax.set_xticks(chunks[::2], [str(chunk) for chunk in chunks[::2]])
+        ax.set_yticks([0.3, 1, 3, 10, 30, 100], ["0.3", "1", "3", "10", "30", "100"])
+        ax.minorticks_off()
+        ax.legend(loc="upper left")
+    return drawn
+
+
+def describe_dial(chunks: Sequence[int], cost: Mapping[bool, Sequence[float]], tile: int, title: str) -> str:
+    """Return in words what `dial` shows."""
+    lines = (
+        f"{name}: " + ", ".join(f"{100 * (each - 1):.1f}" for each in cost[folded])
+        for folded, name in ((False, "round-robin"), (True, "folded"))
+    )
+    return (
+        f"{title}. Cost above ideal in percent, at chunks of {', '.join(map(str, chunks))} tokens; the tile is {tile}. "
+        + "; ".join(lines)
+        + "."
+    )
 
 
 def player(S: int = 64, P: int = 4, tiles: Sequence[int] = (1, 2, 4, 8, 16)) -> Any:

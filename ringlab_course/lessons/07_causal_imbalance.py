@@ -4,14 +4,13 @@
 # **Afterwards you can** mask by global position on any layout, say what a pair of shards computes without building a mask,
 # and show which rank waits for which, and for how long.
 #
-# **You need first** [lesson 05](05_emulated_ring.ipynb), the ring and, in its section 7, the causal mask;
-# [lesson 06](06_what_it_costs.ipynb) for one cell of section 3, which uses its simulator.
+# **You need first** [lesson 05](05_emulated_ring.ipynb), the ring and, in its section 7, the causal mask.
 #
 # **Minutes** 60 to read and run, in two parts of 40 and 20; the exercise takes another 75.
 #
-# A causal mask hides almost half of all pairs of a query and a key. In lesson 05's ring, the
-# last of four ranks computed almost six times as many pairs as the first. What does that cost in *time*? Part 1 measures who computes, who waits, and how long the ring takes. Part 2
-# leaves contiguous shards behind, and finds the work of any layout without building a mask.
+# A causal mask hides almost half of all pairs of a query and a key. In lesson 05's ring, the last of four ranks computed
+# almost six times as many pairs as the first. What does that cost in *time*? Part 1 measures who computes, who waits, and
+# how long the ring takes. Part 2 leaves contiguous shards behind, and finds the work of any layout without building a mask.
 
 # %%
 import math
@@ -23,19 +22,16 @@ import torch
 
 from ringlab import Layout, Run, VirtualCluster, contiguous, dealt, oracle, striped, zigzag
 from ringlab.comm.virtual import Costs
-from ringlab.cost.hardware import hardware
-from ringlab.cost.simulate import simulate
-from ringlab.cost.sizes import Attention
 from ringlab_course import compare, corpus, predict
 from ringlab.errors import DeadlockError
 from ringlab.merge import Partial, merge_into
 from ringlab.plan import tiles, work
 from ringlab.viz import gantt
-from ringlab_course.figures import load_mosaic
+from ringlab_course.figures import layout_view, load_mosaic
 from ringlab.viz.style import INK, show
 
 # %% [markdown]
-# ## Part 1 · Who computes, and who waits
+# # Part 1 · Who computes, and who waits
 #
 # ## 1 · One mask, sixteen pieces
 #
@@ -80,31 +76,14 @@ def totals(layout):
 each = totals(contiguous(8 * 64, 8))
 print("pairs, rank 0 to 7:", each)
 compare("07.half", 100 * sum(each[4:]) / sum(each))
-print(f"last rank over first: {each[-1] / each[0]:.2f}")
+print(f"last rank over first: {each[-1] / each[0]:.1f}")
 
 # %% [markdown]
 # **Three quarters.** The queries of the earlier half see only keys of the earlier half: a triangle of half the side, and
 # so a quarter of the area. All the rest is left to ranks 4 to 7.
 #
-# The last rank computes **14.8 times** as many pairs as the first. Some texts say 2P, which would be 16. Count: with c tokens
-# on a rank, the first rank computes its triangle, c(c + 1)/2, and the last one the same triangle and P − 1 squares of c².
-#
-# $$\frac{c(c+1)/2 + (P-1)\,c^2}{c(c+1)/2} = 1 + 2(P-1)\,\frac{c}{c+1} \;\to\; 2P - 1$$
-
-# %%
-def ratio(c, P):
-    """Last rank over first."""
-    return 1 + 2 * (P - 1) * c / (c + 1)
-
-
-for c in (1, 8, 64):
-    counted = totals(contiguous(8 * c, 8))
-    print(f"{c:5} tokens per rank: {ratio(c, 8):8.4f}, by masks: {counted[-1] / counted[0]:8.4f}")
-print(f"{4096:5} tokens per rank: {ratio(4096, 8):8.4f}")
-
-# %% [markdown]
-# The ratio begins at P and approaches 2P − 1 = 15 from below. You get 2P only if you count the last rank's own block in full,
-# and half of the first rank's.
+# The last rank computes **14.8 times** as many pairs as the first: a triangle and 7 squares, where the first has only the
+# triangle. A square is nearly two triangles, so with many tokens the ratio approaches 1 + 2 · 7 = 15, or **2P − 1**.
 #
 # ## 2 · Half the work
 #
@@ -218,16 +197,14 @@ both = [unmasked.trace, causal.trace], ["Unmasked", "Causal, contiguous"]
 show(gantt.compare(*both), gantt.describe_all(*both))
 
 # %% [markdown]
-# In blue bars a rank computes, in hatched ones it waits for a message. The dashed line is the end of the run. A pale bar
-# below a row begins when a rank posts an exchange and ends when it takes the block that has arrived. It takes it only
-# after its own computation. Messages take no time here: a rank waits only until the ranks beside it have posted their
-# exchange of the same step.
+# In blue bars a rank computes. In hatched ones it waits until the ranks beside it have posted their exchange of the same
+# step. The dashed line is the end of the run.
 #
-# At second 36 all ranks begin step 1 and post its exchange. For rank 0 this step is empty, so its exchange is over at once,
-# and it goes on to step 2. The pale bar from 36 to 100 is its exchange of step 2, which needs ranks 1 and 3, and they begin
-# step 2 at second 100. So rank 0 waits until then, although it has nothing left to compute. After that it is done, but
-# nothing is gained: the output of the layer is complete when rank 3 is done, and only then does the next layer begin.
-# Skipping saved energy on three ranks, and very little time, because **rank 3 never skips**.
+# At second 36 all ranks begin step 1 and post its exchange. For rank 0 this step is empty, so it goes on to step 2 at once.
+# Its exchange of step 2 needs ranks 1 and 3, and they begin step 2 at second 100. So rank 0 waits until then, although it
+# has nothing left to compute. After that it is done, but nothing is gained: the output of the layer is complete when rank 3
+# is done, and only then does the next layer begin. Skipping saved energy on three ranks, and very little time, because
+# **rank 3 never skips**.
 
 # %% [markdown]
 # ## 3 · The slowest rank of every step
@@ -239,9 +216,8 @@ show(gantt.compare(*both), gantt.describe_all(*both))
 load_mosaic.play(small)
 
 # %% [markdown]
-# Each column is a step. A heavy outline marks its busiest ranks (no outline if all are equal). The bottom row holds their
-# work, and here its sum is the time of the whole ring. (Section 4 shows that it is not always so.) All of this follows from
-# the lists of tiles, without a run:
+# Each column is a step. A heavy outline marks its busiest ranks. The bottom row is their work, and here its sum is the time
+# of the whole ring (not always: section 4). All of this follows from the lists of tiles, without a run:
 
 # %%
 def per_step(layout, causal=True):
@@ -260,15 +236,15 @@ times = slowest.sum() / even
 print(f"an even split: {even}, so the ring takes {times:.2f} times as long as necessary")
 
 # %% [markdown]
-# **228 seconds, where 132 would be enough.** In general a contiguous causal ring takes as long as a triangle and P − 1 squares,
-# c(c + 1)/2 + (P − 1)c², and the unmasked ring as long as P squares, P·c². For large c the ratio is (P − ½)/P: with more ranks
-# the mask saves *less* time.
+# **228 seconds, where 132 would be enough.** In general a contiguous causal ring with L tokens on a rank takes as long as a
+# triangle and P − 1 squares, L(L + 1)/2 + (P − 1)L², and the unmasked ring as long as P squares, P·L². For large L the
+# ratio is (P − ½)/P: with more ranks the mask saves *less* time.
 
 # %%
-c = 4096
+L = 4096
 for P in (2, 4, 8, 64):
-    time = (c * (c + 1) / 2 + (P - 1) * c * c) / (P * c * c)
-    share = (P * c + 1) / (2 * P * c)
+    time = (L * (L + 1) / 2 + (P - 1) * L * L) / (P * L * L)
+    share = (P * L + 1) / (2 * P * L)
     limit = (P - 0.5) / P
     print(f"P = {P:2}: {share:.1%} of the work, {time:.1%} of the time; (P − ½)/P = {limit:.1%}")
 
@@ -289,33 +265,20 @@ show(picture, gantt.describe(wide.trace, name))
 compare("07.busy", 100 * chart.busy_fraction)
 
 # %%
-c, P = 64, 8
-visible, longest = P * c * (P * c + 1) / 2, c * (c + 1) / 2 + (P - 1) * c * c
+L, P = 64, 8
+visible, longest = P * L * (P * L + 1) / 2, L * (L + 1) / 2 + (P - 1) * L * L
 formula = visible / (P * longest)
 print(f"rank 0 computes for {chart.busy(0) / chart.makespan:.1%} of the time")
 print(f"all ranks: {chart.busy_fraction:.1%} on the clock, {formula:.1%} by the formula")
 print(f"that is the work of {P * chart.busy_fraction:.1f} ranks")
-print(f"limits for large c: rank 0 {1 / (2 * P - 1):.1%}, all {P / (2 * P - 1):.1%}")
+print(f"limits for large L: rank 0 {1 / (2 * P - 1):.1%}, all {P / (2 * P - 1):.1%}")
 
 # %% [markdown]
 # The chart is a staircase: you pay for eight ranks and get the work of 4.3. Rank 0 computes least, and yet it leaves the ring
 # later than ranks 1 to 3. Rank 7 sends to it, and rank 7 is late.
 #
-# For large c, rank 0 computes for 1/(2P − 1) of the time, and all ranks together for P/(2P − 1), which approaches one half
+# For large L, rank 0 computes for 1/(2P − 1) of the time, and all ranks together for P/(2P − 1), which approaches one half
 # as P grows.
-#
-# Is it the same for real sizes? `simulate`, from lesson 06, runs the package's own ring program on a clock with the speeds
-# of real hardware: latencies, bandwidths, and a kernel that computes squares of 128 × 128 pairs. On eight H100s, for a layer
-# of 32 query heads and 8 K/V heads with 65,536 tokens:
-
-# %%
-sizes = Attention(B=1, H=32, K=8, D=128, dtype="bfloat16", causal=True)
-whole = Attention(B=1, H=32, K=8, D=128, dtype="bfloat16", causal=False)
-h100, long = hardware("h100"), contiguous(65_536, 8)
-masked, full = simulate(sizes, long, h100), simulate(whole, long, h100)
-ratio_of_times = masked.makespan_s / full.makespan_s
-print(f"causal / unmasked: {ratio_of_times:.1%}   (P − ½)/P = {7.5 / 8:.1%}")
-print(f"ranks compute {masked.busy_fraction:.1%} of the time")
 
 # %% [markdown]
 # ## 4 · A slow machine
@@ -359,10 +322,10 @@ print("rank 0 at a quarter, slowest of each step:", slowest, "sum", slowest.sum(
 # If rank 0 is 2.7 times as slow, no other rank notices: rank 0 then begins step 1 just before second 100, when rank 3 wants to
 # begin step 2. If rank 3 is slow, the whole ring is slow by the same factor.
 #
-# The last line: the sum of the slowest rank of every step is 336 seconds, but the ring took 272. The sum would be right if
-# all ranks waited for all in every step. In a ring only neighbours wait for each other: rank 3 had done step 1 by second
-# 100, and waited 44 seconds, although rank 0 ended step 0 108 seconds later than the others. So the sum is an **upper
-# bound**. It is reached if one rank is the slowest in every step, ties included, as rank 3 is in section 3.
+# The last line: the sum of the slowest rank of every step is 336 seconds, but the ring took 272. The sum would be right
+# if all ranks waited for all in every step. In a ring only neighbours wait for each other: rank 3 waited only 44
+# seconds for rank 0, which was 108 seconds late. So the sum is an **upper bound**. It is reached if one rank is the
+# slowest in every step, ties included, as rank 3 is in section 3.
 #
 # Could rank 0 at least leave the ring once it has nothing more to see? Try it.
 
@@ -384,7 +347,9 @@ except DeadlockError as error:
         print(line if len(line) < 96 else line[:95] + "…")
 
 # %% [markdown]
-# Rank 0 has left, and the block that others need is stuck. **A rank with nothing to compute still has to pass blocks on.**
+# Rank 3 waits for rank 0 to take its block, so it never takes block 0 from rank 2. **A rank with nothing to compute still has
+# to take part in every exchange.** Nobody needs the blocks that rank 0 would still pass on: for contiguous shards one could
+# open the ring between the last rank and the first. The layouts of part 2 need the whole ring.
 
 # %% [markdown]
 # ---
@@ -395,24 +360,19 @@ except DeadlockError as error:
 # ---
 
 # %% [markdown]
-# ## Part 2 · Any layout
+# # Part 2 · Any layout
 #
 # ## 5 · Four ways in which two runs meet
 #
 # The imbalance comes from the contiguous layout, and nothing forces a rank to own neighbouring tokens. In the *striped*
 # layout rank r owns tokens r, r + 4, r + 8, … Begin with 8 tokens, two on each rank. Rank 0 has queries 0 and 4, and the
-# block of rank 2 arrives, keys 2 and 6.
-
-# %% tags=["nbval-ignore-output"]
-predict("07.stripes", "Queries 0 and 4, keys 2 and 6: how many of the four pairs are visible?",
-        choices=["0", "1", "2", "3", "4"])
+# block of rank 2 arrives, keys 2 and 6:
 
 # %%
 print(mask(striped(8, 4), 0, 2).astype(int))
-compare("07.stripes", str(mask(striped(8, 4), 0, 2).sum()))
 
 # %% [markdown]
-# **One.** Query 4 sees key 2, but not key 6: 4 ≥ 2, and 4 < 6. Neither the number of the rank nor the row in the shard
+# Query 4 sees key 2, but not key 6: 4 ≥ 2, and 4 < 6. Neither the number of the rank nor the row in the shard
 # decides what a query sees. Longer stripes show the pattern:
 
 # %%
@@ -434,44 +394,30 @@ print("the slices show a triangle:", bool((shifted[1:, :-1] == triangle).all()))
 print("nothing outside of it is visible:", bool(shifted.sum() == triangle.sum()))
 
 # %% [markdown]
-# This holds in general. A layout keeps a rank's tokens as a few *runs* `(start, step, length)`. This `step` is the same in
-# all runs; we call it the *stride*, since the ring has steps, too. Row i of a run of queries sees key j of a run of keys if
-# start_k + step·j ≤ start_q + step·i. Divide by the stride: j ≤ i + d, with d = ⌊(start_q − start_k)/stride⌋. This one
-# number, **the same for all rows**, says how two runs meet. Take keys 10, 14, 18, 22:
+# This holds in general. A layout keeps a rank's tokens as a few *runs* `(start, step, length)`. This `step` is the same
+# in all runs; it is not a step of the ring, and in words we call it the *stride*. Row i of a run of queries sees key j
+# of a run of keys if start_k + step·j ≤ start_q + step·i. Divide by the stride: j ≤ i + d, with d = ⌊(start_q −
+# start_k)/stride⌋. This one number, **the same for all rows**, says how two runs meet. Take keys 10, 14, 18, 22:
 
 # %%
 keys = Run(start=10, step=4, length=4)
-for queries in (Run(10, 4, 4), Run(9, 4, 4), Run(18, 4, 4), Run(2, 4, 4)):
-    d = (queries.start - keys.start) // 4
-    seen = (queries.positions[:, None] >= keys.positions).sum(axis=1)
-    print(f"queries {queries.positions}: d = {d:2}, the rows see the first {seen} keys")
+queries = [Run(start, 4, 4) for start in (10, 9, 18, 2)]
+show(layout_view.meetings(queries, keys), layout_view.describe_meetings(queries, keys))
 
 # %% [markdown]
-# With n_q rows and n_k keys, the first case that fits says what to compute:
+# With n_q rows and n_k keys, d says what to compute:
 #
-# - **d ≤ −n_q**: even the last row sees nothing. Skip.
-# - **d ≥ n_k − 1**: even row 0 sees all keys. Full.
-# - **d = 0**: row i sees keys 0 to i, if there are so many. Causal.
-# - **d = −1**: every row sees one key fewer, and row 0 sees nothing. Shifted by one. (Floor division: −1/4 gives −1.)
-# - **d > 0** (above: d = 2): row i sees i + d + 1 keys, at most n_k. Above, rows 0 and 1 see keys 0 and 1, a rectangle, and
-#   of keys 2 and 3 a triangle; rows 2 and 3 see all keys, another rectangle. So there are three tiles.
-# - **d < −1** (above: d = −2): the first −d rows see nothing. Shifted by more than one.
+# - **d ≤ −n_q**: even the last row sees nothing. Skip. **d ≥ n_k − 1**: even row 0 sees all keys. Full.
+# - **d = 0**: row i sees keys 0 to i. Causal.
+# - **d = −1**: every row sees one key fewer, and row 0 sees nothing. Causal, shifted by one.
+# - **Any other d**: a triangle again, shifted by more. If d is positive, rectangles lie beside and below it: for d = 2 keys
+#   10 and 14 beside the triangle of keys 18 and 22, and below both the rows that see all keys. So there are three tiles.
 #
-# The last two cases never occur in layouts that are *dealt*, cut into pieces that go to the ranks in turns, like lesson 08's
-# family. Runs cut by hand may have any d, and the exercise asks for those too. Do tiles and masks agree in many dealt
-# layouts, also with lengths that do not divide? `chunk` is the length of a piece; `folded` deals every other turn backwards
-# (lesson 08). The last chunk, `ceil(S / P)`, makes one piece for each rank: contiguous.
+# The last case never occurs in layouts that are *dealt*, cut into pieces that go to the ranks in turns, like lesson 08's
+# family. Runs cut by hand may have any d, and the exercise asks for those too. Which cases occur in many dealt layouts, also
+# with lengths that do not divide? `chunk` is the length of a piece; `folded` deals every other turn backwards.
 
 # %%
-def covered(layout, rank, origin):
-    """How many tiles hold each visible pair."""
-    times = np.zeros((layout.length(rank), layout.length(origin)), int)
-    for tile in tiles(layout, rank, origin):
-        block = times[tile.rows, tile.keys]
-        block += np.tri(*block.shape, dtype=int) if tile.causal else 1
-    return times
-
-
 def kind(q, k):
     """How a run of queries meets a run of keys."""
     d = (q.start - k.start) // q.step
@@ -479,17 +425,14 @@ def kind(q, k):
         return "skip" if d < 0 else "full"
     return {0: "causal", -1: "shifted"}.get(d, "something else")
 
-# %%
-checked, kinds = 0, Counter()
+
+kinds = Counter()
 for S, P in product((7, 16, 24, 37), (2, 3, 4, 8)):
     for chunk, folded in product((1, 2, 3, math.ceil(S / P)), (False, True)):
         layout = dealt(S, P, chunk=chunk, folded=folded)
         for rank, origin in np.ndindex(P, P):
-            assert (covered(layout, rank, origin) == mask(layout, rank, origin)).all()
             both = product(layout.runs(rank), layout.runs(origin))
             kinds += Counter(kind(q, k) for q, k in both)
-            checked += 1
-print(f"{checked:,} pairs of shards: tiles and masks agree, every visible pair once")
 print("pairs of runs:", dict(sorted(kinds.items())))
 
 # %% [markdown]
@@ -540,7 +483,7 @@ show(load_mosaic.figure(three), load_mosaic.describe(three))
 # ## Recap
 #
 # - A mask compares global positions. Contiguous shards make it full blocks, triangles, and empty blocks.
-# - The last rank computes 1 + 2(P − 1)c/(c + 1) times as much as the first: less than 2P − 1.
+# - The last rank computes almost 2P − 1 times as much as the first.
 # - The last rank never skips. So a contiguous causal ring does half the work in (P − ½)/P of the unmasked time.
 # - The slowest rank of every step, added up, is an upper bound of the time; totals per rank hide who waits. Idle time is not
 #   slack: the neighbours need a rank's exchanges, and need them on time.

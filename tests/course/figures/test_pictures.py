@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from ringlab import VirtualCluster, contiguous, striped, zigzag
+from ringlab import Run, VirtualCluster, contiguous, striped, zigzag
 from ringlab.comm.trace import Compute, Trace
 from ringlab.conformance.report.findings import Finding
 from ringlab.cost.hardware import hardware
@@ -159,6 +159,11 @@ SAYS = {
     "ledger": (of(memory_ledger, 131_072, figure="ledger_figure"), ("scores 1.1 TB", "does not fit into a device of 80 GB; the largest S that fits is 24,920.")),
     "tile scan": (lambda: (tile_scan.still(SCAN, 9), tile_scan.describe(SCAN, 9)), ("step 10 of 36", "query tile 3", "key tile 3", "diagonal", "192.5 KiB", "4,096 KiB", "28 never")),
     "softmax": (lambda: (online_softmax.stream_figure(*online_softmax.example(), 4), online_softmax.describe(online_softmax.stream(*online_softmax.example(), 4))), ()),
+    "tile strip": (lambda: (tile_scan.strip(SCAN), tile_scan.describe_strip(SCAN)), ("step 12 of 36", "step 36 of 36", "192.5 KiB fits into the 227 KiB")),
+    "merge": (of(online_softmax, [12.7, 30.0], [10.1, 20.1], figure="merge_figure", words="describe_merge"), ("block a: width 10.1, height 12.7", "at 24.2")),
+    "orders of merges": (of(online_softmax, figure="orders_figure", words="describe_orders"), ("c is empty",)),
+    "dial": (named(layout_view, "dial", [2**i for i in range(13)], {False: [1.03] * 8 + [1.06, 1.1, 1.2, 1.4, 1.88], True: [1.03] * 7 + [1.004] * 5 + [1.88]}, 128, "Title"), ("folded: 3.0, 3.0",)),
+    "meetings of runs": (named(layout_view, "meetings", [Run(9, 4, 4), Run(2, 4, 4)], Run(10, 4, 4)), ("d = -1: the rows see the first [0, 1, 2, 3] keys", "d = -2: the rows see the first [0, 0, 1, 2] keys")),
     "overlap": (of(overlap_view, 512, *A100), ("512 tokens on each of 4 ranks", "312 TFLOP/s, 300 GB/s one way", "Exposed: a hop takes 2.03 × a block", "44% of the time is waiting", "from 1,040 tokens per rank")),
     "hidden": (of(overlap_view, 4096, *A100), ("Hidden: a hop takes 0.25 × a block",)),
     "map": (of(decision_map), ("8 × H100 at 648 TFLOP/s", "32 query, 8 K/V heads of 128", "latency 3.4 µs", "ring: hidden on", "Most tokens per rank in 85.5 GB: ring 3.48 million", "H100, NVLink 4 991")),
