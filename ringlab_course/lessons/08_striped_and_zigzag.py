@@ -40,10 +40,10 @@ from ringlab.plan import tiles as launches
 from ringlab.viz import gantt
 from ringlab_course.figures import layout_view
 from ringlab_course.figures import load_mosaic
-from ringlab.viz.style import BLUE, INK, ORANGE, WIDE, new_figure, show, styled
+from ringlab.viz.style import INK, show
 
 # %% [markdown]
-# ## Part 1 · One family of layouts
+# # Part 1 · One family of layouts
 #
 # ## 1 · One way of dealing, four layouts
 #
@@ -232,26 +232,9 @@ for folded in cost:
     print("folded     " if folded else "round-robin", *(f"{x:.3f}" for x in cost[folded]))
 
 # %%
-with styled():
-    dial = new_figure(WIDE)
-    ax = dial.subplots()
-    for folded, colour, mark, size in ((False, ORANGE, "o", 11), (True, BLUE, "s", 6)):
-        above = [100 * (x - 1) for x in cost[folded]]
-        name = "folded" if folded else "round-robin"
-        ax.plot(chunks, above, color=colour, marker=mark, ms=size, label=name)
-    ax.axvline(TILE[0], color=INK, linewidth=1, linestyle=":")
-    ax.annotate("chunk = tile", (TILE[0], 40), (6, 0), textcoords="offset points")
-    for name, x, y in (("striped", 1, 4.2), ("zig-zag", 900, 0.5), ("contiguous", 900, 80)):
-        ax.text(x, y, name, weight="bold")
-    ax.set(xscale="log", yscale="log", xlabel="chunk (tokens)", ylabel="cost above ideal (%)",
-           title="Cost of dealt layouts: 32,768 tokens, 8 ranks, tiles of 128", xticks=[])
-    ax.set_xticks(chunks[::2], chunks[::2])
-    ax.set_yticks([0.3, 1, 3, 10, 30, 100], ["0.3", "1", "3", "10", "30", "100"])
-    ax.minorticks_off()
-    ax.legend(loc="upper left")
-show(dial, "Cost above ideal, in percent, against the chunk, both on logarithmic axes. Round-robin "
-     "stays at 3.1 up to chunk 128, the tile, and rises to 88 at 4,096. Folded is 3.1 below 128, "
-     "drops to 0.4 from 128 to 2,048, the zig-zag, and ends at 88 as well, contiguous.")
+words = "Cost of dealt layouts: 32,768 tokens, 8 ranks, tiles of 128"
+given = chunks, cost, TILE[0], words
+show(layout_view.dial(*given), layout_view.describe_dial(*given))
 
 # %% [markdown]
 # - **Chunks smaller than the tile:** a tile holds early and late pieces alike, so the fold only reorders tokens inside
@@ -331,7 +314,7 @@ for name, (chunk, folded) in members.items():
 # ---
 
 # %% [markdown]
-# ## Part 2 · In practice
+# # Part 2 · In practice
 #
 # ## 5 · On the clock
 #
