@@ -88,15 +88,17 @@ def draw_scores(ax: Axes, scores: np.ndarray, steps: Sequence[Step], block: int,
         ax.plot(
             keys, scores[keys], ".", color=INK if seen else QUIET, markersize=6
         )  # a score of 0 has no bar
-        if seen:
-            ax.hlines(step.maximum, keys[0] - 0.5, keys[-1] + 0.5, color=INK, linewidth=2)
         ax.text(keys.mean(), top, f"{step.block + 1}", ha="center", fontsize=9, color=INK if seen else QUIET)
+    edges = [min(index * block, len(scores)) - 0.5 for index in range(upto + 2)]
+    levels = [step.maximum for step in steps[: upto + 1]]
+    ax.stairs(levels, edges, baseline=None, color=INK, linewidth=2)
+    ax.text(edges[-1] + 0.1, levels[-1], "m", va="center", fontsize=10, color=INK, fontweight="bold")
     ax.axhline(0, color=INK, linewidth=0.8)
     ax.set(
         title=f"Scores of one query, in {len(steps)} blocks",
-        xlabel="key (numbers on top: blocks; black line: maximum m)",
+        xlabel="key (numbers on top: blocks; line: the maximum so far, m)",
         ylabel="score",
-        xlim=(-0.7, len(scores) - 0.3),
+        xlim=(-0.7, len(scores) + 0.7),
         ylim=(floor, top + 0.45),
     )
     ax.grid(visible=False, axis="x")
@@ -130,35 +132,111 @@ def draw_shares(ax: Axes, steps: Sequence[Step], upto: int) -> None:
     ax.grid(visible=False, axis="x")
 
 
-def draw_result(ax: Axes, steps: Sequence[Step], upto: int) -> None:
-    """Draw the output after every block, and the exact answer as a dashed line."""
-    seen = steps[: upto + 1]
-    ax.plot([step.block for step in seen], [step.out for step in seen], "o-", color=QUIET)
-    ax.axhline(steps[-1].out, color=INK, linestyle="--", linewidth=1.2)
-    outs = [step.out for step in steps]
-    margin = 0.25 * (max(outs) - min(outs) or 1.0)
-    ax.set(
-        title="Output so far",
-        xlabel="blocks seen",
-        ylabel="out (dashed: over all keys)",
-        xlim=(-0.6, len(steps) - 0.4),
-        ylim=(min(outs) - margin, max(outs) + margin),
-    )
-    ax.set_xticks(range(len(steps)), [str(step.block + 1) for step in steps])
-
-
 def stream_figure(scores: np.ndarray, values: np.ndarray, block: int, upto: int | None = None) -> Figure:
-    """Return the three pictures after `upto` + 1 blocks, or after all blocks if `upto` is None."""
+    """Return scores and running sum after `upto` + 1 blocks, or after all blocks if `upto` is None."""
     steps = stream(scores, values, block)
     upto = len(steps) - 1 if upto is None else upto
     with styled():
-        figure = new_figure((11.2, 3.6))
+        figure = new_figure((8.6, 3.7))
         figure.set_layout_engine("constrained", wspace=0.05)
-        left, middle, right = figure.subplots(1, 3, width_ratios=(1.35, 1.1, 0.9))
+        left, right = figure.subplots(1, 2, width_ratios=(1.25, 1))
         draw_scores(left, scores, steps, block, upto)
-        draw_shares(middle, steps, upto)
-        draw_result(right, steps, upto)
+        draw_shares(right, steps, upto)
     return figure
+
+
+def merge_figure(outs: Sequence[float], masses: Sequence[float]) -> Figure:
+    """Return partial results as bars, out high and mass wide, and their merge as the level of equal area."""
+    merged = sum(out * mass for out, mass in zip(outs, masses, strict=True)) / sum(masses)
+    with styled():
+        figure = new_figure((7.2, 3.6))
+        ax = figure.subplots()
+        begin = 0.0
+        for place, (name, out, mass) in enumerate(zip("abcdefgh", outs, masses, strict=False)):
+            ax.bar(
+                begin,
+                out,
+                width=mass,
+                align="edge",
+                color=rank_colour(place),
+                hatch=HATCHES[place % 8],
+                edgecolor="white",
+                linewidth=1,
+            )
+            words = f"block {name}\nout {out:.1f}\nmass {mass:.1f}"
+            plate = {"facecolor": "white", "edgecolor": "none", "pad": 3}
+            ax.text(begin + mass / 2, out / 2, words, ha="center", va="center", color=INK, bbox=plate)
+            begin += mass
+        ax.plot((0, begin), (merged, merged), color=INK, linewidth=2.2)
+        ax.text(begin * 1.01, merged, f"merged:\nout {merged:.1f}\nmass {begin:.1f}", va="center", color=INK)
+        ax.set(
+            title="The merge keeps the area: out × mass",
+            xlabel="softmax mass of the block, Σ e^s",
+            ylabel="out",
+            xlim=(0, 1.2 * begin),
+            ylim=(0, 1.12 * max(outs)),
+        )
+        ax.grid(visible=False, axis="x")
+    return figure
+
+
+def describe_merge(outs: Sequence[float], masses: Sequence[float]) -> str:
+    """Return in words what `merge_figure` shows."""
+    merged = sum(out * mass for out, mass in zip(outs, masses, strict=True)) / sum(masses)
+    bars = "; ".join(
+        f"block {name}: width {mass:.1f}, height {out:.1f}"
+        for name, out, mass in zip("abcdefgh", outs, masses, strict=False)
+    )
+    return (
+        f"Bars side by side, as wide as the softmax mass of a block and as high as its out. {bars}. A line across "
+        f"all of them at {merged:.1f}, the merged out: the area above it equals the area that is missing below it."
+    )
+
+
+CHAIN, TREE = (((0, 1), 2), 3), ((0, 1), (2, 3))
+"""Two ways to merge four blocks, as nested pairs."""
+
+
+def orders_figure() -> Figure:
+    """Return a chain and a tree of merges, side by side, over the same four blocks; one is empty."""
+    with styled():
+        figure = new_figure((7.6, 2.9))
+        for ax, (name, way) in zip(
+            figure.subplots(1, 2), (("A chain", CHAIN), ("A tree", TREE)), strict=True
+        ):
+            _draw_merges(ax, way)
+            ax.set(xlim=(-0.6, 3.6), ylim=(-0.75, 3.45))
+            ax.set_title(f"{name} of three merges", fontsize=10.5)
+            ax.set_axis_off()
+    return figure
+
+
+def describe_orders() -> str:
+    """Return in words what `orders_figure` shows."""
+    return (
+        "Four blocks a, b, c and d; c is empty, its row sees no key. Left, a chain: a and b are merged, then c is merged "
+        "to the result, then d. Right, a tree: a with b, c with d, and then both results."
+    )
+
+
+def _draw_merges(ax: Axes, way: object, empty: int = 2) -> tuple[float, float]:
+    """Draw the merges of `way` from the blocks up; return the place of the last one."""
+    if isinstance(way, int):
+        look = {"facecolor": RULE, "hatch": "xxx"} if way == empty else {"facecolor": rank_colour(way)}
+        ax.bar(way, 0.5, width=0.6, bottom=-0.25, edgecolor=QUIET, linewidth=0.8, **look)
+        plate = {"facecolor": "white", "edgecolor": "none", "pad": 1.5}
+        ax.text(way, 0, "abcd"[way], ha="center", va="center", fontsize=9, color=INK, bbox=plate)
+        if way == empty:
+            ax.text(way, -0.35, "no key", ha="center", va="top", fontsize=8.5, color=INK)
+        return float(way), 0.25
+    assert isinstance(way, tuple)
+    ends = [_draw_merges(ax, part, empty) for part in way]
+    x, y = sum(end[0] for end in ends) / 2, max(end[1] for end in ends) + 0.95
+    for end in ends:
+        ax.plot((end[0], x), (end[1], y), color=QUIET, linewidth=1.4, zorder=1)
+    ax.plot([x], [y], "o", markersize=15, color="white", markeredgecolor=INK, zorder=2)
+    ax.text(x, y - 0.01, "·", ha="center", va="center", fontsize=17, fontweight="bold", color=INK, zorder=3)
+    return x, y
 
 
 def describe(steps: Sequence[Step], upto: int | None = None) -> str:

@@ -2,7 +2,7 @@
 # # 02 · Online softmax
 #
 # **Afterwards you can** compute a softmax in pieces that you never see together, derive and write the merge of two
-# partial results (out, lse), name four ways in which it goes wrong, and say how one can tell whether ring attention is
+# partial results (out, lse), name three ways in which it goes wrong, and say how one can tell whether ring attention is
 # exact.
 #
 # **You need first** [lesson 01](01_naive_attention.ipynb): softmax with its maximum subtracted, lse, and the row that
@@ -83,11 +83,21 @@ print(f"weight of the single key: {weights[-1]:.2f}")
 #
 # ## The merge, derived
 #
-# Write $Z_a = \sum_{j \in a} e^{s_j}$ for the mass of block $a$. Its output was divided by that mass, so we can undo the
-# division: $\mathrm{out}_a \, Z_a = \sum_{j \in a} e^{s_j} v_j$. Sums over different keys may simply be added. So we
-# multiply back, add, and divide once by the common mass:
+# Write $Z_a = \sum_{j \in a} e^{s_j}$ for the mass of block $a$. Draw each block of our example as a bar, as wide as its
+# mass and as high as its out:
+
+# %%
+outs, masses = [out_a.item(), out_b.item()], [lse_a.exp().item(), lse_b.exp().item()]
+show(online_softmax.merge_figure(outs, masses), online_softmax.describe_merge(outs, masses))
+
+# %% [markdown]
+# The area of a bar is out · Z. A block's out was divided by its mass, so the area undoes the division:
+# $\mathrm{out}_a \, Z_a = \sum_{j \in a} e^{s_j} v_j$. Sums over different keys may simply be added. So we add the areas,
+# and divide once by the common mass:
 #
 # $$ \mathrm{out} = \frac{\mathrm{out}_a\,Z_a + \mathrm{out}_b\,Z_b}{Z_a + Z_b} $$
+#
+# The black line is this out: as much area lies above it as is missing below it.
 #
 # Masses overflow, but their logarithms do not. So we write each mass as $Z = e^{\mathrm{lse}}$:
 #
@@ -95,7 +105,6 @@ print(f"weight of the single key: {weights[-1]:.2f}")
 #    \mathrm{out} = \mathrm{out}_a\, e^{\mathrm{lse}_a - \mathrm{lse}} + \mathrm{out}_b\, e^{\mathrm{lse}_b - \mathrm{lse}} $$
 #
 # That is all. Both exponents are negative or zero, and the two weights add up to one.
-
 
 # %%
 def merge(out_a, lse_a, out_b, lse_b):
@@ -170,9 +179,8 @@ print(f"error in float64 {in_float64:.1e}: smaller by a factor of {factor:.1e}")
 print(f"eps is smaller by a factor of {eps / eps64:.1e}")
 
 # %% [markdown]
-# No: ring attention is not an approximation. The error of an approximation would stay in float64. This one shrinks with
-# the unit of rounding: no step of the derivation left anything out, and each merge only adds the rounding of its weights
-# and its sum.
+# It is only rounding: the error of an approximation would stay in float64, and this one shrinks with eps. No step of the
+# derivation left anything out. **Ring attention is not an approximation.**
 #
 # ## Block by block, with a running maximum
 #
@@ -183,10 +191,9 @@ print(f"eps is smaller by a factor of {eps / eps64:.1e}")
 # $$ m' = \max(m, \max_j s_j), \quad \mathrm{total}' = \mathrm{total}\; e^{m-m'} + \sum_j e^{s_j-m'}, \quad
 #    \mathrm{acc}' = \mathrm{acc}\; e^{m-m'} + \sum_j e^{s_j-m'} v_j $$
 #
-# The picture follows one query through 24 keys in six blocks. Left: the scores; the black line is $m$. Middle: the running
-# sum after each block; colours and hatches show which block each part came from. Where the black line steps up, all
-# older parts shrink **together**. Right: the output, which is wrong until the last block and exact after it. The values
-# that it averages are not drawn.
+# The picture follows one query through 24 keys in six blocks. Left are the scores; the line is $m$. Right is the running
+# sum after each block; colours and hatches show which block each part came from. Where the line steps up, all older parts
+# shrink **together**.
 
 # %%
 picture_scores, picture_values = online_softmax.example()
@@ -221,41 +228,23 @@ print(f"at once: out {at_once:.3f}, lse {lse:.3f} = m + ln(sum) {m + math.log(to
 # query, and means something by itself; a kernel returns it, and a rank keeps it from block to block. One form turns into
 # the other:
 # $\mathrm{out} = \mathrm{acc}/\mathrm{total}$ and $\mathrm{lse} = m + \ln \mathrm{total}$.
-#
-# A factor of 1 means that the maximum stayed, and old and new parts are simply added. How often does the maximum step up?
-# Suppose 1,024 blocks whose maxima come in random order.
-
-# %% tags=["nbval-ignore-output"]
-predict(
-    "02.rescales",
-    "1,024 blocks in random order: how often, on average, does a block set a new maximum, "
-    "larger than all before it? The first block counts.",
-    unit="times",
-)
-
-# %%
-rng = np.random.default_rng(0)
-maxima = rng.standard_normal((2000, 1024))
-records = (maxima >= np.maximum.accumulate(maxima, axis=1)).sum(axis=1)
-compare("02.rescales", round(float(records.mean()), 1))
-print("1 + 1/2 + 1/3 + … + 1/1024 =", round(float((1 / np.arange(1, 1025)).sum()), 1))
 
 # %% [markdown]
-# Block $n$ sets a new maximum with probability $1/n$, so the average is a harmonic sum, which grows like a logarithm.
-# For one query, nearly all rescalings multiply by one. A kernel computes many queries together, and may skip a rescaling
-# if none of them needs it.
+# ## Any order, any tree
 #
-# ## A monoid
-#
-# Which properties must a merge have so that a ring may use it? Ranks see the blocks in different orders, some later receive
-# a wholly masked block, and merging in a tree should give the same as merging in a chain. So we want three laws:
+# Which properties must a merge have so that a ring may use it? Ranks see the blocks in different orders, some receive a
+# block in which a row sees no key, and a tree of merges should give the same as a chain:
+
+# %%
+show(online_softmax.orders_figure(), online_softmax.describe_orders())
+
+# %% [markdown]
+# So we want three laws. A dot stands for the merge:
 #
 # - **associative:** $(a \cdot b) \cdot c = a \cdot (b \cdot c)$: any grouping gives the same;
 # - **commutative:** $a \cdot b = b \cdot a$: any order gives the same;
-# - **identity:** there is an $e$ with $a \cdot e = a$: a block in which a row sees no key changes nothing.
-#
-# A set with such an operation is a commutative monoid; numbers with addition are one, numbers and −∞ with max are
-# another. The identity of the merge is the result of a row that sees no key: out 0, lse $-\infty$.
+# - **identity:** there is an $e$ with $a \cdot e = a$: a block in which a row sees no key changes nothing. This $e$ is the
+#   result of a row that sees no key: out 0, lse $-\infty$.
 #
 # In mathematics the merge keeps all three laws. In float32 every operation rounds. Which laws survive that?
 
@@ -312,22 +301,17 @@ print("out:", nothing[0][0, 0].item(), " lse:", nothing[1][0].item())
 # The lse is right, since `logaddexp` handles this case. But the weight is $e^{-\infty - (-\infty)}$, and that difference has
 # no value. Worse, a NaN in the state stays there, since everything that is merged with it becomes NaN too.
 #
-# ## Four traps
+# ## Three traps
 #
 # **1. (−∞, −∞).** You have just seen it. A part without mass must get weight 0 explicitly.
 #
-# **2. The sigmoid form.** With $\sigma(x) = 1/(1+e^{-x})$ the merge becomes $\mathrm{out}_a - \sigma(\mathrm{lse}_b -
-# \mathrm{lse}_a)(\mathrm{out}_a - \mathrm{out}_b)$ and $\mathrm{lse} = \mathrm{lse}_a - \ln \sigma(\mathrm{lse}_a -
-# \mathrm{lse}_b)$. It is elegant, the package ring-flash-attention uses it, and it fails whenever side $a$ is empty: with
-# $\mathrm{lse}_a = -\infty$
-# the second formula is $-\infty - \ln 0 = -\infty + \infty$, which has no value.
+# **2. The sigmoid form.** With $\sigma(x) = 1/(1+e^{-x})$ one can write $\mathrm{lse} = \mathrm{lse}_a - \ln
+# \sigma(\mathrm{lse}_a - \mathrm{lse}_b)$, and $\mathrm{out}_a - \sigma(\mathrm{lse}_b - \mathrm{lse}_a)(\mathrm{out}_a -
+# \mathrm{out}_b)$ for out. It is elegant, the package ring-flash-attention uses it, and it fails whenever side $a$ is
+# empty: $-\infty - \ln 0 = -\infty + \infty$ has no value. Written out as $\mathrm{lse}_a + \ln(1 + e^{\mathrm{lse}_b -
+# \mathrm{lse}_a})$ it also overflows, when $\mathrm{lse}_b$ is much larger than $\mathrm{lse}_a$.
 #
-# **3. log(1 + exp(x)).** $\mathrm{lse} = \mathrm{lse}_a + \ln(1 + e^{\mathrm{lse}_b - \mathrm{lse}_a})$ is the second
-# formula of trap 2, with $-\ln \sigma$ written out. It overflows when $\mathrm{lse}_b$ is much larger than
-# $\mathrm{lse}_a$.
-#
-# **4. A large finite number for −∞.** Then nothing is NaN, but a row that sees no key gets lse −10⁹ and the mean of V.
-
+# **3. A large finite number for −∞.** Then nothing is NaN, but a row that sees no key gets lse −10⁹ and the mean of V.
 
 # %%
 def sigmoid_form(out_a, lse_a, out_b, lse_b):
@@ -338,13 +322,13 @@ def sigmoid_form(out_a, lse_a, out_b, lse_b):
 print("2. both empty: out", sigmoid_form(*identity, *identity)[0][0, 0].item())
 print("   a is empty: lse", sigmoid_form(*identity, *a)[1][0].item())
 zero, hundred = torch.tensor(0.0), torch.tensor(100.0)
-print("3. log(1 + exp(100)) in float32:", torch.log(1 + torch.exp(hundred)).item())
+print("   log(1 + exp(100)) in float32:", torch.log(1 + torch.exp(hundred)).item())
 print("   logaddexp(0, 100):", torch.logaddexp(zero, hundred).item())
 finite = block_attention(torch.full((4,), -1e9), torch.tensor([1.0, 2.0, 3.0, 4.0]))
-print(f"4. a row that sees no key: out {finite[0].item()}, lse {finite[1].item():.0e}")
+print(f"3. a row that sees no key: out {finite[0].item()}, lse {finite[1].item():.0e}")
 
 # %% [markdown]
-# Three habits avoid all four: use $-\infty$ and nothing else for hidden scores, build lse with `logaddexp`, and give
+# Three habits avoid all three: use $-\infty$ and nothing else for hidden scores, build lse with `logaddexp`, and give
 # weight 0 to every part with lse $-\infty$. `ringlab.merge` does the same.
 
 
@@ -425,9 +409,9 @@ print(f"an lse of {typical:.1f} in bfloat16 is off by up to {spacing / 2:.3f}")
 # - Merge: $\mathrm{lse} = \mathrm{logaddexp}(\mathrm{lse}_a, \mathrm{lse}_b)$, and each out gets the weight
 #   $e^{\text{its lse} - \mathrm{lse}}$. The merge is exact; averages are not.
 # - The running maximum does the same inside a kernel. The factor $e^{m - m'}$ shrinks all older terms, in total and in acc.
-# - (out, lse) with the merge is a commutative monoid up to rounding, with identity (0, $-\infty$). Any order and any tree
+# - Up to rounding, the merge is associative and commutative, with the identity (0, $-\infty$). Any order and any tree
 #   will do, but equal bits need a fixed grouping, and in some kernels a fixed order.
-# - Four traps: both sides empty, the sigmoid form, log(1 + exp), finite masks. And a fifth: a state in bfloat16.
+# - Three traps: both sides empty, the sigmoid form, finite masks. And a fourth: a state in bfloat16.
 
 # %% [markdown]
 # ## Self-check
