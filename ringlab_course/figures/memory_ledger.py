@@ -68,15 +68,6 @@ class Layer:
         """Return the FLOP of the two matrix products, without a mask: 4·B·H·S²·D."""
         return 4 * self.batch * self.heads * S * S * self.head_dim
 
-    def traffic(self, S: int) -> int:
-        """Return the bytes that naive attention moves: every tensor once, and each S × S matrix twice.
-
-        The scores are written by the first product and read by softmax. The weights are written by softmax
-        and read by the second product. So there are four passes over an S × S matrix per head.
-        """
-        books = self.ledger(S)
-        return books["q"] + books["k and v"] + books["out"] + 2 * (books["scores"] + books["weights"])
-
     def largest_sequence(self, memory: int) -> int:
         """Return the largest S whose whole ledger fits into `memory` bytes.
 
@@ -119,9 +110,20 @@ def draw_curves(ax: Axes, layer: Layer, memory: int, S: int) -> None:
         ax.plot(tokens, [layer.ledger(n)[name] for n in tokens], style, color=COLOURS[name], label=label)
     ax.plot(tokens, [sum(layer.ledger(n).values()) for n in tokens], color=QUIET, label="all five together")
     ax.axhline(memory, color=INK, linewidth=1.2)
-    ax.text(tokens[0], memory * 1.4, f"one device: {readable(memory)}", ha="left", color=INK, fontsize=9)
+    ax.text(tokens[0], memory / 1.4, f"one device: {readable(memory)}", va="top", color=INK, fontsize=9)
     full = layer.largest_sequence(memory)
-    ax.plot([full], [memory], "o", color=INK, markersize=7, label=f"all five fill the device: S = {full:,}")
+    ax.plot([full], [memory], "o", color=INK, markersize=7)
+    ax.annotate(
+        f"the wall:\n{full:,} tokens",
+        (full, memory),
+        (-6, 7),
+        textcoords="offset points",
+        ha="right",
+        va="bottom",
+        fontsize=9,
+        fontweight="bold",
+        color=INK,
+    )
     ax.axvline(S, color=QUIET, linewidth=1, linestyle=(0, (2, 2)), label=f"S = {thousands(S)}, shown right")
     ax.set_xscale("log", base=2)
     ax.set_yscale("log")

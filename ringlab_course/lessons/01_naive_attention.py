@@ -102,8 +102,8 @@ print(f"largest x with a finite exp(x) in float32: {largest:.1f}")
 # such a number: it becomes inf, and inf / inf is NaN.
 #
 # The remedy costs little. Multiply numerator and denominator by $e^{-m}$, where $m$ is the row's own maximum. The weights
-# do not change, and the largest exponent is now 0. We also return what the division would throw away, the logarithm of
-# the *original* denominator, before the factor $e^{-m}$. It is called lse, for *log-sum-exp*:
+# do not change, and the largest exponent is now 0. We also return the logarithm of the *original*
+# denominator, without the factor $e^{-m}$; the division would throw it away. It is called lse, for *log-sum-exp*:
 #
 # $$ \mathrm{lse} = \ln \sum_j e^{s_j} = m + \ln \sum_j e^{s_j - m} $$
 #
@@ -164,8 +164,8 @@ print("with -1e9 in place of -inf:", stable_softmax(np.full((1, 4), -1e9))[0][0]
 # $-\infty$. It is worse, because its result looks healthy: the number is subtracted from itself, all weights become equal,
 # and the row that may see nothing returns **the mean of all values**. No error, no NaN, just wrong.
 #
-# What is right? No key was seen, so there is no mass, and lse is $\ln 0 = -\infty$. With no mass it changes nothing when it
-# is merged with other results later; out must only be finite, and we take 0. Here is attention as we use it from now on.
+# What is right? No key was seen, so there is no mass, and lse is $\ln 0 = -\infty$. Merged with
+# other results later, it counts nothing; out need only be finite, and we take 0. Here is attention as we use it from now on.
 
 
 # %%
@@ -222,8 +222,8 @@ for name, out in (("repeat", grouped_attention(q8, k, v, mask)[0]), ("tile", til
 #
 # ## What grows?
 #
-# Attention is correct now. Next we let it grow: we double S and read from Python's `tracemalloc` how many bytes `attention` holds at its
-# worst moment. Look at its code once more before you guess. q, k and v are not counted, because they are there before.
+# Attention is correct now. Next we let it grow: we double S and read from Python's `tracemalloc` how many bytes
+# `attention` holds at its worst moment. Look at its code once more before you guess. q, k and v are not counted, because they are there before.
 
 # %% tags=["nbval-ignore-output"]
 predict(
@@ -250,8 +250,8 @@ compare("01.matrices", round(peaks[2048] / (2 * 2048**2 * 4)))
 
 # %% [markdown]
 # Each doubling of S quadruples the peak: a term in S² dominates. There are three matrices at the worst moment, and that
-# moment comes twice. When `exp` writes its result, the scores and the differences `scores - m`, which have no name, are
-# still there. When the division writes the weights, the scores and `powers` are still there.
+# moment comes twice. When `exp` writes its result, the scores and the unnamed `scores - m` are still
+# there. When the division writes the weights, the scores and `powers` are still there.
 #
 # A better implementation than ours takes exp and divides in place. It holds two matrices, the scores and the weights. If the
 # weights overwrite the scores too, only one matrix is left, and the longest text is √2 times as long as with two matrices.
@@ -289,33 +289,22 @@ show(memory_ledger.ledger_figure(131_072, layer), memory_ledger.describe(131_072
 #
 # Both axes of the left picture are logarithmic, so a linear term is a straight line, and a quadratic term is one with
 # twice its slope. The right picture has a linear axis, and on it only the two matrices can be seen. Move the sliders of
-# the next cell: a narrower dtype or fewer heads move the wall to the right, but only by the square root of what they save.
+# the next cell: a narrower dtype or fewer heads move the wall only by the square root of what they save.
 
 # %% tags=["nbval-ignore-output"]
 memory_ledger.explore()
 
 # %% [markdown]
-# Does GQA help against this wall? With 8 instead of 32 key/value heads, k and v shrink to a quarter.
-
-# %% tags=["nbval-ignore-output"]
-predict(
-    "01.gqa",
-    "With 8 instead of 32 key/value heads, how much longer is the longest text?",
-    choices=["hardly longer", "2 times", "4 times"],
-)
+# Does GQA help against this wall? With 8 instead of 32 key/value heads, k and v shrink to a quarter:
 
 # %%
-walls = {}
 for kv_heads in (32, 8):
     each = Layer(kv_heads=kv_heads)
     size, wall = readable(each.ledger(full)["k and v"]), each.largest_sequence(80 * GB)
     print(f"K = {kv_heads:2}: k and v {size:>6} at S = {full:,}; the wall is at {wall:,} tokens")
-    walls[kv_heads] = wall
-gain = walls[8] / walls[32]
-compare("01.gqa", "hardly longer" if gain < 1.1 else f"{gain:.0f} times")
 
 # %% [markdown]
-# Every *query* head still has its own scores.
+# Hardly: every *query* head still has its own scores.
 #
 # ## "Long context is a FLOP problem"
 #
@@ -339,28 +328,8 @@ print(f"devices that the scores and weights fill: {devices:.1f}")
 # not alike. **You can wait for time.** A job that needs twice the work finishes later. A job that needs twice your memory
 # never finishes. So arithmetic sets the price of a long context, but memory decides whether you can have it at all.
 #
-# There is more to it. Even where the scores do fit, storing them makes attention slow. A device computes far faster
-# than it moves bytes, so what counts is the number of FLOP that it does for each byte that it moves. `layer.traffic` counts
-# the bytes: q, k, v and out once, and each of the two matrices twice, written and then read.
-
-# %%
-balance = 312e12 / 2.039e12
-for tokens in (1024, 8192, 131_072):
-    books = layer.ledger(tokens)
-    inputs_and_out = books["q"] + books["k and v"] + books["out"]
-    naive, best = layer.flops(tokens) / layer.traffic(tokens), layer.flops(tokens) / inputs_and_out
-    print(f"S = {tokens:7,}: naive {naive:4.1f} FLOP/byte, without matrices at best {best:,.0f}")
-print(f"the device breaks even at {balance:.0f} FLOP/byte (312 TFLOP/s over 2.039 TB/s)")
-
-# %% [markdown]
-# With growing S, naive attention approaches 64 FLOP per byte and never exceeds it. Both its work and its traffic grow as
-# S². Each pair of a query and a key costs $4D$ FLOP. The pair also has one number in each matrix: it is written and read as
-# a score, then written and read as a weight. That is four times 2 bytes, and $4D / 8 = 64$. Naive attention never reaches
-# break-even, so the device waits for its own memory.
-#
-# Without the two matrices the ratio would grow with S if each tensor were read or written only once. A real program reads k
-# and v several times, but mostly from a small, fast memory on the chip. So *not storing them* wins twice, in space and in
-# time. Both versions do the same FLOP; only the bytes differ.
+# *Not storing* the two matrices also saves time: a device computes far faster than it moves bytes, and waits while they are
+# written and read back. Lesson 03 stores neither.
 #
 # ## And then the linear terms
 #
