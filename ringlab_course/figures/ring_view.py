@@ -221,18 +221,15 @@ def draw_coverage(ax: Axes, trace: Trace, upto: int | None = None) -> None:
 def strip(trace: Trace) -> Figure:
     """Return all steps as small multiples, and the coverage matrix after the last one."""
     steps = frames(trace)
-    panels = len(steps) + 1
-    columns = min(panels, 3)
-    rows = -(-panels // columns)
+    columns = min(len(steps), 4)
+    rows = -(-len(steps) // columns)
     with styled():
-        figure = new_figure((2.6 * columns, 2.3 * rows + 0.3))
+        figure = new_figure((max(2.2 * columns, 4.4), 2.3 * rows + 2.9))
         figure.suptitle("Which K/V block each rank attends to, and where it travels next", fontsize=10.5)
-        axes = figure.subplots(rows, columns, squeeze=False).ravel()
-        for ax, frame in zip(axes, steps, strict=False):
-            draw_ring(ax, frame)
-        draw_coverage(axes[len(steps)], trace)
-        for ax in axes[panels:]:
-            ax.axis("off")
+        grid = figure.add_gridspec(rows + 1, columns, height_ratios=(*[2.3] * rows, 2.7))
+        for place, frame in enumerate(steps):
+            draw_ring(figure.add_subplot(grid[divmod(place, columns)]), frame)
+        draw_coverage(figure.add_subplot(grid[rows, :]), trace)
     return figure
 
 
