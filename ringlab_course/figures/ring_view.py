@@ -221,15 +221,15 @@ def draw_coverage(ax: Axes, trace: Trace, upto: int | None = None) -> None:
 def strip(trace: Trace) -> Figure:
     """Return all steps as small multiples, and the coverage matrix after the last one."""
     steps = frames(trace)
-    columns = min(len(steps), 4)
+    columns = math.ceil(math.sqrt(len(steps)))
     rows = -(-len(steps) // columns)
     with styled():
-        figure = new_figure((max(2.2 * columns, 4.4), 2.3 * rows + 2.9))
+        figure = new_figure((2.6 * columns + 3.2, max(2.3 * rows, 3.2) + 0.3))
         figure.suptitle("Which K/V block each rank attends to, and where it travels next", fontsize=10.5)
-        grid = figure.add_gridspec(rows + 1, columns, height_ratios=(*[2.3] * rows, 2.7))
+        grid = figure.add_gridspec(rows, columns + 1, width_ratios=(*[2.6] * columns, 3.2))
         for place, frame in enumerate(steps):
             draw_ring(figure.add_subplot(grid[divmod(place, columns)]), frame)
-        draw_coverage(figure.add_subplot(grid[rows, :]), trace)
+        draw_coverage(figure.add_subplot(grid[:, columns]), trace)
     return figure
 
 

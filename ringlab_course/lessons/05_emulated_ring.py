@@ -199,7 +199,7 @@ print("hops:", [run4.trace.rounds(rank) for rank in range(4)])
 ring_view.play(run4.trace)
 
 # %% [markdown]
-# Here are the same steps side by side. The last panel is the **coverage matrix**: row r is for the queries of rank r,
+# Here are the same steps side by side. On the right is the **coverage matrix**: row r is for the queries of rank r,
 # column o for the K/V block of rank o, and the number is the step in which they met.
 
 # %%
