@@ -24,7 +24,6 @@ from ringlab.viz.style import (
     INK,
     PAPER,
     PURPLE,
-    QUIET,
     RED,
     RULE,
     SKY,
@@ -44,10 +43,8 @@ from ringlab_course.figures.decision_rules import (
     RING,
     TOKENS,
     ULYSSES,
-    Machine,
     Question,
     grid,
-    links,
     question,
 )
 from ringlab_course.figures.labels import middle, room_for
@@ -57,29 +54,22 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-LOOKS: dict[int, tuple[str, str]] = {
-    HIDDEN: (SKY, ""),
-    RING: (BLUE, "//"),
-    ULYSSES: (GREEN, ".."),
-    HYBRID: (YELLOW, "\\\\"),
-    ALLGATHER: (PURPLE, "xx"),
-    NOTHING: (RULE, "--"),
-}
+COLOURS = {HIDDEN: SKY, RING: BLUE, ULYSSES: GREEN, HYBRID: YELLOW, ALLGATHER: PURPLE, NOTHING: RULE}
 WORDS = {
-    HIDDEN: "ring: hidden",
-    RING: "ring: exposed, but least",
-    ULYSSES: "Ulysses exposes less",
-    HYBRID: "a hybrid exposes less",
-    ALLGATHER: "all-gather exposes less",
+    HIDDEN: "ring: nothing exposed",
+    RING: "ring: a little exposed",
+    ULYSSES: "Ulysses",
+    HYBRID: "hybrid",
+    ALLGATHER: "all-gather",
     NOTHING: "nothing fits",
 }
 
 
 ALPHA = 0.6
-"""The opacity of the colours in the map and its legend."""
+"""The opacity of the colours in the map."""
 Points = Mapping[str, tuple[int, float]]
 """Named points to mark: tokens per rank, and bytes per second in one direction."""
-AXES = (5.0, 3.5)
+AXES = (7.0, 3.3)
 """The approximate width and height of the map, in inches."""
 
 
@@ -95,43 +85,41 @@ def figure(
     """Return the map for P ranks of `machine`, which compute at the rate that its attention kernels reach.
 
     By default, the latency is that of the machine's inner link, and one layer's attention may use the
-    machine's whole memory. With `hybrids`, rings of Ulysses rows are also compared. If `points` are given,
-    they are marked with their names, and only links with the map's latency are drawn.
+    machine's whole memory. With `hybrids`, rings of Ulysses rows are also compared. `points` are marked with
+    their names.
     Raises: CostError for fewer than two ranks, an unknown machine, or a dtype in which the machine cannot
     compute.
     """
     asked = question(sizes, machine, P, latency_s, memory_bytes, hybrids)
     own = machine if isinstance(machine, Hardware) else hardware(machine)
-    ours = [it for it in links(asked, own) if points is None or it.latency_s == asked.latency_s]
     with styled():
         drawn = new_figure((8.0, 4.3))
         ax = drawn.subplots()
-        regions = draw_regions(ax, asked)
-        draw_links(ax, ours)
+        draw_regions(ax, asked)
         _draw_points(ax, points or {})
-        ax.set_title(f"Least exposed communication, one forward\n{_title(asked, own)}", fontsize=10.5)
-        _legend(ax, regions, asked, ours, with_room=points is None)
+        ax.set_title(
+            f"Right of the heavy line a ring is free: its hops are hidden\n{_title(asked, own)}",
+            fontsize=10.5,
+        )
     return drawn
 
 
-def draw_regions(ax: Axes, asked: Question) -> list[int]:
-    """Draw the region of each schedule and the threshold; return the schedules that appear."""
+def draw_regions(ax: Axes, asked: Question) -> None:
+    """Draw the region of each schedule, with its name, and the threshold."""
     tokens, rates, best = grid(asked)
-    there = [kind for kind in LOOKS if (best == kind).any()]
-    for kind in there:
-        colour, hatch = LOOKS[kind]
-        mask = np.where(best == kind, 1.0, 0.0)
-        area = ax.contourf(
-            tokens, rates, mask, levels=[0.5, 1.5], colors=[colour], hatches=[hatch], alpha=ALPHA
-        )
-        area.set_edgecolor(PAPER)  # the colour of the hatch
-        area.set_linewidth(0)
+    for kind, colour in COLOURS.items():
+        here = best == kind
+        if not here.any():
+            continue
+        ax.contourf(tokens, rates, np.where(here, 1.0, 0.0), levels=[0.5, 1.5], colors=[colour], alpha=ALPHA)
         if kind == HYBRID:
             _draw_rows(ax, asked)
-            continue
-        place = room_for(WORDS[kind], best == kind, *AXES)
-        if place is not None:
+        elif (place := room_for(WORDS[kind], here, *AXES)) is not None:
             _write(ax, WORDS[kind], float(tokens[place[0]]), float(rates[place[1]]))
+        elif (place := room_for(WORDS[kind], here.T, *AXES[::-1])) is not None:
+            _write(ax, WORDS[kind], float(tokens[place[1]]), float(rates[place[0]]), rotation=90)
+        else:
+            _point_out(ax, WORDS[kind], here, asked)
     ax.plot([asked.threshold(float(B)) for B in rates], rates, color=INK, linewidth=2.2)
     ax.set(xscale="log", yscale="log", xlim=TOKENS, ylim=BANDWIDTH)
     ticks = [2**power for power in range(5, 24, 3)]
@@ -144,7 +132,6 @@ def draw_regions(ax: Axes, asked: Question) -> list[int]:
     ax.set_xlabel(f"tokens per rank (k = 2¹⁰, M = 2²⁰){impossible}", fontsize=9.5)
     ax.set_ylabel("bandwidth, one way")
     ax.grid(visible=False)
-    return there
 
 
 def rows(asked: Question) -> np.ndarray:
@@ -177,7 +164,7 @@ def _draw_rows(ax: Axes, asked: Question) -> None:
         border = np.ma.masked_where(~np.isin(there, (one, other)), gains)
         ax.contour(tokens, rates, border, levels=[0.0], colors=[INK], linewidths=0.9)
     for U in degrees:
-        long = f"{WORDS[HYBRID]}, U = {U}"
+        long = f"{WORDS[HYBRID]} of rows of {U}"
         place = room_for(long, there == U, *AXES) if U == degrees[counts.argmax()] else None
         if place is not None:
             _write(ax, long, float(tokens[place[0]]), float(rates[place[1]]))
@@ -185,17 +172,27 @@ def _draw_rows(ax: Axes, asked: Question) -> None:
             _write(ax, str(U), float(tokens[strip[0]]), float(rates[strip[1]]), small=True)
 
 
-def draw_links(ax: Axes, own: list[Machine]) -> None:
-    """Draw a diamond on each link in `own` where the ring's hops begin to be hidden."""
-    for it, face in zip(own, (INK, PAPER), strict=False):
-        ax.plot(it.threshold, it.bytes_per_s, "D", color=face, markeredgecolor=INK, zorder=5, gid=it.name)
-        inside = TOKENS[0] <= it.threshold <= TOKENS[1] and BANDWIDTH[0] <= it.bytes_per_s <= BANDWIDTH[1]
-        if inside:
-            left = it.threshold < TOKENS[1] / 32  # there is room for the name on the right
-            at: Any = {"xytext": (9 if left else -9, 0), "ha": "left" if left else "right", "va": "center"}
-            plate = {"facecolor": PAPER, "edgecolor": "none", "boxstyle": "round,pad=0.15"}
-            place = it.threshold, it.bytes_per_s
-            ax.annotate(it.link, place, textcoords="offset points", bbox=plate, fontsize=8.5, zorder=6, **at)
+def _point_out(ax: Axes, words: str, here: np.ndarray, asked: Question) -> None:
+    """Write beside a region that is too narrow for its name, and lead a line to it."""
+    tokens, rates, _ = grid(asked)
+    rows = np.flatnonzero(here.any(axis=1))
+    row = int(rows[len(rows) // 4])
+    column = int(np.median(np.flatnonzero(here[row])))
+    plate = {"facecolor": PAPER, "edgecolor": "none", "boxstyle": "round,pad=0.25"}
+    side = -1 if column > len(tokens) / 2 else 1
+    ax.annotate(
+        words,
+        (float(tokens[column]), float(rates[row])),
+        xytext=(side * 60, 0),
+        textcoords="offset points",
+        ha="right" if side < 0 else "left",
+        va="center",
+        fontsize=9.5,
+        fontweight="bold",
+        bbox=plate,
+        zorder=6,
+        arrowprops={"arrowstyle": "-", "color": INK, "linewidth": 1.0},
+    )
 
 
 def _draw_points(ax: Axes, points: Points) -> None:
@@ -220,7 +217,7 @@ def describe(
     asked = question(sizes, machine, P, latency_s, memory_bytes, hybrids)
     _, _, best = grid(asked)
     shares = ", ".join(
-        f"{WORDS[kind]} on {(best == kind).mean():.0%}" for kind in LOOKS if (best == kind).any()
+        f"{WORDS[kind]} on {(best == kind).mean():.0%}" for kind in COLOURS if (best == kind).any()
     )
     by_rows = ""
     if (best == HYBRID).any():
@@ -229,7 +226,6 @@ def describe(
         by_rows = f"The best hybrid has {', '.join(parts)}. "
     ulysses = f"Ulysses cannot be used: it {asked.ulysses_refusal}. " if asked.ulysses_refusal else ""
     own = machine if isinstance(machine, Hardware) else hardware(machine)
-    hides = "; ".join(f"{it.name} {it.threshold:,.0f}" for it in links(asked, own))
     marked = "".join(
         f" Marked: {name}, {c:,} tokens per rank and {units.short(B, 'bytes/s')}."
         for name, (c, B) in (points or {}).items()
@@ -238,7 +234,7 @@ def describe(
         f"{_title(asked, own)}. Tokens per rank from {TOKENS[0]} to {_tokens(TOKENS[1])}, bandwidth from 100 MB/s to 2 TB/s, "
         f"latency {asked.latency_s * 1e6:.3g} µs. Of the map: {shares}. {by_rows}{ulysses}"
         f"Most tokens per rank in {_memory(asked)}: {', '.join(_room(asked))}. "
-        f"A ring's hops are hidden if a rank has at least so many tokens: {hides}.{marked}"
+        f"To the right of the heavy line a ring hides all of its hops.{marked}"
     )
 
 
@@ -334,38 +330,8 @@ def _tokens(count: float) -> str:
     return f"{count:.0f}"
 
 
-def _write(ax: Axes, text: str, x: float, y: float, *, small: bool = False) -> None:
+def _write(ax: Axes, text: str, x: float, y: float, *, small: bool = False, rotation: float = 0) -> None:
     plate = {"facecolor": PAPER, "edgecolor": "none", "boxstyle": f"round,pad={0.1 if small else 0.25}"}
     size = 8.5 if small else 9.5
-    ax.text(x, y, text, ha="center", va="center", fontsize=size, fontweight="bold", bbox=plate, zorder=6)
-
-
-def _legend(ax: Axes, there: list[int], asked: Question, ours: list[Machine], *, with_room: bool) -> None:
-    """Explain the map's colours, line and diamonds to its right; `with_room` adds how many tokens fit."""
-    from matplotlib.lines import Line2D
-
-    handles: list[Any] = []
-    for kind in there:
-        colour, hatch = LOOKS[kind]
-        words = f"{WORDS[kind]}:\nthe number is its U" if kind == HYBRID else WORDS[kind]
-        if kind == NOTHING and not with_room:
-            words = f"nothing fits in {_memory(asked)}"
-        handles.append(panel.patch(facecolor=colour, hatch=hatch, edgecolor=PAPER, alpha=ALPHA, label=words))
-    line = f"right of it a ring hides all\nits hops, at {_micro(asked.latency_s)} latency"
-    handles.append(Line2D([], [], color=INK, linewidth=2.2, label=line))
-    for it, face in zip(ours, (INK, PAPER), strict=False):
-        mark: Any = {"linestyle": "", "marker": "D", "markersize": 5, "markeredgecolor": INK}
-        own = "" if it.latency_s == asked.latency_s else f",\nat {_micro(it.latency_s)} latency"
-        words = f"{it.link}: from {it.threshold:,.0f}\ntokens per rank on{own}"
-        handles.append(Line2D([], [], color=face, label=words, **mark))
-    beside: Any = {"loc": "upper left", "borderaxespad": 0.0, "frameon": False}
-    ax.legend(handles=handles, bbox_to_anchor=(1.02, 1.0), fontsize=8.5, **beside)
-    if not with_room:
-        return
-    room = "\n".join(_room(asked))
-    text = f"tokens per rank that fit into\n{_memory(asked)}, at most:\n{room}"
-    ax.text(1.04, 0.0, text, transform=ax.transAxes, va="bottom", fontsize=8.5, color=QUIET)
-
-
-def _micro(seconds: float) -> str:
-    return f"{seconds * 1e6:.3g} µs"
+    look: Any = {"ha": "center", "va": "center", "fontsize": size, "fontweight": "bold", "rotation": rotation}
+    ax.text(x, y, text, bbox=plate, zorder=6, **look)

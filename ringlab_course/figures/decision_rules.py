@@ -16,7 +16,6 @@ from ringlab.cost.hardware import Hardware, hardware
 from ringlab.cost.sizes import Attention
 from ringlab.cost.traffic import least_tokens_hidden, shared_heads
 from ringlab.errors import CostError
-from ringlab_course.figures.papers import short
 
 HIDDEN, RING, ULYSSES, ALLGATHER, NOTHING, HYBRID = range(6)
 KINDS = {"ring": RING, "ulysses": ULYSSES, "hybrid": HYBRID, "allgather": ALLGATHER}
@@ -96,22 +95,6 @@ class Question:
         return min(fitting, key=lambda kind: self.exposed(kind, c, B))
 
 
-@dataclass(frozen=True)
-class Machine:
-    """A known machine's link, and the tokens per rank from which a ring's hops are hidden on it."""
-
-    machine: str
-    link: str
-    bytes_per_s: float
-    latency_s: float
-    threshold: float
-
-    @property
-    def name(self) -> str:
-        """The names of the machine and the link, such as "H100, NVLink 4"."""
-        return f"{self.machine}, {self.link}"
-
-
 def question(
     sizes: Attention | None = None,
     machine: str | Hardware = "h100",
@@ -137,20 +120,6 @@ def question(
         raise CostError("latency_s >= 0 and memory_bytes > 0", f"{latency!r} and {memory!r}")
     F = known.peak(sizes.dtype) * known.reached.attention_forward
     return Question(sizes, P, F, latency, memory, hybrids)
-
-
-def links(asked: Question, machine: Hardware) -> list[Machine]:
-    """Return the machine's links, inside a node and between nodes, each with its own latency."""
-    return [
-        Machine(
-            short(machine),
-            link.name,
-            link.bytes_per_s,
-            link.latency_s,
-            least_tokens_hidden(asked.F, link.bytes_per_s, asked.sizes, latency_s=link.latency_s),
-        )
-        for link in (machine.inside, machine.between)
-    ]
 
 
 @lru_cache(maxsize=8)

@@ -34,12 +34,11 @@ if TYPE_CHECKING:
 
 P, TOKENS = 4, 16
 """The number of ranks, which is also that of heads, and the number of tokens. The pictures follow rank 1."""
-OWN, TRADED, FIRST, LATER = 1, 2, 3, 4
+OWN, TRADED, OTHERS = 1, 2, 3
 LOOKS: dict[int, tuple[str, dict[str, Any]]] = {
     OWN: ("rank 1 computes: its own tokens", {"facecolor": rank_colour(1), "hatch": HATCHES[1]}),
     TRADED: ("rank 1 computes: tokens from the all-to-all", {"facecolor": "#B7DDF4", "hatch": HATCHES[4]}),
-    FIRST: ("keys and values from the first exchange", {"facecolor": PURPLE, "hatch": ".."}),
-    LATER: ("keys and values from later exchanges", {"facecolor": RULE}),
+    OTHERS: ("keys and values of other ranks", {"facecolor": PURPLE, "hatch": ".."}),
 }
 
 
@@ -103,10 +102,10 @@ def panels() -> dict[str, np.ndarray]:
     """
     every, own = range(P), range(4, 8)
     return {
-        "ring": _held(every, own, first=range(4), later=range(8, 16)),
-        "all-gather": _held(every, own, first=range(16)),
+        "ring": _held(every, own, others=range(16)),
+        "all-gather": _held(every, own, others=range(16)),
         "Ulysses": _held([1], own, traded=range(16)),
-        "hybrid, U = 2": _held([2, 3], own, traded=range(8), first=range(8, 16)),
+        "hybrid, U = 2": _held([2, 3], own, traded=range(8), others=range(8, 16)),
     }
 
 
@@ -114,11 +113,10 @@ def _held(
     heads: Sequence[int],
     own: Sequence[int],
     traded: Sequence[int] = (),
-    first: Sequence[int] = (),
-    later: Sequence[int] = (),
+    others: Sequence[int] = (),
 ) -> np.ndarray:
     grid = np.zeros((P, TOKENS), np.int64)
-    for kind, tokens in ((LATER, later), (FIRST, first), (TRADED, traded), (OWN, own)):
+    for kind, tokens in ((OTHERS, others), (TRADED, traded), (OWN, own)):
         grid[np.ix_(heads, list(tokens))] = kind
     return grid
 
@@ -141,13 +139,22 @@ def schedules() -> Figure:
                 ax.plot([at * wide + 0.3, (at + 1) * wide - 0.3], [3.6, 3.6], color=QUIET, linewidth=1.2)
                 ax.text((at + 0.5) * wide, 3.87, owner, ha="center", va="center", fontsize=8.5)
         beside: Any = {"ha": "center", "va": "center", "fontsize": 8.5, "color": QUIET}
+        plate: Any = {"boxstyle": "round,pad=0.2", "facecolor": PAPER, "edgecolor": "none"}
+        for hop, at in enumerate((2, 14, 10), start=1):  # from rank 0, then 3, then 2
+            figure.axes[0].text(at, 1.5, f"hop\n{hop}", ha="center", va="center", fontsize=8.5, bbox=plate)
+        for at, words in ((2, "all\nat\nonce"), (12, "all\nat once")):
+            figure.axes[1].text(at, 1.5, words, ha="center", va="center", fontsize=8.5, bbox=plate)
+        figure.axes[3].text(12, 2.5, "hop 1", ha="center", va="center", fontsize=8.5, bbox=plate)
         figure.axes[2].text(8, 2.5, "other heads:\nranks 2, 3", **beside)
         figure.axes[2].text(8, 0, "head 0: rank 0", **beside)
         figure.axes[3].text(8, 0.5, "other heads:\nranks 0, 2", **beside)
+        figure.axes[0].text(-0.6, 3.87, "rank", ha="right", va="center", fontsize=8.5)
         figure.axes[0].set_ylabel("heads")
         handles = [panel.patch(label=label, **plain, **look) for label, look in LOOKS.values()]
-        figure.legend(handles=handles, loc="outside lower center", ncols=2, fontsize=8.5)
-        figure.suptitle("What rank 1 of 4 works on; above it the ranks that own the tokens", fontsize=11)
+        figure.legend(handles=handles, loc="outside lower center", ncols=3, fontsize=8.5)
+        figure.suptitle(
+            "Each schedule gives rank 1 a quarter of the work, but other keys and values", fontsize=11
+        )
     return figure
 
 
@@ -155,7 +162,7 @@ def describe_schedules() -> str:
     """Return the picture of `schedules` in words."""
     return (
         "What rank 1 of 4 works on, heads against tokens, by schedule. Ring: the queries of its 4 tokens in all 4 heads; keys "
-        "and values of 4 other tokens come in the first exchange, those of the remaining 8 later. All-gather: the same queries, and the keys "
+        "and values of the other ranks come by in three hops, from rank 0, 3 and 2. All-gather: the same queries, and the keys "
         "and values of all 12 other tokens at once. Ulysses: all 16 tokens in one head, 12 of them from the all-to-all. Hybrid: the rows are ranks 0, 1 and ranks "
         "2, 3. Rank 1 computes the 8 tokens of its row in heads 2 and 3, 4 of them from the all-to-all; the keys and "
         "values of the other row's 8 tokens come from rank 3, which has the same heads, so ranks 1 and 3 form a ring. Ranks 0 "

@@ -1,4 +1,4 @@
-"""Pictures of documents packed in one row: the row as a strip that ranks cut, and each rank's documents.
+"""Pictures of documents packed in one row, which is a strip that ranks cut.
 
 A strip shows every token of the row. Its colour is its document's, and a gap is a border between ranks.
 """
@@ -13,7 +13,6 @@ import numpy as np
 
 from ringlab.layout import Layout
 from ringlab.packing import Packing
-from ringlab.packing.assignment import Assignment
 from ringlab.viz.style import (
     BLUE,
     GREEN,
@@ -343,91 +342,3 @@ def describe_weights(
         shown = " ".join(str(Fraction(float(weight)).limit_denominator(1000)) for weight in each)
         parts.append(f"{title}. The tokens' weights: {shown}.")
     return " ".join(parts)
-
-
-def on_ranks(assignment: Assignment) -> list[list[tuple[int, int]]]:
-    """Return, for each rank, (document, number of ranks that share it) for each document of the rank."""
-    held: list[list[tuple[int, int]]] = [[] for _ in range(assignment.P)]
-    for batch in assignment.micro_batches:
-        for each in batch:
-            for rank in each.ranks:
-                held[rank].append((each.sequence, each.degree))
-    return held
-
-
-Placed = Mapping[str, Sequence[Sequence[tuple[int, float, float]]]]
-"""placed[title][rank] = ((document, ms, of these ms computing), …): what each rank does under an assignment."""
-
-
-def groups(placed: Placed, lengths: Sequence[int], bound: float) -> Figure:
-    """Return a bar for every rank under each title, with a box for every document on the rank.
-
-    A document on neighbouring ranks is drawn as one wide box, with its number of tokens if there is room. The part of a
-    box in which its ranks wait is hatched. The dashed line is at `bound` ms.
-    """
-    with styled():
-        drawn = new_figure((8.0, 4.0))
-        axes = drawn.subplots(1, len(placed), sharey=True, squeeze=False)[0]
-        for ax, (title, ranks) in zip(axes, placed.items(), strict=True):
-            for first, last, document, low, high, busy in _boxes(ranks):
-                place: dict[str, Any] = {"x": first - 0.45, "width": last - first + 0.9, "align": "edge"}
-                ax.bar(**place, height=busy, bottom=low, **_COMPUTING)
-                if high - low - busy > 1e-6:
-                    ax.bar(**place, height=high - low - busy, bottom=low + busy, **_WAITING)
-                ax.bar(**place, height=high - low, bottom=low, facecolor="none", edgecolor=INK, linewidth=0.6)
-                upright = 90 if first == last else 0
-                if busy > bound / (7 if upright else 16):
-                    look: dict[str, Any] = {"ha": "center", "va": "center", "color": PAPER, "fontsize": 8}
-                    ax.text(
-                        (first + last) / 2, low + busy / 2, f"{lengths[document]:,}", rotation=upright, **look
-                    )
-            ax.axhline(bound, color=INK, linewidth=1.2, linestyle="--")
-            ax.set(title=title, xlabel="rank", xticks=range(0, len(ranks), 2))
-            ax.grid(visible=False, axis="x")
-        axes[0].set_ylabel("ms of a step")
-        keys = [panel.patch(**_COMPUTING), panel.patch(**_WAITING), axes[0].lines[0]]
-        drawn.legend(keys, ["computing", "waiting for hops", "bound"], loc="outside lower center", ncols=3)
-    return drawn
-
-
-_COMPUTING: dict[str, Any] = {"facecolor": BLUE, "edgecolor": BLUE, "linewidth": 0}
-_WAITING: dict[str, Any] = {"facecolor": PAPER, "edgecolor": RED, "linewidth": 0, "hatch": "////"}
-
-
-def _boxes(
-    ranks: Sequence[Sequence[tuple[int, float, float]]],
-) -> list[tuple[int, int, int, float, float, float]]:
-    """Return each document's boxes: first and last rank, document, lower edge, upper edge, and the ms computing.
-
-    Parts on neighbouring ranks at the same height form one box.
-    """
-    found: list[tuple[int, int, int, float, float, float]] = []
-    for rank, parts in enumerate(ranks):
-        at = 0.0
-        for document, ms, busy in parts:
-            before = next((each for each in found if _goes_on(each, rank, document, at, at + ms)), None)
-            if before is not None:
-                found.remove(before)
-            found.append((rank if before is None else before[0], rank, document, at, at + ms, busy))
-            at += ms
-    return found
-
-
-def _goes_on(
-    box: tuple[int, int, int, float, float, float], rank: int, document: int, low: float, high: float
-) -> bool:
-    """Return whether this part of a document continues a box on the previous rank, at the same height."""
-    _, last, other, *edges, _ = box
-    return (last, other) == (rank - 1, document) and np.allclose(edges, (low, high), atol=1e-6)
-
-
-def describe_groups(placed: Placed) -> str:
-    """Return the bars of `groups` in words."""
-    told = []
-    for title, ranks in placed.items():
-        ends = [sum(ms for _, ms, _ in parts) for parts in ranks]
-        waits = sum(ms - busy for parts in ranks for _, ms, busy in parts) / sum(ends)
-        told.append(
-            f"{title}. Ranks end after {min(ends):.0f} to {max(ends):.0f} ms, and wait {waits:.0%} of this"
-        )
-    return f"What each rank does in a step, document by document. {'; '.join(told)}."

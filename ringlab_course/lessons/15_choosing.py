@@ -4,14 +4,16 @@
 # **Afterwards you can** count the bytes that each schedule sends, and the time that ranks wait for them; choose one for
 # a model and a cluster, and say why; decode, token by token, with keys and values that are spread over ranks.
 #
-# **You need first** [lesson 06](06_what_it_costs.ipynb) for messages that computing hides, [lesson 08](08_striped_and_zigzag.ipynb)
-# for layouts, and section 6 of [lesson 14](14_training.ipynb) for tensor parallelism.
+# **You need first** [lesson 06](06_what_it_costs.ipynb), messages that computing hides, and
+# [lesson 08](08_striped_and_zigzag.ipynb), layouts.
 #
-# **Minutes** 60 to read and run, in two parts of 30; the exercise takes another 60.
+# **Minutes** 45 to read and run; the exercise takes another 60.
 #
 # Every rank's queries must meet every rank's keys and values. A ring is one way to arrange that. Three other schedules
-# give the same result, at another cost. "Ulysses sends less than a ring" is a common rule. For Llama 3 70B it is false up
-# to 8 ranks. Part 1 counts bytes, waiting and memory. Part 2 finds which schedule waits least where, and then decodes.
+# give the same result, at another cost. "Ulysses sends less than a ring, so take Ulysses" is a common rule. For Llama 3 70B
+# its first half is false up to 8 ranks. And on 16 ranks, where it is true, a ring may send more and yet wait for nothing.
+# **So what decides?** Part 1 counts bytes, waiting and memory. Part 2 maps which schedule waits least where. At the end one
+# token decodes, and needs none of the four.
 
 # %%
 import numpy as np
@@ -24,18 +26,15 @@ from ringlab import (
     ring_attention,
     zigzag,
 )
-from ringlab.cost import choose, traffic
+from ringlab.cost import choose
 from ringlab.cost.hardware import hardware
-from ringlab.cost.memory import kv_cache_bytes, parameter_bytes
 from ringlab.cost.models import model as published
 from ringlab.cost.planner import Request, plan
-from ringlab.cost.sequence_time import SequenceCosts
 from ringlab.cost.traffic import ring_traffic, ulysses_traffic
 from ringlab.errors import RinglabError
-from ringlab.packing.comparison import compare as compare_assignments
 from ringlab.viz.style import show
 from ringlab_course import compare, corpus, predict
-from ringlab_course.figures import decision_map, exchanges, packed_view
+from ringlab_course.figures import decision_map, exchanges
 
 # %% [markdown]
 # # Part 1 · Bytes, waiting, memory
@@ -147,8 +146,8 @@ compare("15.times", ulysses_sent / ring_sent)
 # For H = K this is P/2. With eight query heads to each K/V head it is P/9, so up to 8 ranks the ring sends fewer bytes.
 #
 # **The number of heads limits U.** A row shares the query heads equally, so U must divide H. If U also divides K, each
-# rank gets its own K/V heads. Otherwise U must be a multiple of K. Then U/K ranks need the same K/V head, and each
-# receives the *whole* head, so Ulysses sends more than the formula says. One layer of Llama 3 70B, with a million
+# rank gets its own K/V heads. Otherwise U must be a multiple of K. Then U/K ranks need the same K/V head. Each of them
+# receives all tokens of it, so Ulysses sends more than the formula says. One layer of Llama 3 70B, with a million
 # tokens:
 
 # %%
@@ -299,17 +298,16 @@ for name, pieces in held.items():
 # the rate assumed here, so the left edge is only roughly right.)
 
 # %% tags=["nbval-ignore-output"]
-part_1 = {"section 5": (SHORT, 50e9), "section 4": (LONG, 50e9)}
+part_1 = {"2,048 tokens": (SHORT, 50e9), "65,536 tokens": (LONG, 50e9)}
 options = {"sizes": llama, "latency_s": infiniband.latency_s, "points": part_1}
 decision_map.play("h100", P=16, hybrids=True, **options)
 
 # %% [markdown]
 # Right of the heavy line a ring hides all of its hops, and nothing can expose less. **Hybrids fill most of the left.**
-# Farther left, blocks shrink faster than hops. A larger U makes blocks longer again, so the best U grows. At the top left messages are so short that latency
-# counts most. A hybrid waits for the latency of two all-to-alls and of each hop. Ulysses waits only for two all-to-alls, and
-# wins there.
-#
-# Dark blue marks a ring that is exposed but still the best: its hops are only a little longer than its blocks.
+# Farther left, blocks shrink faster than hops. A larger U makes blocks longer again, so the best U grows. At the top left
+# messages are so short that latency counts most. A hybrid pays the latency of two all-to-alls and of each hop, Ulysses of two
+# all-to-alls only: it wins there. In the thin strip beside the line, hops are only a little longer than blocks, so a ring is
+# exposed and still the best.
 #
 # With more K/V heads and the same query heads, the line moves to the right: hops carry more, but the work stays the same.
 #
@@ -319,147 +317,59 @@ decision_map.play("h100", P=16, hybrids=True, **options)
 # ## 8 · Two kinds of links
 #
 # Now take 2 nodes of 8 GPUs for the layer of part 1. Rows of up to 8 fit inside a node, so they trade over its fast
-# NVLink. The rings cross between nodes, and the slowest link decides (lesson 06).
-
-# %%
-for length in (2048, 1024):
-    print(f"{length:,} tokens on each of 16 ranks")
-    for U in (2, 4):
-        rest_s = max(0, hop_seconds(length, infiniband) - U * block_seconds(length))
-        hops_ms = (16 // U - 1) * rest_s * 1e3
-        fast, slow = (trade_seconds(length, U, link) * 1e3 for link in (nvlink, infiniband))
-        print(f"  rows of {U}: all-to-alls {fast:.2f} ms (over InfiniBand {slow:.2f}),", end=" ")
-        print(f"hops exposed {hops_ms:.2f} ms")
-
-# %% [markdown]
-# Over NVLink the all-to-alls take about a ninth of the time. So **put the all-to-alls, which nothing hides, on the
-# fastest links**. With 1,024 tokens, rows of 2 no longer hide their hops. Rows of 4 do, and their all-to-alls cost
-# little more.
-#
-# Now two whole models, small enough for one GPU. **Prefill** is the forward that reads a whole prompt, before the model
-# writes the first token. ringlab's planner counts its time: computing, and what is exposed.
+# NVLink. The rings cross between nodes, and the slowest link decides (lesson 06). Let the shards shrink once more, to half.
 
 # %% tags=["nbval-ignore-output"]
 predict(
     "15.rows",
-    "Prefill of 32,768 tokens on 2 nodes of 8 H100. Llama 2 7B has 32 K/V heads, Llama 3 8B has 8. "
-    "For which of them is the fastest U larger?",
-    choices=["llama2-7b", "llama3-8b"],
+    "With 2,048 tokens on a rank, rows of 2 were long enough to hide every hop. "
+    "How long must rows be with 1,024?",
+    choices=["2, as before", "4", "8"],
 )
+
+# %%
+hides = {}
+for length in (2048, 1024):
+    hop = hop_seconds(length, infiniband)
+    print(f"{length:,} tokens on each of 16 ranks: a hop takes {1e6 * hop:.0f} µs")
+    for U in (2, 4, 8):
+        block = U * block_seconds(length)
+        if hop <= block:
+            hides.setdefault(length, U)
+        fast, slow = (trade_seconds(length, U, link) * 1e3 for link in (nvlink, infiniband))
+        print(f"  rows of {U}: a block {1e6 * block:3.0f} µs, hops exposed", end=" ")
+        print(f"{(16 // U - 1) * max(0, hop - block) * 1e3:.2f} ms", end="; ")
+        print(f"all-to-alls {fast:.2f} ms over NVLink, {slow:.2f} over InfiniBand")
+compare("15.rows", "2, as before" if hides[1024] == 2 else str(hides[1024]))
+
+# %% [markdown]
+# Half the tokens make about half a hop, but a quarter of a block. So rows must be twice as long: **the shorter the shards, the
+# longer the rows**. Their all-to-alls then cost more, but over NVLink they take about a ninth of the time. So **put the
+# all-to-alls, which nothing hides, on the fastest links**.
+#
+# Now two whole models, small enough for one GPU. **Prefill** is the forward that reads a whole prompt, before the model
+# writes the first token. ringlab's planner counts its time: computing, and what is exposed.
 
 # %%
 DEGREES = (1, 2, 4, 8, 16)  # U, from the ring to Ulysses
 cluster = {"hardware": "h100", "nodes": 2, "purpose": "prefill", "tp": 1}  # no tensor parallelism
 print(f"ms in all, with U ={'':20}" + "".join(f"{U:8}" for U in DEGREES))
-whole = {}
 for name in ("llama2-7b", "llama3-8b"):
     for prompt in (2**15, 2**17):
-        seconds = whole[name, prompt] = {}
+        seconds = {}
         for U in DEGREES:
             request = Request(name, prompt, ring=16 // U, ulysses=U, **cluster)
             seconds[U] = plan(request).best.time.total_s
         print(f"prefill of {name}, {prompt:7,} tokens", end="  ")
         print("".join(f"{each * 1e3:8.1f}" for each in seconds.values()))
-fastest = {case: min(seconds, key=seconds.get) for case, seconds in whole.items()}
-compare("15.rows", max(("llama2-7b", "llama3-8b"), key=lambda name: fastest[name, 2**15]))
 
 # %% [markdown]
 # With 32,768 tokens U = 8 is fastest for Llama 2 7B and U = 4 for Llama 3 8B: more K/V heads make larger hops, which need more
 # work beside them. **The choice matters most for short prompts**: there a plain ring takes 4.9 and 1.9 times as long as the
-# best.
+# best. **Grouped heads and long sequences both favour the ring.** With 131,072 tokens and only 8 K/V heads it is the fastest,
+# though by 1% only.
 #
-# **Grouped heads and long sequences both favour the ring.** With 131,072 tokens, and only 8 K/V heads, it is the fastest.
-#
-# ## 9 · Many short documents
-#
-# So far all ranks shared one long sequence. Training also has short documents, and a token sees only its own document. Here are
-# the lengths of 24, drawn at random from a log-normal distribution. How long do three of them take, alone on a ring of 1 to 16
-# H100, 8 to a node?
-#
-# (The times of this section come from a model, not from a GPU: one training step of Llama 3 8B. Reading the weights from memory,
-# once for all documents, is left out.)
-
-# %%
-lengths = np.random.default_rng(18).lognormal(5.5, 1.1, 24).astype(int)
-print("lengths, sorted:", *sorted(lengths.tolist()))
-costs = SequenceCosts.of(published("llama3-8b"), h100)
-for length in (72, 432, 5_526):
-    ms = [1e3 * costs.rank_s(length, ranks) for ranks in (1, 2, 4, 8, 16)]
-    print(f"{length:5,} tokens on 1, 2, 4, 8, 16 ranks:", *(f"{each:6.1f}" for each in ms), "ms")
-
-# %% [markdown]
-# The long document gains from every rank, until the ring crosses to a second node. A short one cannot fill a ring. 72 tokens take
-# 4.1 ms on one rank. An eighth of that would be 0.5 ms, but eight ranks take 2.3: most of it is waiting for hops.
-#
-# We compare four ways to share all 24 documents among 16 ranks:
-#
-# - **one row**: the documents stand one after the other in one long row, and one ring of 16 shares the row;
-# - **two rows**: the documents are dealt to two rows, longest first, and each row has a ring of 8, inside one node;
-# - **static**: each document has a ring of its own, all rings have one size, whichever is fastest, and each ring takes its share of
-#   the documents one after another;
-# - **dynamic context parallelism**: each document has a ring of its own, of 1, 2, 4, 8 or 16 ranks, chosen so that all ranks end at
-#   about the same time.
-#
-# How fast could any way be? A rank has memory for 2,048 tokens. So 5,526 tokens need at least 4 ranks (3 is no size of a ring here),
-# 2,242 need 2, all others 1. On these fewest ranks, count time × ranks of each document, and divide the sum evenly among the 16. This
-# is a **bound**. No way can be faster, since more ranks for a document add waiting and remove no work.
-
-# %% tags=["nbval-ignore-output"]
-predict(
-    "15.rows_of_documents",
-    "The same documents on the same 16 GPUs: how long does one row on a ring of 16 take, compared "
-    "with two rows on rings of 8?",
-    choices=["about as long", "half as long again", "more than three times as long"],
-)
-
-# %%
-found = compare_assignments(lengths.tolist(), P=16, capacity=2048, costs=costs)
-rows = [[], []]
-for length in sorted(lengths.tolist(), reverse=True):
-    min(rows, key=sum).append(length)
-total = int(lengths.sum())
-ways = {"one row": (costs.row_s(lengths.tolist(), 16), total * 15),
-        "two rows": (max(costs.row_s(each, 8) for each in rows), total * 7)}
-for name, made in (("static", found.static), ("dynamic", found.dynamic)):
-    placed = [each for batch in made.micro_batches for each in batch]
-    travel = sum(int(lengths[each.sequence]) * (each.degree - 1) for each in placed)
-    ways[name] = made.seconds(costs), travel
-print("               ms   of the bound   tokens whose K and V travel")
-for way, (seconds, travel) in ways.items():
-    print(f"{way:10}{1e3 * seconds:7.1f}{seconds / found.least_s:12.2f}{travel:18,}")
-ratio = ways["one row"][0] / ways["two rows"][0]
-print("documents on a single rank in dynamic:", sum(each.degree == 1 for each in placed))
-compare("15.rows_of_documents", "more than three times as long" if ratio > 3 else "about as long")
-
-# %% [markdown]
-# *One row* is slow because its ring crosses the nodes. The whole row goes around all 16 ranks, and between the nodes a hop takes
-# longer than the computing beside it. *Two rows* send half as much, and none of it between nodes.
-#
-# The picture shows the other two. Each column is a rank. Each box is a document, as wide as its ring, with its tokens where there
-# is room.
-
-# %%
-def parts(assignment):
-    """For each rank: (document, ms, of these computing) for each document on it."""
-    return [[(each, 1e3 * costs.rank_s(lengths[each], degree),
-              1e3 * costs.rank_s(lengths[each], 1) / degree) for each, degree in on_rank]
-            for on_rank in packed_view.on_ranks(assignment)]
-
-
-placed = {"static: every ring has one size": parts(found.static),
-          "dynamic: a ring for each length": parts(found.dynamic)}
-show(packed_view.groups(placed, lengths, found.least_s * 1e3), packed_view.describe_groups(placed))
-
-# %% [markdown]
-# Under *static* even a short document has a ring of eight, and does not fill it: 72 tokens wait for most of their 2.3 ms, and of the
-# 5.2 ms of 432 tokens 24.9 / 8 = 3.1 are computing. Under *dynamic* 21 documents are on one rank each, where nothing of them
-# travels.
-#
-# Yet *two rows* are as fast as *dynamic* here, and simpler. In a row, short documents share their hops with long ones, whose
-# computing hides them. **Keep a ring inside a node, and pack the short documents into its row.** What has to be right in
-# such a row is the subject of [lesson 18](18_packed_batches.ipynb).
-#
-# ## 10 · Decode
+# ## 9 · Decode needs no ring
 #
 # To write text, a model processes one token at a time: one query, which meets all keys so far. Before that, ring attention
 # prefills the prompt, and each rank keeps its K and V. These are the **K/V cache**, sharded as the prompt was.
@@ -519,109 +429,10 @@ compare("15.token", token_bytes)
 # That is (P − 1)·H·(D + 1)·4 bytes, because a rank sends each other rank D numbers of out and one of lse for each
 # *query* head. Neither S nor K occurs in it. (On many ranks, Tree Attention sends less still; arXiv 2408.04093.)
 #
-# A ring could not even hide its hops here: one query makes L pairs with L keys, not L². **Decode needs no ring.**
+# A ring could not even hide its hops here: one query makes L pairs with L keys, not L².
 #
-# ## 11 · Dividing a decode
-#
-# Most of a decode's time goes into *reading* the weights and the cache. Ranks can divide both. **Tensor parallelism** (TP,
-# lesson 14) divides the weights: each rank has some heads and some columns of the feed-forward, and the ranks add up
-# their results. **Context parallelism** (CP) divides the cache by tokens, as above, and merges. It does not divide the weights:
-# every CP rank holds all weights of its TP share. TP of 8 divides the
-# cache, too, because each rank then has one of Llama's 8 K/V heads.
-
-# %% tags=["nbval-ignore-output"]
-predict(
-    "15.split",
-    "Llama 3 70B writes, with a million tokens in the cache, on 2 nodes of 8 H100. Which split "
-    "takes the least time for a token?",
-    choices=["TP 1 × CP 16", "TP 4 × CP 4", "TP 8 × CP 2", "TP 16 × CP 1"],
-)
-
-# %%
-sized, token_ms = published("llama3-70b"), {}
-print("            weights  cache              read  add up   merge   total")
-print("                 GB     GB                ms      ms      ms      ms")
-for tp in (1, 4, 8, 16):
-    planned = plan(Request("llama3-70b", 2**20, "h100", nodes=2, purpose="decode", tp=tp))
-    weights = parameter_bytes(sized) / tp / 1e9
-    cache = kv_cache_bytes(sized, 2**20) / min(tp, sized.K) / (16 // tp) / 1e9
-    split = f"TP {tp} × CP {16 // tp}"
-    print(f"{split:12}{weights:6.1f}{cache:7.1f}", end="")
-    if not planned.fits:
-        print("    does not fit")
-        continue
-    time = planned.best.time
-    read = (weights + cache) * 1e9 / h100.memory_bytes_per_s
-    token_ms[split] = planned.best.step_s * 1e3
-    parts = "".join(f"{seconds * 1e3:8.1f}" for seconds in (read, time.tensor_s, time.merge_s))
-    print(f"{'':9}{parts}{token_ms[split]:9.1f}")
-compare("15.split", min(token_ms, key=token_ms.get))
-
-# %% [markdown]
-# Up to TP 8 every rank has a sixteenth of the cache: TP divides it by heads, and CP divides the rest by tokens. So a larger TP
-# shrinks the weights alone. With TP 16 two ranks share each K/V head. Both hold the whole head, so a rank's cache doubles. Also,
-# adding up over 16 ranks leaves the node, and takes more than twice as long.
-#
-# ## 12 · Who travels?
-#
-# A ring, too, can let something else travel:
-#
-# - **Query ring**: queries go around, followed by their partial results.
-# - **Burst** (arXiv 2509.19836): forward is the plain ring. Backward, queries go around with dout, lse and delta
-#   (lesson 09), followed by dq.
-#
-# The ledger of one token in one layer, in KB a hop:
-
-# %%
-def kilobytes(name, traveller, backward):
-    moved = traffic.load(published(name).attention(), traveller, backward=backward)
-    return (moved.around + moved.following) / 1e3
-
-
-print(f"{'':12}{'forward':>14}{'backward':>26}")
-print(f"{'':12}{'K/V':>7}{'q':>7}{'K/V':>15}{'q':>11}")
-for name in ("llama2-7b", "llama3-70b"):
-    forward, back = (
-        [kilobytes(name, who, backward) for who in ("kv", "queries")] for backward in (False, True)
-    )
-    print(f"{name:12}{forward[0]:7.1f}{forward[1]:7.1f}{back[0]:15.1f}{back[1]:11.1f}")
-
-# %% [markdown]
-# Backward, queries are less for Llama 2 7B, whose query heads all have a K/V head of their own. Now run them:
-
-# %% tags=["nbval-ignore-output"]
-predict(
-    "15.burst",
-    "4 ranks, 8 query heads, forward and backward in float32. With how many K/V heads does Burst "
-    "send fewer bytes than the ring?",
-    choices=["8", "8 and 4", "8, 4 and 1", "1"],
-)
-
-
-# %%
-def trained(schedule, K):
-    """The bytes that rank 0 sends in a forward and a backward."""
-
-    def on_rank(ring):
-        q, k, v = corpus.qkv(S, heads=8, kv_heads=K, head_dim=D)
-        shards = [folded.shard(x, ring.rank).requires_grad_() for x in (q, k, v)]
-        out = ring_attention(*shards, ring=ring, layout=folded, schedule=schedule, validate=False)
-        out.sum().backward()
-
-    return VirtualCluster(P).run(on_rank).trace.bytes_sent(0)
-
-
-print("K/V heads      ring     Burst  query ring")
-fewer = []
-for K in (8, 4, 1):
-    ring_sent, burst, queries = (trained(name, K) for name in ("ring", "burst", "query-ring"))
-    fewer += [str(K)] * (burst < ring_sent)
-    print(f"{K:9}{ring_sent:10,}{burst:10,}{queries:12,}")
-compare("15.burst", " and ".join(fewer))
-
-# %% [markdown]
-# **Burst pays only without grouped heads**: they shrink K and V alone.
-# [Schedules](../docs/guide/schedules.md) has the formulas, rings in both directions, and DeepSeek's latent.
+# The ranks divide the cache by its tokens. That is **context parallelism of a decode**. It does not divide the weights: every
+# rank here runs the whole model on the new token. A server must divide both, and [lesson 19](19_serving.ipynb) is about that.
 #
 # ## Recap
 #
@@ -633,13 +444,11 @@ compare("15.burst", " and ".join(fewer))
 # | hybrid | the all-to-alls, and the part of each hop that outlasts its block | a plain ring cannot hide its hops; best with rows inside a node |
 #
 # - Grouped heads shrink all of a ring's traffic, and at most half of Ulysses'. The number of heads limits U.
-# - Bytes decide nothing by themselves: a ring that sends the most may expose nothing.
-# - A short document does not fill a ring: pack it into a row with others, or give it one rank. A ring that crosses nodes needs
-#   long sequences.
+# - Waiting decides, not bytes: a ring that sends the most may expose nothing. First look at the tokens per rank. The shorter
+#   the shards, the longer the rows.
 # - In decode the partial results travel. Their bytes do not grow with S.
-# - Queries may travel instead. That saves bytes only backward, without grouped heads.
-# - A sliding window makes the task itself smaller: blocks that nobody sees need not travel. [Masks](../docs/guide/masks.md)
-#   says how many hops are left.
+# - More can be saved: in [schedules](../docs/guide/schedules.md) queries travel, or a ring runs in both directions; under a
+#   sliding window, blocks that nobody sees need not travel ([masks](../docs/guide/masks.md)).
 #
 # ## Self-check
 #
@@ -649,10 +458,7 @@ compare("15.burst", " and ".join(fewer))
 # <details><summary>2. A new kernel computes attention twice as fast. Where does the heavy line of the map
 # go?</summary>To the right: a block takes half as long, so it needs more tokens to hide a hop.</details>
 #
-# <details><summary>3. Why not give every short document a ring of its own, of all 16 ranks?</summary>Each rank would compute on a few
-# tokens of it, and wait for fifteen hops that nothing hides.</details>
-#
-# <details><summary>4. A rank holds no token of the cache. Can it take part in a step of decode?</summary>Yes. Its part
+# <details><summary>3. A rank holds no token of the cache. Can it take part in a step of decode?</summary>Yes. Its part
 # has lse = −∞, so its weight in the merge is 0.</details>
 #
 # Now decide: [exercise 15](../exercises/15_choosing.ipynb) asks for the bytes of any schedule, a report with reasons,

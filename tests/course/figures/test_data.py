@@ -293,7 +293,7 @@ def test_rows_win_where_a_ring_of_them_hides() -> None:
     at = asked.threshold(50e9)
     assert asked.best(int(0.6 * at), 50e9) == HYBRID and asked.best(int(1.01 * at) + 1, 50e9) == HIDDEN
     assert HYBRID not in question(grouped, "h100", 16).choices
-    assert set(decision_map.WORDS) == set(decision_map.LOOKS)
+    assert set(decision_map.WORDS) == set(decision_map.COLOURS)
 
 
 def test_every_fault_leaves_its_own_mark() -> None:

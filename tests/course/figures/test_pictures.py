@@ -10,13 +10,12 @@ import pytest
 import torch
 
 from ringlab import Run, VirtualCluster, contiguous, striped, zigzag
-from ringlab.comm.trace import Compute, Trace
+from ringlab.comm.trace import Compute, Exchange, Trace
 from ringlab.conformance.report.findings import Finding
 from ringlab.cost.hardware import hardware
 from ringlab.cost.planner.serve_time import ServeRequest, serving_time
 from ringlab.cost.sizes import Attention
 from ringlab.errors import CommError, CostError, CourseError, LayoutError
-from ringlab.nn import Degrees
 from ringlab.packing import Packing
 from ringlab.scan.graph import SCANS
 from ringlab.viz.lanes import Span
@@ -62,7 +61,6 @@ FOUR = ring_step.layouts_at(1024, 4, rank=1, step=1)
 STEPS = {"ring": (3, 180e-6, 100e-6), "rows of 2": (1, 180e-6, 200e-6)}
 DISTANCES = {"contiguous": np.array([[0, np.nan], [1, 0]]), "zigzag": np.array([[0.5, 1], [1, 0]])}
 LADDER = {"block + merge": [(96, 36)] * 4, "carried": [(48, 20)] * 4, "first and last": [(40, 15)] * 4}
-MESH = Degrees(dp=2, cp=2, tp=2)
 DOCUMENTS = (3, 1, 4)
 DEALT = [contiguous(8, 2), zigzag(8, 2), striped(8, 2)]
 ROW = Packing.of_lengths(DOCUMENTS)
@@ -83,12 +81,19 @@ DECODED = {
     for users in (1, 16)
 }
 TURNS = {"Long chunks": [(0.6, 8.0)] * 3, "Short chunks": [(0.01, 0.1)] * 200}, 0.01, 0.016
-PLACED = {"both": [[(0, 2.0, 1.5), (1, 1.0, 1.0)], [(0, 2.0, 1.5), (2, 0.5, 0.5)]]}
 LANES = [
     Span(0, "compute", "a", 0.0, 0.004),
     Span(0, "copy", "b", 0.003, 0.006),
     Span(1, "compute", "a", 0.0, 0.010),
     Span(1, "copy", "b", 0.002, 0.003),
+]
+POSTED = ((0.0, 0.002), (0.0, 0.003)), ((0.004, 0.006), (0.003, 0.005))
+ENDS = [
+    tuple(
+        Exchange(rank, 0, "kv", 1, 1, 8, 8, (), posted, posted, done)
+        for rank, (posted, done) in enumerate(pair)
+    )
+    for pair in POSTED
 ]
 THREE = [contiguous(32, 4), striped(32, 4), zigzag(32, 4)]
 LEFT = """
@@ -166,8 +171,8 @@ SAYS = {
     "meetings of runs": (named(layout_view, "meetings", [Run(9, 4, 4), Run(2, 4, 4)], Run(10, 4, 4)), ("d = -1: the rows see the first [0, 1, 2, 3] keys", "d = -2: the rows see the first [0, 0, 1, 2] keys")),
     "overlap": (of(overlap_view, 512, *A100), ("512 tokens on each of 4 ranks", "312 TFLOP/s, 300 GB/s one way", "Exposed: a hop takes 2.03 × a block", "44% of the time is waiting", "from 1,040 tokens per rank")),
     "hidden": (of(overlap_view, 4096, *A100), ("Hidden: a hop takes 0.25 × a block",)),
-    "map": (of(decision_map), ("8 × H100 at 648 TFLOP/s", "32 query, 8 K/V heads of 128", "latency 3.4 µs", "ring: hidden on", "Most tokens per rank in 85.5 GB: ring 3.48 million", "H100, NVLink 4 991")),
-    "map of rows": (of(decision_map, GROUPED, "h100", 16, hybrids=True), ("a hybrid exposes less on 42%", "hybrid 1.1 million")),
+    "map": (of(decision_map), ("8 × H100 at 648 TFLOP/s", "32 query, 8 K/V heads of 128", "latency 3.4 µs", "ring: nothing exposed on", "Most tokens per rank in 85.5 GB: ring 3.48 million")),
+    "map of rows": (of(decision_map, GROUPED, "h100", 16, hybrids=True), ("hybrid on 42%", "hybrid 1.1 million")),
     "map with points": (of(decision_map, GROUPED, "h100", 16, latency_s=hardware("h100").between.latency_s, hybrids=True, points={"short": (2048, 50e9), "long": (65536, 50e9)}), ("Marked: short, 2,048 tokens per rank and 50 GB/s.",)),
     "map without Ulysses": (of(decision_map, MHA, "a100", 64), ("Ulysses cannot be used: it needs a Ulysses degree that divides the H=32 query heads",)),
     "layouts": (of(layout_view, [contiguous(64, 4), striped(64, 4)], 4), ("64 tokens on 4 ranks", "tiles of 4 × 4", "first 0, 4, 8, 12", "64 partly masked", "the busiest rank computes 928, the idlest 160")),
@@ -176,6 +181,8 @@ SAYS = {
     "mosaic of tiles": (of(load_mosaic, contiguous(32, 4), 4), ("tiles of 4 × 4",)),
     "couriers in time": (lambda: (courier_view.lanes(couriers()), courier_view.describe_lanes(couriers())), ("computes 2 in all", "couriers in transit 1 to 1.5, 2.5 to 3")),
     "profile": (of(profiler_lanes, {"one": LANES, "other": LANES[:2]}), ("rank 0 computes", "rank 1 computes")),
+    "profile with blame": (lambda: (profiler_lanes.figure({"one": LANES, "other": LANES}, blame={"one": (0,), "other": (0, 1)}), profiler_lanes.describe({"one": LANES, "other": LANES})), ("rank 0 computes",)),
+    "bounds": (named(profiler_lanes, "bounds", {"A link": ENDS}), ("A link: at most 2.0, 1.0 ms",)),
     "profile of a rank": (of(profiler_lanes, {"one": LANES}, 1), ("one, over after 10 ms: rank 1 computes 10 ms and copies 1 ms, 0 ms of it exposed.",)),
     "side by side": (of(side_by_side, *PROGRAMS), ("1, begin. left: total = 0. right: total = nothing().", "2, add. left: total = add(total, x). right: total = plus(total, x).")),
     "two ways home": (named(side_by_side, "two_ways", 4), ("once more around",)),
@@ -190,7 +197,6 @@ SAYS = {
     "recorded losses": (lambda: (loss_curves.figure(loss_curves.recorded().curves, "Title"), loss_curves.describe(loss_curves.recorded().curves, "Title")), loss_curves.recorded().curves),
     "shares of the loss": (named(loss_curves, "shares"), ()),
     "distances": (named(loss_curves, "distances", DISTANCES), ()),
-    "mesh": (named(loss_curves, "mesh", MESH), ()),
     "bits": (named(rounding, "bits", 100.4), ("keeps 100.5",)),
     "a sum that stands still": (named(rounding, "steps", [ROUNDED]), ("ends at 257, the one kept in bfloat16 at 256",)),
     "faults": (of(error_curves, (1, 4), WRONG, figure="fault_figure", words="describe_faults"), ("bf16 accumulator: plain",)),
@@ -200,7 +206,6 @@ SAYS = {
     "pairs": (named(packed_view, "pairs", *PACKED, {"causal": SEEN}), ("17 pairs seen, rightly, 19 pairs seen by mistake, 0 pairs lost",)),
     "labels": (named(packed_view, "labels", *LABELS), ("Labels lost at places 5; wrong labels at places none.",)),
     "weights": (named(packed_view, "weights", *PACKED, {"all": np.full(8, 1 / 8)}), ("weights: 1/8 1/8",)),
-    "groups": (lambda: (packed_view.groups(PLACED, [300, 20, 30], 2.0), packed_view.describe_groups(PLACED)), ("Ranks end after 2 to 3 ms, and wait 18% of this",)),
     "travellers": (named(serving_view, "travellers", 4), ()),
     "hand over": (named(serving_view, "hand_over", 4), ()),
     "hand over of one rank": (named(serving_view, "hand_over", 1), ()),
