@@ -1,7 +1,7 @@
 """Loss curves in one plot, and the distance of each curve from the first one.
 
 The curves are measured, either by a notebook's own runs or by `ringlab bench`, which also records the
-machine. Further pictures show what each kind of parallel training shards, and a mesh of ranks.
+machine. A further picture shows what each kind of parallel training shards.
 """
 
 from __future__ import annotations
@@ -15,14 +15,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ringlab.viz.frontend import import_widgets, show_player
-from ringlab.viz.style import BLUE, GREEN, INK, ORANGE, PAPER, QUIET, RED, new_figure, rank_colour, styled
+from ringlab.viz.style import BLUE, GREEN, INK, ORANGE, QUIET, RED, new_figure, rank_colour, styled
 from ringlab_course.figures import panel
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-
-    from ringlab.nn import Degrees
 
 Curves = Mapping[str, Sequence[float]]
 """Losses by step, by the name of the run. All runs are compared with the first one."""
@@ -166,7 +164,7 @@ def shares(parts: int = 4) -> Figure:
     Each kind of parallelism has its own grid of sequences, tokens, layers and heads.
     """
     with styled():
-        figure = new_figure((8.0, 3.0))
+        figure = new_figure((8.0, 2.9))
         grids = figure.subplots(1, len(SHARDS))
         for number, (ax, (name, cut)) in enumerate(zip(grids, SHARDS.items(), strict=True)):
             _grid(ax, cut, parts)
@@ -174,7 +172,7 @@ def shares(parts: int = 4) -> Figure:
             ax.set_xlabel(f"{parts} sequences,\neach of {parts} token blocks", fontsize=8.5)
             if number == 0:
                 ax.set_ylabel(f"{parts} layers,\neach of {parts} heads", fontsize=8.5)
-        title = f"A training step under {', '.join(SHARDS)}: which rank (0 … {parts - 1}) computes what"
+        title = "Four ways to cut one training step: the number is the rank that computes a part"
         figure.suptitle(title, x=0.01, ha="left", fontweight="bold", fontsize=11)
     return figure
 
@@ -197,65 +195,16 @@ def _grid(ax: Axes, cut: str, parts: int) -> None:
     for layer, sequence, head, token in itertools.product(range(parts), repeat=4):
         at = {"layers": layer, "sequences": sequence, "heads": head, "tokens": token}
         left, top = 1.15 * sequence + token * size, 1.15 * layer + head * size
-        look: dict[str, Any] = {"facecolor": rank_colour(at[cut]), "edgecolor": PAPER, "linewidth": 0.3}
+        look: dict[str, Any] = {"facecolor": rank_colour(at[cut]), "linewidth": 0}
         panel.add_rectangle(ax, (left, top), size, size, **look)
-        begins: dict[str, tuple[int, ...]] = {
-            "layers": (sequence, token, head),
-            "sequences": (layer, token, head),
-        }
-        begins |= {"heads": (sequence, token), "tokens": (layer, head)}
-        if not any(begins[cut]):  # the first cell of a rank's part gets its number
-            look = {"ha": "center", "va": "center", "fontsize": 6.5, "color": INK}
-            ax.text(left + size / 2, top + size / 2, str(at[cut]), **look)
+    for rank in range(parts):  # its number, in the middle of its part of one box
+        layer, sequence = rank if cut == "layers" else 0, rank if cut == "sequences" else 0
+        along = (rank + 0.5) * size
+        left = 1.15 * sequence + (along if cut == "tokens" else 0.5)
+        top = 1.15 * layer + (along if cut == "heads" else 0.5)
+        look = {"ha": "center", "va": "center", "fontsize": 8, "color": INK}
+        ax.text(left, top, str(rank), **look)
     whole = 1.15 * parts - 0.15
     ax.set(xlim=(-0.05, whole + 0.05), ylim=(whole + 0.05, -0.05), aspect="equal", xticks=[], yticks=[])
     ax.grid(visible=False)
     ax.spines[:].set_visible(False)
-
-
-def mesh(degrees: Degrees) -> Figure:
-    """Return the ranks of a mesh: a plane for each dp index, cp across, tp down, lines between neighbours."""
-    from matplotlib.lines import Line2D
-
-    looks: dict[str, dict[str, Any]] = {
-        "dp": {"color": QUIET, "linestyle": ":", "linewidth": 1.8},
-        "cp": {"color": BLUE, "linestyle": "-", "linewidth": 3.5},
-        "tp": {"color": RED, "linestyle": "--", "linewidth": 1.8},
-    }
-    said = {"cp": "cp: one ring", "tp": "tp: other heads", "dp": "dp: other sequences"}
-    places = list(itertools.product(range(degrees.dp), range(degrees.cp), range(degrees.tp)))
-    with styled():
-        figure = new_figure((6.0, 3.8))
-        ax = figure.subplots()
-        for number, (dp, cp, tp) in enumerate(places):
-            here = _place(dp, cp, tp)
-            for axis, after in (("dp", (dp + 1, cp, tp)), ("cp", (dp, cp + 1, tp)), ("tp", (dp, cp, tp + 1))):
-                if after in places:
-                    ax.plot(*zip(here, _place(*after), strict=True), zorder=1, **looks[axis])
-            ax.plot(*here, "o", markersize=24, color=PAPER, markeredgecolor=INK, zorder=2)
-            ax.text(*here, str(number), ha="center", va="center_baseline", fontsize=10.5, zorder=3)
-        ax.margins(0.12)
-        ax.set_axis_off()
-        ax.set_title(f"{degrees.ranks} ranks as a mesh: dp {degrees.dp} × cp {degrees.cp} × tp {degrees.tp}")
-        handles = [Line2D([], [], label=words, **looks[axis]) for axis, words in said.items()]
-        figure.legend(handles=handles, loc="outside lower center", ncols=3, fontsize=9)
-    return figure
-
-
-def _place(dp: int, cp: int, tp: int) -> tuple[float, float]:
-    """Return the place where a rank is drawn; the planes of dp are behind one another."""
-    return 2.0 * cp + 0.85 * dp, 0.7 * dp - 1.9 * tp
-
-
-def describe_mesh(degrees: Degrees) -> str:
-    """Return the picture of `mesh` in words."""
-    rings = [
-        [(dp * degrees.cp + cp) * degrees.tp + tp for cp in range(degrees.cp)]
-        for dp in range(degrees.dp)
-        for tp in range(degrees.tp)
-    ]
-    told = ", ".join(" and ".join(map(str, ring)) for ring in rings)
-    return (
-        f"{degrees.ranks} ranks as a mesh of dp {degrees.dp} × cp {degrees.cp} × tp {degrees.tp}. The rings are ranks {told}. "
-        f"Lines join each rank to the next along tp, which has other heads, and along dp, which has other sequences."
-    )

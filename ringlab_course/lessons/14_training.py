@@ -7,14 +7,13 @@
 #
 # **You need first** [lesson 08](08_striped_and_zigzag.ipynb), layouts; [lesson 09](09_backward_ring.ipynb), the backward ring.
 #
-# **Minutes** 90 to read and run; the exercise takes another 60.
+# **Minutes** 75 to read and run; the exercise takes another 60.
 #
 # Attention over a ring is exact, forward and backward. Around it is a model: embeddings, norms, a feed-forward, a loss,
 # an optimizer. They treat each token by itself, so sharding them looks trivial. It *is* trivial, except for three lines.
 # When one of the three is wrong, the model still trains, and nothing raises an error.
 
 # %%
-import tempfile
 from dataclasses import replace
 from functools import partial
 
@@ -27,9 +26,9 @@ from ringlab.cost.models import model as published
 from ringlab.cost.traffic import ring_traffic
 from ringlab_course import compare, corpus, predict
 from ringlab.nn import IGNORE, Context, Degrees, ModelConfig, Recipe, Transformer
-from ringlab.nn import train, training_step
+from ringlab.nn import train
 from ringlab_course.figures import loss_curves
-from ringlab_course.figures.loss_curves import describe_mesh, describe_shares, mesh, shares
+from ringlab_course.figures.loss_curves import describe_shares, shares
 from ringlab.viz.style import show
 
 # %% [markdown]
@@ -37,7 +36,7 @@ from ringlab.viz.style import show
 #
 # Two layers, 4 query heads that share 2 K/V heads, and bytes as tokens, 256 of them. The text is real: the source of
 # Python's standard library. The norm is RMSNorm, the feed-forward is gated by SiLU, and the output layer is the embedding
-# again. Weights are ten times as large as those with which training begins, so that attention already has an effect.
+# again. Weights are ten times the usual first ones, so that attention matters already.
 
 # %%
 CONFIG, P, S = ModelConfig(width=32, heads=4, kv_heads=2, hidden=96), 4, 64
@@ -222,8 +221,8 @@ print(f"cut, then shifted: {wrong} of {S} labels are wrong or lost")
 #
 # $$\mathcal{L} = \frac{1}{N}\sum_{t\ \text{counts}} -\log p(\text{label}_t), \qquad N = \text{the number that count, on all ranks together}.$$
 #
-# Every rank holds all weights. Its backward gives it the gradient of the *whole* loss through its own rows, because what
-# other ranks' losses owe to its K and V comes back around the ring (lesson 09). These gradients must become one.
+# Every rank holds all weights. Its backward gives the *whole* loss's gradient through its own rows: other ranks' losses
+# reach its K and V by the ring (lesson 09). These gradients must become one.
 
 # %% tags=["nbval-ignore-output"]
 predict(
@@ -418,9 +417,8 @@ for name, found in loss_curves.differences(curves).items():
 
 # %% [markdown]
 # They add up the same terms in another order, so the last bits differ, and training passes the difference on. For
-# comparison, three of the mistakes of this lesson, made in the run of section 4. The grey band is the right run; the lower
-# half shows how far the others are from it. (0 is drawn at 10⁻⁹. Two float32 runs that differ by less than 10⁻⁵, the
-# line, count as one.)
+# comparison, three of the mistakes of this lesson, made in the run of section 4. Grey is the right run. The lower half
+# shows how far the others are from it: below the line at 10⁻⁵ the difference is rounding. (0 is drawn at 10⁻⁹.)
 
 # %% tags=["nbval-ignore-output"]
 wrong_curves = {
@@ -452,37 +450,32 @@ for name, found in loss_curves.differences(record.curves).items():
     print(f"{name}: largest relative difference {max(found):.1e}")
 
 # %% [markdown]
-# **This is a good place for a break.** One model now trains on a ring as it does on one process. The second half is
-# about the rest of a large training run: other ways to shard (6), several at once (7), memory (8), interruptions (9).
+# **This is a good place for a break.** One model now trains on a ring as it does on one process. The second half is about the
+# rest of a large training run.
 #
-# ## 6 · DP, TP, SP, CP, PP
+# ## 6 · What else can be cut
 #
-# A ring shards one thing, the sequence. Every rank still holds the whole model, which may be too much. Other things can be
-# sharded, too. (Not drawn: SP and FSDP.)
+# A ring cuts one thing, the sequence. Every rank still holds the whole model, which may be too much. The same training step,
+# its sequences, layers, heads and tokens, can be cut along each of its four sides:
 
 # %%
 show(shares(), describe_shares())
 
 # %% [markdown]
-# The price is paid in **collectives**, exchanges in which all ranks take part:
+# Each cut has a price, since what is cut must meet again. Much of it is paid in **all-reduces**, after which every rank has
+# the sum of what all ranks had.
 #
-# - **all-gather**: each rank has a part, and all get all parts;
-# - **reduce-scatter**: each rank has a whole, and gets its part of the sum of all;
-# - **all-reduce**: a reduce-scatter, then an all-gather, so that all get the whole sum.
+# | | a rank has | what is sent | when |
+# |---|---|---|---|
+# | **DP**, data parallelism | some sequences | gradients of all weights, in an all-reduce | once a step |
+# | **TP**, tensor parallelism | some heads, and columns of the feed-forward, for *all tokens* | activations, in an all-reduce | twice a layer, forward and backward |
+# | **CP**, context parallelism: this course | some tokens of every sequence | K and V, backward also their gradients; gradients of all weights | each hop; once a step |
+# | **PP**, pipeline parallelism | some layers | activations, to the next rank; their gradients, back | once a sequence |
 #
-# The ways, and what they send:
-#
-# - **DP**, data: each rank has other *sequences*, and all weights. Gradients are all-reduced.
-# - **FSDP**, or ZeRO, is DP that shards weights, gradients and the optimizer's state as well. Each layer's weights are
-#   all-gathered for its use.
-# - **TP**, tensor: each rank has some of the heads and of the feed-forward's columns, for *all tokens*. The partial
-#   activations are summed twice in each layer.
-# - **SP**, sequence: the companion of TP. Without it, all ranks compute norms and residual sums for all tokens; with SP
-#   each does its own. So an attention or feed-forward ends in a reduce-scatter, and the next begins with an
-#   all-gather: the bytes of an all-reduce, less memory. It is *not* context parallelism: in attention a rank still has
-#   all tokens, for few heads.
-# - **CP**, context: this course. Each rank has some *tokens* of every sequence. K and V travel; gradients are all-reduced.
-# - **PP**, pipeline: each rank has some *layers*. Activations go from one rank to the next.
+# Two have companions. **FSDP**, or ZeRO, is DP that also shards weights, gradients and the optimizer's state: each layer's
+# weights are gathered for its use. **SP**, sequence parallelism, belongs to TP: each rank computes norms and residual sums for its
+# own tokens only. An all-reduce then becomes two halves, each with half of its bytes. SP is *not* context parallelism: in
+# attention a rank still has all tokens, for few heads.
 #
 # Take Llama 3 8B in bfloat16, and 8 ranks that use one of these.
 
@@ -494,7 +487,8 @@ predict(
 )
 
 # %% [markdown]
-# The table is *computed* from the model's sizes, not measured. *Sends* are the bytes of one rank in a step.
+# The table is *computed* from the model's sizes, not measured. *Sends* are the bytes of one rank in a step. *State* are weights,
+# gradients and the optimizer's numbers; *kept* are the inputs of the layers, for the backward.
 
 # %%
 llama, n, B, context_length = published("llama3-8b"), 8, 8, 131_072
@@ -511,70 +505,51 @@ def held(fsdp=1, tp=1, layers=llama.layers, tokens=tokens // n):
     return state, layers * memory.saved_bytes(llama, tokens, recomputation="full")
 
 # %%
-TABLE = {  # what is sharded, works from, bytes that a rank sends, bytes that it holds
-    "DP": ("sequences", "8 sequences", all_reduce, held()),
-    "FSDP": ("sequences, state", "8 sequences",
-             others * (2 * weight_bytes + grad_bytes), held(fsdp=n)),
-    "TP with SP": ("heads, columns, state", "1 sequence",  # 4 collectives a layer, each pass
+TABLE = {  # works from, bytes that a rank sends, bytes that it holds
+    "DP": ("8 sequences", all_reduce, held()),
+    "FSDP": ("8 sequences", others * (2 * weight_bytes + grad_bytes), held(fsdp=n)),
+    "TP with SP": ("1 sequence",  # 4 collectives a layer, each pass
                    2 * llama.layers * 4 * others * activations, held(tp=n)),
-    "CP": ("tokens", "1 sequence",
+    "CP": ("1 sequence",
            llama.layers * sum(each.total_bytes for each in ring) + all_reduce, held()),
-    "PP": ("layers, state", f"1 sequence, idle {(n - 1) / n:.0%}",
+    "PP": (f"1 sequence; of 8, ranks idle {(n - 1) / (B + n - 1):.0%}",
            2 * activations,  # to the next stage, and the gradient back
            held(layers=llama.layers // n, tokens=tokens)),
 }
-print(f"{'':12}{'shards':24}{'sends, GB':>10}{'state, GB':>12}{'kept, GB':>10}   works from")
-for name, (sharded, least, sends, (state, kept)) in TABLE.items():
+print(f"{'':12}{'sends, GB':>10}{'state, GB':>12}{'kept, GB':>10}   works from")
+for name, (least, sends, (state, kept)) in TABLE.items():
     numbers = f"{sends / 1e9:10,.0f}{state / 1e9:12,.0f}{kept / 1e9:10,.1f}"
-    print(f"{name:12}{sharded:24}{numbers}   {least}")
-compare("14.bytes", max(TABLE, key=lambda name: TABLE[name][2]))
+    print(f"{name:12}{numbers}   {least}")
+compare("14.bytes", max(TABLE, key=lambda name: TABLE[name][1]))
 
 # %% [markdown]
 # - **Sends.** TP moves whole activations in every layer, so it belongs where links are fastest, inside a node. CP moves K
-#   and V, which are narrow under grouped heads, and attention hides them (lesson 06). DP sends gradients once a step, PP
-#   one activation per boundary. FSDP sends as many bytes as DP: bfloat16 weights twice and float32 gradients once,
-#   2 · 2 + 4 bytes a weight; an all-reduce of float32 gradients is 2 · 4.
+#   and V, which are narrow under grouped heads, and attention hides them (lesson 06).
 # - **State.** 145 GB are 18 bytes a weight: 2 for it, 4 for its gradient, 12 for Adam's two moments and a float32 copy. CP
-#   and DP shard none of it. Both hold full copies of the weights, so FSDP can shard over dp × cp together. (Its 19 GB
-#   contain one gathered layer.)
-# - **Kept** are the inputs of the layers, for the backward. All five shard them, *but DP and FSDP only as long as there
-#   are enough sequences*. With one sequence of a million tokens they have nothing to share out; CP has.
+#   and DP shard none of it. Both hold full copies of the weights, so FSDP can shard over the ranks of both together.
+# - **Works from.** DP and FSDP need a sequence for each rank. With one sequence of a million tokens they have nothing to share
+#   out; CP has. In PP the last rank waits at first for the first ones, and later the first ones wait: with 8 sequences,
+#   7 of every 15 turns are idle.
 #
-# PP's *idle* is what it pays in time. Cut a batch into m *microbatches*, of one sequence or more, that follow one another
-# through the stages. In the forward pass the last stage waits at the
-# beginning, the first one at the end; in the backward it is the other way round:
-
-# %%
-for m in (1, 8, 32):
-    print(f"PP, {n} stages, {m:2} microbatches: idle {(n - 1) / (m + n - 1):.0%} of the time")
-
-# %% [markdown]
 # ## 7 · On a mesh
 #
-# Each of these has a limit: DP needs sequences, TP heads and fast links, CP enough tokens to hide a hop, PP layers and
-# microbatches. So large runs combine them: world size = dp × cp × tp (× pp). The innermost
-# axis joins neighbouring ranks, so it belongs to TP, which sends most.
+# Each cut has a limit, so large runs combine them: world size = dp × cp × tp × pp. The innermost axis joins neighbouring
+# ranks, so it belongs to TP, which sends most. Each dp place has a ring for each share of the heads. Here are the rings of
+# 8 ranks:
 
 # %%
 degrees = Degrees(dp=2, cp=2, tp=2)
-print("rank   dp cp tp   its ring   same place in other sequences")
+print("rank   dp cp tp   its ring")
 for rank in range(degrees.ranks):
     place, tp = divmod(rank, degrees.tp)
     dp, cp = divmod(place, degrees.cp)
     ring = [(dp * degrees.cp + c) * degrees.tp + tp for c in range(degrees.cp)]
-    across = [(d * degrees.cp + cp) * degrees.tp + tp for d in range(degrees.dp)]
-    print(f"{rank:4}   {dp:2} {cp:2} {tp:2}   {ring!s:8}   {across}")
-
-# %%
-show(mesh(degrees), describe_mesh(degrees))
+    print(f"{rank:4}   {dp:2} {cp:2} {tp:2}   {ring}")
 
 # %% [markdown]
-# Each dp place has a ring for each share of the heads: ranks 0 and 2 are one, for the first half. Of the three lines only the
-# third changes. Losses are divided by the number of tokens that count over dp and cp *together*, and
-# gradients are summed over both.
-#
-# We run dp × cp on virtual ranks, then cp × tp on four processes. There, torch's DTensor, a tensor of which each rank
-# holds a shard, cuts the heads, and FSDP shards the state.
+# Of the three lines only the third changes. Losses are divided by the number of tokens that count over dp and cp *together*,
+# and gradients are summed over both. Does the model still train as on one process? We run dp × cp on virtual ranks, then
+# cp × tp on four processes:
 
 # %%
 short = replace(recipe, steps=4)
@@ -585,73 +560,9 @@ real = launch(train, 4, short, None, Degrees(cp=2, tp=2)).results[0]
 print("cp × tp on processes: the curve of one process to 1e-5:", same(real, first, 1e-5))
 
 # %% [markdown]
-# On a cluster, torchrun takes the place of `launch` (lesson 13). The program `train.py` makes the same recipe, and ends:
+# A long run needs two things more: less memory, for example by running a layer again before its backward
+# ([memory](../docs/guide/memory.md)), and checkpoints that any number of ranks can read ([training](../docs/guide/training.md)).
 #
-# ```python
-# with ringlab.connect() as ring:
-#     losses = train(ring, recipe, "checkpoints", Degrees(cp=2, tp=2))
-# ```
-#
-# Start it with `torchrun --standalone --nproc-per-node 4 train.py`.
-#
-# ## 8 · What is left of memory
-#
-# Suppose that the ring works, and a rank runs out of memory all the same. Attention is not to blame any more: its memory
-# is linear in the number of tokens. Now other tensors are the largest: the hidden values of the feed-forward, which is
-# wider than the model itself. Two remedies trade time for memory:
-#
-# - **Recompute** keeps a layer's input only, and runs the layer again before its backward, *its ring included*.
-# - The **blockwise feed-forward** of the Ring Attention paper takes some tokens at a time, keeps none of their hidden
-#   values, and computes them again in the backward. (Here it is 16 times as wide as the model; 3 to 4 times is usual, and
-#   saves less.)
-#
-# A rank's peak in one step, measured:
-
-
-# %%
-def one_step(ring, config, tokens):
-    model = Transformer(config)
-    context = Context(ring, zigzag(tokens.shape[1], ring.world_size), validate=False)
-    return training_step(model, torch.optim.SGD(model.parameters(), lr=0.1), tokens, context)
-
-
-long = torch.from_numpy(corpus.tokens(2048))[None]
-deep = ModelConfig(width=32, heads=2, kv_heads=1, hidden=512, layers=4)
-losses = []
-for name, config in {
-    "everything kept": deep,
-    "recompute": replace(deep, recompute=True),
-    "blocks of 64 tokens": replace(deep, feed_forward_block=64),
-    "both": replace(deep, recompute=True, feed_forward_block=64),
-}.items():
-    ran = VirtualCluster(2).run(one_step, config, long)
-    losses.append(ran.results[0])
-    peak = ran.memory[0].peak_bytes / 2**20
-    print(f"{name:20} peak {peak:5.1f} MiB   {ran.trace.rounds(0)} exchanges")
-print("the same loss, to 1e-6:", same(losses, losses[:1] * 4, 1e-6))
-
-# %% [markdown]
-# On two ranks a ring is one hop. 19 exchanges are 4 layers × (1 + 1 + 2) and three sums: K and V in the forward, K and V
-# in the backward, two hops of their gradients; then the count, the loss, and all gradients together. Recompute sends
-# more: in each of the four layers, K and V go around once more in the backward.
-#
-# ## 9 · Resuming on other ranks
-#
-# A run that is interrupted may go on with other machines. So a checkpoint should not depend on how many ranks wrote it. Weights and the optimizer's state are stored whole, or described shard by
-# shard. The position in the data is *the number of
-# the next batch*, which is the same on every rank. The layout is not stored at all: the next step may deal out its tokens
-# in another one. Six steps on four ranks, the rest on two, in another layout:
-
-# %%
-with tempfile.TemporaryDirectory() as folder:
-    half = replace(recipe, steps=6)
-    VirtualCluster(4, memory=False).run(train, half, folder)
-    rest = replace(recipe, layout="contiguous")
-    resumed = VirtualCluster(2, memory=False).run(train, rest, folder).results[0]
-print(f"{len(resumed)} steps in two runs, the curve of one process to 1e-5:")
-print(same(resumed, curves["1 process"], 1e-5))
-
-# %% [markdown]
 # ## Recap
 #
 # - In a transformer, tokens meet only in attention.
@@ -660,9 +571,8 @@ print(same(resumed, curves["1 process"], 1e-5))
 # - Each rank divides by the number of tokens that count on *all* ranks; loss and gradients are **sums**. A mean is P
 #   times too small, and Adam hides it. A mean of means is wrong as soon as ranks differ, and NaN on a rank where nothing
 #   counts.
-# - DP shards sequences, TP heads and columns, SP the norms and residual sums between TP's parts, CP tokens, PP layers. TP
-#   sends most and goes inside a node; FSDP goes over dp × cp.
-# - Recomputing trades time for memory. Checkpoints depend neither on ranks nor on layout.
+# - DP cuts a batch by sequences, TP by heads and columns, CP by tokens, PP by layers. TP sends most and goes inside a node;
+#   FSDP goes over dp × cp.
 #
 # ## Self-check
 #
