@@ -1,10 +1,16 @@
-"""Profiler lanes: each rank's computations, its copies, and the copies during which it computes nothing."""
+"""Profiler lanes: each rank's computations, its copies, and the copies during which it computes nothing.
+
+Another picture shows each message as its two ends saw it, and the time that it can have taken at most.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from ringlab.comm.trace import Exchange
 from ringlab.errors import CommError
 from ringlab.viz.frontend import import_widgets, show_player
 from ringlab.viz.gantt_chart import in_unit, time_unit
@@ -27,6 +33,8 @@ WORDS = {
     "copy": "copies while it computes: hidden",
     "exposed": "copies and computes nothing: exposed",
 }
+BOTH: dict[str, Any] = {"facecolor": "none", "edgecolor": INK, "linewidth": 1.6}
+"""The look of the time in which a message can have travelled."""
 EDGE: dict[str, Any] = {"edgecolor": PAPER, "linewidth": 1.2}
 """The edge between the bars of a run with numbered computations, so that its steps can be told apart."""
 # An exposed interval that is too thin for hatching is filled with the same colour.
@@ -35,6 +43,10 @@ ROWS = {"compute": (0.08, 0.40), "copy": (0.52, 0.40)}
 EVERYBODY = "all ranks"
 Runs = Mapping[str, Sequence[Span]]
 """Spans by the name of the run."""
+Blame = Mapping[str, Sequence[int]]
+"""By the name of the run, the rank at fault, or the two ranks of a link at fault. Shares are then those of the run."""
+Ends = Sequence[tuple[Exchange, Exchange]]
+"""The messages of a link, each as its sender and as its receiver saw it."""
 
 
 def ranks_of(spans: Sequence[Span]) -> list[int]:
@@ -45,10 +57,10 @@ def ranks_of(spans: Sequence[Span]) -> list[int]:
     return found
 
 
-def figure(runs: Runs, rank: int | None = None) -> Figure:
+def figure(runs: Runs, rank: int | None = None, blame: Blame | None = None) -> Figure:
     """Return the lanes of all runs on one time axis, one run below the other; `rank` selects a single rank.
 
-    Raises: CommError for a run without spans, or without spans of `rank`.
+    The rank or link at fault in `blame` is marked. Raises: CommError for a run without spans, or without spans of `rank`.
     """
     shown = {name: _chosen(spans, rank) for name, spans in runs.items()}
     end = max(duration(spans) for spans in runs.values())
@@ -58,7 +70,8 @@ def figure(runs: Runs, rank: int | None = None) -> Figure:
         ratios = [height * len(rows) + 0.5 for rows in shown.values()]
         axes = drawn.subplots(len(runs), 1, sharex=True, squeeze=False, height_ratios=ratios)[:, 0]
         for ax, (name, spans) in zip(axes, runs.items(), strict=True):
-            _draw(ax, spans, shown[name], end, name)
+            _draw(ax, spans, shown[name], end, name, of_run=blame is not None)
+            _mark(ax, shown[name], (blame or {}).get(name, ()))
         axes[-1].set_xlabel(f"time since all ranks were ready ({time_unit(end)[1]})")
         _legend(drawn, numbered=any(map(_numbered, runs.values())))
     return drawn
@@ -80,7 +93,7 @@ def describe(runs: Runs, rank: int | None = None) -> str:
     return " ".join(sentences)
 
 
-def player(runs: Runs) -> Any:
+def player(runs: Runs, blame: Blame | None = None) -> Any:
     """Return a widget whose buttons (Tab and arrow keys) choose one rank or all, with picture and words."""
     ipywidgets = import_widgets()
 
@@ -92,14 +105,14 @@ def player(runs: Runs) -> Any:
 
     def draw() -> str:
         rank = names[which.value]
-        return as_html(figure(runs, rank), describe(runs, rank))
+        return as_html(figure(runs, rank, blame), describe(runs, rank))
 
     return ipywidgets.VBox([which, panel.moved_by(draw, which)])
 
 
-def play(runs: Runs) -> None:
+def play(runs: Runs, blame: Blame | None = None) -> None:
     """Show the player if a person can use it, otherwise the lanes of all ranks."""
-    show_player(lambda: player(runs), lambda: show(figure(runs), describe(runs)))
+    show_player(lambda: player(runs, blame), lambda: show(figure(runs, blame=blame), describe(runs)))
 
 
 def _chosen(spans: Sequence[Span], rank: int | None) -> list[int]:
@@ -109,7 +122,9 @@ def _chosen(spans: Sequence[Span], rank: int | None) -> list[int]:
     return there if rank is None else [rank]
 
 
-def _draw(ax: Axes, spans: Sequence[Span], ranks: Sequence[int], end: float, name: str) -> None:
+def _draw(
+    ax: Axes, spans: Sequence[Span], ranks: Sequence[int], end: float, name: str, *, of_run: bool
+) -> None:
     scale, unit = time_unit(end)
     apart = _numbered(spans)
     for place, rank in enumerate(ranks):
@@ -126,10 +141,11 @@ def _draw(ax: Axes, spans: Sequence[Span], ranks: Sequence[int], end: float, nam
         ):
             _bars(ax, seen, look, "copy", place, scale)
         found = overlap(spans, rank)
+        share = f"exposed for\n{found.exposed_s / duration(spans):.0%} of the run"
         ax.text(
             1.01,
             place + 0.5,
-            f"{found.fraction:.0%} hidden",
+            share if of_run else f"{found.fraction:.0%} hidden",
             transform=ax.get_yaxis_transform(),
             va="center",
             fontsize=9,
@@ -147,6 +163,99 @@ def _draw(ax: Axes, spans: Sequence[Span], ranks: Sequence[int], end: float, nam
     ax.tick_params(axis="y", length=0)
     ax.grid(visible=False, axis="y")
     ax.spines["left"].set_visible(False)
+
+
+def _mark(ax: Axes, ranks: Sequence[int], guilty: Sequence[int]) -> None:
+    """Shade the row of a rank at fault, or draw a line between the rows of a link at fault."""
+    said: dict[str, Any] = {"ha": "right", "va": "center", "fontsize": 9, "fontweight": "bold", "color": RED}
+    at = {"transform": ax.get_yaxis_transform()}
+    places = [ranks.index(rank) for rank in guilty if rank in ranks]
+    if len(guilty) == 1 and places:
+        ax.axhspan(places[0] + 0.02, places[0] + 0.98, color=RED, alpha=0.13, zorder=0)
+        ax.text(0.99, places[0] + 0.72, "the slow rank", **at, **said)
+    elif len(places) == 2:
+        ax.axhline(max(places), color=RED, linewidth=3, zorder=0)
+        ax.text(0.99, max(places) - 0.16, "the slow link", **at, **said)
+
+
+def bounds(links: Mapping[str, Ends]) -> Figure:
+    """Return a panel for each link: its messages' two bars, and the time from the later post to the earlier done.
+
+    The first of the shortest times is named.
+    """
+    end = max(each.done for ends in links.values() for pair in ends for each in pair)
+    scale, unit = time_unit(end)
+    with styled():
+        drawn = new_figure((8.0, 0.72 * sum(map(len, links.values())) + 1.7))
+        ratios = [len(ends) for ends in links.values()]
+        axes = drawn.subplots(len(links), 1, sharex=True, squeeze=False, height_ratios=ratios)[:, 0]
+        for ax, (name, ends) in zip(axes, links.items(), strict=True):
+            _draw_bounds(ax, ends, scale, unit)
+            ax.set_title(name, fontsize=10.5)
+            ax.set_xlim(0, 1.18 * end / scale)
+        drawn.suptitle(
+            "A message takes at most as long as its frame: from the later post to the earlier done",
+            fontsize=11,
+        )
+        axes[-1].set_xlabel(f"time since all ranks were ready ({unit})")
+        looks = {
+            "from a rank's post to its done": LOOKS["copy"],
+            "both have posted, and neither is done: the message travels in here": BOTH,
+        }
+        drawn.legend(
+            handles=[panel.patch(label=label, **look) for label, look in looks.items()],
+            loc="outside lower center",
+            ncols=2,
+            fontsize=8.5,
+        )
+    return drawn
+
+
+def bound_s(pair: tuple[Exchange, Exchange]) -> float:
+    """Return the seconds from the later post to the earlier done: no message takes longer."""
+    return min(each.done for each in pair) - max(each.posted for each in pair)
+
+
+def _draw_bounds(ax: Axes, ends: Ends, scale: float, unit: str) -> None:
+    times = list(map(bound_s, ends))
+    ticks, names = [], []
+    for number, pair in enumerate(ends):
+        begin, stop = max(each.posted for each in pair), min(each.done for each in pair)
+        box: dict[str, Any] = {**BOTH, "zorder": 2}
+        ax.broken_barh([(begin / scale, (stop - begin) / scale)], (number + 0.05, 0.9), **box)
+        for place, each in enumerate(pair):
+            bar = [(each.posted / scale, (each.done - each.posted) / scale)]
+            top = number + 0.14 + 0.4 * place
+            ax.broken_barh(bar, (top, 0.32), zorder=1, **LOOKS["copy"])
+            ticks.append(top + 0.16)
+            names.append(f"hop {number + 1}   rank {each.rank}" if place == 0 else f"rank {each.rank}")
+        shortest = number == int(np.argmin(np.round(times, 9)))
+        words = f"{in_unit(stop - begin, scale)} {unit}" + (", the shortest" if shortest else "")
+        right = max(each.done for each in pair) / scale
+        weight = "bold" if shortest else "normal"
+        ax.annotate(
+            words,
+            (right, number + 0.5),
+            (6, 0),
+            textcoords="offset points",
+            va="center",
+            fontsize=9,
+            weight=weight,
+        )
+    ax.set_yticks(ticks, names, fontsize=9)
+    ax.set_ylim(len(ends), 0)
+    ax.tick_params(axis="y", length=0)
+    ax.grid(visible=False, axis="y")
+    ax.spines["left"].set_visible(False)
+
+
+def describe_bounds(links: Mapping[str, Ends]) -> str:
+    """Return the picture of `bounds` in words."""
+    told = []
+    for name, ends in links.items():
+        times = ", ".join(f"{1e3 * bound_s(pair):.1f}" for pair in ends)
+        told.append(f"{name}: at most {times} ms")
+    return f"Messages as their two ends saw them, from the later post to the earlier done. {'; '.join(told)}."
 
 
 def _step(span: Span) -> str:
