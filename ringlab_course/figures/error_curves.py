@@ -289,7 +289,7 @@ def mean_errors(fault: str, probe: str, ranks: tuple[int, ...] = RANKS) -> tuple
     return _mean(FAULTS[fault], probe, ranks, SEEDS)
 
 
-def shapes(probe: str, faults: Sequence[str]) -> Figure:
+def shapes(probe: str, faults: Sequence[str], title: str) -> Figure:
     """Return the mean error curves of these programs of FAULTS on one kind of inputs, each with its name."""
     with styled():
         drawing = new_figure((6.2, 3.9))
@@ -300,15 +300,15 @@ def shapes(probe: str, faults: Sequence[str]) -> Figure:
             _draw_named(ax, curve, RANKS, SHAPES[fault], fault, height)
         _scale(ax, RANKS, 6e-4, 1.2e-2, digits=(1, 2, 5))
         ax.set(xlim=(RANKS[0] * 0.85, RANKS[-1] * 1.15), ylabel="relative error against float64")
-        ax.set_title(f"Programs in P blocks, {TITLES[probe]}")
+        ax.set_title(f"{title}\n{TITLES[probe]}")
     return drawing
 
 
-def describe_shapes(probe: str, faults: Sequence[str]) -> str:
+def describe_shapes(probe: str, faults: Sequence[str], title: str) -> str:
     """Return the curves of `shapes` in words."""
     curves = {fault: mean_errors(fault, probe) for fault in faults}
     spans = "; ".join(f"{fault} {curve[0]:.1e} to {curve[-1]:.1e}" for fault, curve in curves.items())
-    return f"{TITLES[probe].capitalize()}, relative error from {RANKS[0]} to {RANKS[-1]} blocks: {spans}."
+    return f"{title}. {TITLES[probe].capitalize()}, relative error from {RANKS[0]} to {RANKS[-1]} blocks: {spans}."
 
 
 def fault_figure(ranks: Sequence[int], found: Mapping[str, Mapping[str, Sequence[float]]]) -> Figure:

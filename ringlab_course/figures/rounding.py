@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from ringlab.viz.style import BLUE, GREEN, INK, ORANGE, PAPER, QUIET, RED, RULE, SKY, new_figure, styled
+from ringlab.viz.style import BLUE, GREEN, INK, ORANGE, PAPER, RED, RULE, SKY, new_figure, styled
 from ringlab_course.figures import panel
 
 if TYPE_CHECKING:
@@ -84,9 +84,9 @@ def _draw_bits(ax: Axes, each: Format, value: float, row: int) -> None:
                 corner[0] + 0.5, row, next(digits), ha="center", va="center", fontsize=8, family="monospace"
             )
     kept = each.kept(value)
-    ax.text(33, row, f"{kept:.10g}", va="center", fontsize=10, fontweight="bold")
+    ax.text(33, row, f"{kept:.10g}", va="center", fontsize=10)
     error = f"relative error {abs(kept - value) / abs(value):.0e}"
-    ax.text(39.8, row, error, va="center", fontsize=9, color=QUIET)
+    ax.text(39.8, row, error, va="center", fontsize=9.5, fontweight="bold", color=INK)
 
 
 def _key(drawn: Figure) -> None:
