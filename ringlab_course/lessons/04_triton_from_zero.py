@@ -8,9 +8,9 @@
 # [lesson 03](03_tiled_attention.ipynb), attention by tiles. **Minutes** 75. You do not need a GPU.
 #
 # Lesson 03 cut attention into tiles, in PyTorch. Every line there, a product, a maximum, an exponential, is a kernel of
-# its own: it reads its inputs from memory and writes its result back. But we made the tile small so that it could *stay*
-# in the few hundred KiB beside the arithmetic units, and plain PyTorch, line by line, has no way to say "stay". **Triton**
-# has: you say what is read and when, and whatever you do not store never leaves the chip.
+# its own: it reads its inputs from memory and writes its result back. The tile was made small to *stay* on the chip,
+# but PyTorch, line by line, cannot say "stay". **Triton** can: you say what is read and when, and what you do not store
+# never leaves the chip.
 
 # %%
 import math
@@ -38,11 +38,10 @@ print("kernels run in the interpreter:", repair())  # on the CPU; section 2 is a
 # %% [markdown]
 # ## 1 · One function, many programs
 #
-# A kernel is a function that runs many times at once. Each run is a **program**: it asks for its number and does its share
-# of the work. (Earlier lessons called the whole kernel a program. In this lesson and in lesson 12 a program is one run of
-# it, what lesson 03 called a thread block.) Inside a program you write arithmetic on whole **blocks**, as in NumPy, without
-# a loop over elements and without threads. A kernel gets *pointers*, the addresses of first elements. Adding n to a pointer
-# moves it n elements on.
+# A kernel is a function that runs many times at once. Each run is a **program**: it asks for its number and does its
+# share of the work. (Here and in lesson 12 a program is *one run* of a kernel: lesson 03's thread block.) Inside a
+# program you write arithmetic on whole **blocks**, as in NumPy, without a loop over elements and without threads. A
+# kernel gets *pointers*, the addresses of first elements. Adding n to a pointer moves it n elements on.
 
 # %%
 @triton.jit
@@ -85,10 +84,6 @@ for access in accesses[-3:]:
 #
 # Now suppose you forget the masks. Below, the kernel is given only the first 10 of `memory`'s 12 numbers as its output.
 
-# %% tags=["nbval-ignore-output"]
-predict("04.mask", "Without masks: what happens to the last 2 numbers in memory?",
-        choices=["nothing", "they are overwritten", "there is an error"])
-
 # %%
 @triton.jit
 def careless_kernel(x_ptr, out_ptr, BLOCK: tl.constexpr):
@@ -98,7 +93,6 @@ def careless_kernel(x_ptr, out_ptr, BLOCK: tl.constexpr):
 
 memory = torch.zeros(12)
 careless_kernel[(3,)](torch.arange(12.0)[:10], memory[:10], BLOCK=4)
-compare("04.mask", "they are overwritten" if memory[10:].any() else "nothing")
 print("the last 2 numbers:", memory[10:].tolist())
 
 # %% [markdown]
@@ -291,10 +285,13 @@ def flash_kernel(q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, S, scale,
     tl.store(lse_ptr + rows, m + tl.log(total), mask=rows < S)
 
 # %% [markdown]
-# Compare it with lesson 02: `factor` shrinks both total and acc, and there is one division, at the end. What about the lanes
-# after the last key? The masks protect memory. Without `other`, a lane of V past the end may hold NaN. Its weight is 0, but
-# 0 · NaN is NaN. The `where` protects the result: a key of zeros has a score of 0, not −∞. No value of `other` in the load
-# of K could help, because the score is computed from the key afterwards.
+# Compare it with lesson 02: `factor` shrinks both total and acc, and there is one division, at the end. The lanes after
+# the last key need three things:
+#
+# - **masks** protect memory;
+# - **`other`** protects from NaN: a lane of V past the end would have the weight 0, but 0 · NaN is NaN;
+# - **`where`** protects the result: a key of zeros has a score of 0, not −∞. No value of `other` in the load of K could
+#   help, because the score is computed from the key afterwards.
 
 # %% tags=["nbval-ignore-output"]
 predict("04.reads",
@@ -460,9 +457,8 @@ show(skip_figure, kernel_access.describe(skipping, maps))
 #
 # ## 7 · The ladder
 #
-# The table has all our kernels. Each load of K is one tile. The last column, how many tiles are compared with the causal
-# mask, is not recorded; it follows from the kernel: none in the first three rows, every tile that is visited in the next
-# two, and only the tiles that are cut in the last.
+# The table has all our kernels. Each load of K is one tile. The last column, tiles that are compared with the causal
+# mask, follows from the kernel: no tile, every visited tile, or only the cut ones.
 
 # %%
 def tiles(accesses):
@@ -486,7 +482,7 @@ for name, accesses in ladder.items():
 #   8,192.
 # - **Larger BLOCK_M:** half of the reads of K and V (Q is read once, as before), and half as many tiles, each twice as
 #   large.
-# - **Mask all → skip:** 10 tiles instead of 16. For many blocks the share tends to one half.
+# - **Mask all → skip:** 10 tiles instead of 16. For many blocks the share of tiles visited tends to one half.
 # - **Mask only the diagonal:** the traffic stays the same, but only 4 of 10 tiles compare positions. This change saves
 #   arithmetic: the number of cut tiles grows like S and that of all tiles like S², so the share with a mask falls.
 #
