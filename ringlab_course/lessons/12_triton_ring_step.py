@@ -236,13 +236,13 @@ def ends_kernel(Q, K, V, ACC, M, TOTAL, OUT, group, R, N, scale, D: tl.constexpr
     own, at, base = rows < R, head * R + rows, head // group * N
     wide = at[:, None] * D + tl.arange(0, D)
     q = tl.load(Q + wide, mask=own[:, None], other=0.0)
-    acc, m, total = begin(ACC, M, TOTAL, at, wide, own, D, BLOCK, FIRST)
+    acc, m, total = begin(ACC, M, TOTAL, at, wide, own, D, BLOCK, FIRST)  # new
     for key in range(0, N, BLOCK):
         keys = key + tl.arange(0, BLOCK)
         inside = keys < N
         acc, m, total = add_tile(
             acc, m, total, q, K, V, base, keys, inside, inside[None, :], scale, D)
-    finish(acc, m, total, ACC, M, TOTAL, OUT, at, wide, own, LAST)
+    finish(acc, m, total, ACC, M, TOTAL, OUT, at, wide, own, LAST)  # new
 
 # %% [markdown]
 # Before we run it, we fill state and out with NaN. Do the same in your own tests: fresh memory is often zero by luck, and
@@ -264,9 +264,9 @@ print("NaN left in out:", int(fused(q, blocks).isnan().sum()))
 show(step_report.traffic(ladder, P), step_report.describe_traffic(ladder, P))
 
 # %% [markdown]
-# In step 0 the last version reads no state, and in step 3 it writes only out, in bfloat16. The picture even favours the two
-# earlier versions: it leaves out what torch reads and writes for them before step 0 and after step 3. (Where lse is wanted,
-# too, `finish` also stores (m + log₂ total) · ln 2. The factor turns base 2 back into the natural logarithm.)
+# In step 0 the last version reads no state, and in step 3 it writes only out, in bfloat16. (Not drawn: what torch moves
+# for the two earlier versions before step 0 and after step 3.) Where lse is wanted, too, `finish` also stores (m + log₂
+# total) · ln 2: the factor turns base 2 back into the natural logarithm.
 #
 # Does it matter? Take an H200's peaks from its data sheet, 989 TFLOP/s and 4.8 TB/s, and D = 128. Nothing is timed here. We
 # divide the time to move one row's bytes by the time of that row's arithmetic, for blocks of 512 and of 8,192 keys.
@@ -394,8 +394,8 @@ ring_step.play()
 # %% [markdown]
 # ## 7 · A segment: four numbers
 #
-# One kernel should serve all these layouts. So it must not know any of them: the host works out which rows each program owns
-# and which keys it visits, and hands the kernel two tables. The keys are given as **segments**, runs of neighbouring keys.
+# One kernel should serve all these layouts. So the host works out, for each program, its rows and its keys, and passes
+# two tables. Keys come as **segments**, runs of neighbouring keys.
 #
 # Take a small example: 64 tokens, striped, tiles of 8 × 8. Rank 1 meets the keys of rank 3. Its row 0, token 1, sees none of
 # them and needs no program. One program owns rows 9 to 15, another one rows 1 to 8. This is the first:
@@ -478,13 +478,13 @@ def walk(acc, m, total, q, K, V, SEGMENT, base, rows, scale, D: tl.constexpr, BL
 @triton.jit
 def table_kernel(Q, K, V, ACC, M, TOTAL, OUT, PROGRAMS, SEGMENTS, group, R, N, scale,
                  D: tl.constexpr, BLOCK: tl.constexpr, FIRST: tl.constexpr, LAST: tl.constexpr):
-    head, program = tl.program_id(1), PROGRAMS + 4 * tl.program_id(0)
-    rows, row_stop = tl.load(program) + tl.arange(0, BLOCK), tl.load(program + 1)
+    head, program = tl.program_id(1), PROGRAMS + 4 * tl.program_id(0)  # new
+    rows, row_stop = tl.load(program) + tl.arange(0, BLOCK), tl.load(program + 1)  # new
     own, at, base = rows < row_stop, head * R + rows, head // group * N
     wide = at[:, None] * D + tl.arange(0, D)
     q = tl.load(Q + wide, mask=own[:, None], other=0.0)
     acc, m, total = begin(ACC, M, TOTAL, at, wide, own, D, BLOCK, FIRST)
-    for number in range(tl.load(program + 2), tl.load(program + 3)):
+    for number in range(tl.load(program + 2), tl.load(program + 3)):  # new
         segment = SEGMENTS + 4 * number
         acc, m, total = walk(acc, m, total, q, K, V, segment, base, rows, scale, D, BLOCK)
     finish(acc, m, total, ACC, M, TOTAL, OUT, at, wide, own, LAST)
@@ -584,9 +584,10 @@ for c in (256, 1024, 8192):
     print(f"{c:5} keys a block:  {',   '.join(told)}")
 
 # %% [markdown]
-# The passes cost the same for every block, but the products grow with its keys. For **short** blocks the carried state wins,
-# for **long** ones the faster kernel. A ring of a million tokens has long blocks: 8,192 keys or more. (This is arithmetic with other
-# people's figures. No kernel of this course has run on a GPU yet; [lesson 13](13_multi_gpu.ipynb) says how you measure your own.)
+# The passes cost the same for every block, but the products grow with its keys. Below about 600 keys the carried state
+# wins, and for **longer** blocks the faster kernel. A ring of a million tokens has long blocks: 8,192 keys or more.
+# (This is arithmetic with other people's figures. No kernel of this course has run on a GPU yet;
+# [lesson 13](13_multi_gpu.ipynb) says how you measure your own.)
 #
 # Whatever you choose, a ring needs three things of a kernel, and many lack one: it **returns lse** forward, it takes the
 # **final out and lse** in backward (lesson 09), and it knows the **mask of a tile**. A tile that the chosen kernel cannot compute
@@ -601,7 +602,8 @@ for c in (256, 1024, 8192):
 # - The state is float32. Of its parts m is the most delicate, because acc and total must match it.
 # - Layouts are tables: rows of a program, segments of keys, a shift. Any layout is one launch a step, and skipped tiles are
 #   not even read.
-# - The kernel is one argument. Library kernels pay for a merge in each step, and are still faster for long blocks.
+# - The kernel is one argument. Library kernels pay for a merge in each step. By published rates they are still faster
+#   for blocks of 1,024 keys and more.
 #
 # ## Self-check
 #
