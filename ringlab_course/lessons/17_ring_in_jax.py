@@ -50,7 +50,7 @@ jax.config.update("jax_num_cpu_devices", 8)  # before the first computation
 #
 # | in JAX | what it is |
 # |---|---|
-# | mesh | the devices, arranged along named axes; ours has one axis, `"ring"`. `AxisType.Auto`: the compiler keeps track of what lies where |
+# | mesh | the devices, arranged along named axes; ours has one axis, `"ring"` |
 # | `PartitionSpec(None, None, "ring")` | says which axes of an array are cut: here the third, along `"ring"` |
 # | `NamedSharding(mesh, spec)` | such a cut on a mesh; `jax.device_put(x, sharding)` cuts x and puts the parts in place |
 # | `x.addressable_shards` | the parts of x, one on each device |
@@ -378,8 +378,8 @@ compare("17.operations", scanned.as_text().count(" collective-permute("))
 # **Twice**, one for K and one for V, and each runs 8 times: 16 messages, P hops. The last hop is wasted again, but now the
 # compiler cannot remove it, because all turns share the same code and the other turns need the shift.
 #
-# The remedy: your own block needs no hop, so meet it *before* the loop. Each turn is then *shift, then meet*, and P − 1 turns
-# are enough. (Sections 7 to 9 use the arguments `meet` and `unroll`.)
+# The remedy: your own block needs no hop, so meet it *before* the loop. Each turn is then *shift, then meet*, and P − 1
+# turns are enough. (`meet` and `unroll` below are for sections 7 to 9.)
 
 # %%
 def meet(state, q, k, v, mask):
@@ -498,9 +498,9 @@ for layout, pieces in ((even, 1), (folded, 1), (folded, 2)):
 #
 # ## 7 · Gradients that nobody wrote
 #
-# `jax.vjp(f, x)` returns f(x) and a function, the backward. The backward takes the gradient of a loss with respect to f(x),
-# and returns the one with respect to x. JAX derives it from the recorded operations, `ppermute` included. The backward of
-# a message is the message back:
+# `jax.vjp(f, x)` returns f(x) and a function, the backward. The backward turns the loss's gradient for f(x) into the
+# one for x. JAX derives it from the recorded operations, `ppermute` included. The backward of a message is the message
+# back:
 
 # %%
 hop = on_ring(lambda x: shift(x)[0])
@@ -627,9 +627,9 @@ def backward(layout, unroll, saved, cotangents):
     return tuple(x.astype(q.dtype) for x in (dq, dk, dv))
 
 # %% [markdown]
-# Last the registration. `custom_vjp` needs three functions: the plain one, a forward that also returns the arrays to keep,
-# and the backward. `nondiff_argnums` names the arguments without a gradient, layout and unroll. The backward gets these
-# first.
+# Last the registration. `custom_vjp` needs three functions: the plain one, a forward that also returns the arrays to
+# keep, and the backward. `nondiff_argnums` names the arguments without a gradient, layout and unroll. They come first
+# in the backward's arguments.
 
 # %%
 def plain(q, k, v, layout, unroll):
@@ -715,10 +715,10 @@ for name, (on_4, on_8) in steps.items():
     print(f"{name:17} {messages(on_8)} messages; memory in use from 4 devices to 8: {grows}")
 
 # %% [markdown]
-# It sends 30 messages. Forward and backward are one program, and the compiler sees the same block sent to the same device
-# twice. It sends the block once, **keeps it**, and our ring has become an all-gather: its memory grows with P
-# again. The compiler merges repeats in straight-line code, not across two loops. So measure the *compiled step*, not the
-# source, and not only what `vjp` keeps. (This program was compiled for CPUs. Measure again for another target.)
+# 30 messages: forward and backward are one program, so the compiler sees each block sent to the same device twice,
+# sends it once and **keeps it**. Our ring has become an all-gather: its memory grows with P again. The compiler merges
+# repeats in straight-line code, not across two loops. So measure the *compiled step*, not the source, and not only what
+# `vjp` keeps. (This program was compiled for CPUs. Measure again for another target.)
 #
 # The second trap is invisible in float32. Autodiff gives a gradient the type of its variable. If K and V are bfloat16, then
 # so are the sums that travel, and they are rounded at every stop. `examine`, which the exercise uses as well, reads the
