@@ -25,7 +25,11 @@ Output = Annotated[
 ]
 Ranks = Annotated[
     int,
-    typer.Option("--ranks", min=2, help="P, the ranks started on this machine; under torchrun, its number of processes."),
+    typer.Option(
+        "--ranks",
+        min=2,
+        help="P, the ranks started on this machine; under torchrun, its number of processes.",
+    ),
 ]
 Transport = Annotated[str, typer.Option("--transport", help="gloo, nccl, symmetric or shared-gpu.")]
 Nodes = Annotated[int | None, typer.Option("--nodes", min=1, help="Number of machines that must take part.")]

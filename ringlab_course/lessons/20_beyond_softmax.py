@@ -611,16 +611,3 @@ for chunk in (1, 16, 64, 256):
 # the same wherever it stands. A zig-zag would make it slower, because each rank has two stretches, and the chain of states twice as many links.</details>
 #
 # Now build it: [exercise 20](../exercises/20_beyond_softmax.ipynb), a chunk, a transition, the scan, and the layer.
-#
-# ## The end of the lessons
-#
-# You began with attention in NumPy, and with the tensor that does not fit. Now you can
-#
-# - run attention over any number of ranks, forward and backward, and say what travels, when, and why the result is exact;
-# - deal tokens so that no rank waits for another, and keep packed documents apart;
-# - train and serve a model on many ranks, and choose what each group of ranks divides;
-# - tell a rounding error from a bug, and find the bug by its ranks, bytes and rounds;
-# - say where the ring ends: where a layer keeps a state, it becomes a scan.
-#
-# One thing is left, and it is what the course has led to: the [capstone](../exercises/21_capstone.ipynb). You hand in a ring attention of your own, forward and backward, and it meets the whole suite that checks other
-# people's. It builds on lessons 05 and 07 to 11. Each of its parts you have built once.
