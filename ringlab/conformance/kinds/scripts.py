@@ -6,6 +6,7 @@ merge or a decode with attention in float64, those of a step with the same step 
 
 from __future__ import annotations
 
+import ast
 import inspect
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -131,10 +132,17 @@ def _of_merge(report: Report, finding: Finding, base: float) -> str:
             sys.exit(wrong)
         '''
     )
-    text = _script(report, finding, case, lines, inputs, inspect.getsource(merge.truth).rstrip(), main)
-    return text.replace("import os\n", "import math\nimport os\n", 1).replace(
-        "import torch\n", "import torch\nfrom torch import Tensor\n", 1
-    )
+    text = _script(report, finding, case, lines, inputs, _copied(merge.truth), main)
+    return text.replace("import os\n", "import math\nimport os\n", 1)
+
+
+def _copied(function: Callable[..., Any]) -> str:
+    """Return a function's source without annotations, whose names the script does not import."""
+    source = inspect.getsource(function)
+    (definition,) = ast.parse(source).body
+    begins = definition.body[0].lineno  # type: ignore[attr-defined]
+    head = f"def {function.__name__}({', '.join(inspect.signature(function).parameters)}):"
+    return "\n".join([head, *source.splitlines()[begins - 1 :]])
 
 
 _KNOWN = {"P", "S", "new", "dealt", "H", "K", "dtype", "values", "uncleared"}
