@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from jaxtyping import Float
@@ -222,7 +222,9 @@ def describe_orders() -> str:
 def _draw_merges(ax: Axes, way: object, empty: int = 2) -> tuple[float, float]:
     """Draw the merges of `way` from the blocks up; return the place of the last one."""
     if isinstance(way, int):
-        look = {"facecolor": RULE, "hatch": "xxx"} if way == empty else {"facecolor": rank_colour(way)}
+        look: dict[str, Any] = (
+            {"facecolor": RULE, "hatch": "xxx"} if way == empty else {"facecolor": rank_colour(way)}
+        )
         ax.bar(way, 0.5, width=0.6, bottom=-0.25, edgecolor=QUIET, linewidth=0.8, **look)
         plate = {"facecolor": "white", "edgecolor": "none", "pad": 1.5}
         ax.text(way, 0, "abcd"[way], ha="center", va="center", fontsize=9, color=INK, bbox=plate)

@@ -168,7 +168,7 @@ def _draw(
 def _mark(ax: Axes, ranks: Sequence[int], guilty: Sequence[int]) -> None:
     """Shade the row of a rank at fault, or draw a line between the rows of a link at fault."""
     said: dict[str, Any] = {"ha": "right", "va": "center", "fontsize": 9, "fontweight": "bold", "color": RED}
-    at = {"transform": ax.get_yaxis_transform()}
+    at: dict[str, Any] = {"transform": ax.get_yaxis_transform()}
     places = [ranks.index(rank) for rank in guilty if rank in ranks]
     if len(guilty) == 1 and places:
         ax.axhspan(places[0] + 0.02, places[0] + 0.98, color=RED, alpha=0.13, zorder=0)

@@ -102,10 +102,10 @@ def _others(findings: Sequence[_Finding]) -> str:
         evidence = " ".join(each.evidence.split())
         trouble = each.where["trouble"] if each.where and "trouble" in each.where else None
         values = re.search(r"(?:^|: |; )([a-z, ]+) wrong in \d+ of \d+ runs", evidence)
-        if values and wrong and (more := [x for x in values[1].split(", ") if x not in wrong]):
-            wrong |= {*more}
-            verb = "is" if len(more) == 1 else "are"
-            kinds.setdefault(each.name, (each.name, f"{join(more)} {verb} wrong too"))
+        if values and wrong and (others := [x for x in values[1].split(", ") if x not in wrong]):
+            wrong |= {*others}
+            verb = "is" if len(others) == 1 else "are"
+            kinds.setdefault(each.name, (each.name, f"{join(others)} {verb} wrong too"))
         told = (
             values is not None
             or evidence.startswith(GAVE_UP)
