@@ -54,7 +54,7 @@ site: setup-site
 	@$(RUN) -m tools.website $(SITE_ARGS)
 
 slides: setup-site
-	@$(RUN) -m tools.slides docs/labs/slides.md build/slides.html
+	@$(RUN) -m tools.slides tools/slides.md build/slides.html
 
 gpu:
 	@sh tools/gpu_check.sh

@@ -1,4 +1,4 @@
-"""Makes slides from a Markdown page: `python -m tools.slides docs/labs/slides.md build/slides.html`.
+"""Makes slides from a Markdown page: `python -m tools.slides tools/slides.md build/slides.html`.
 
 Each heading begins a slide. `![name](picture)` stands for a drawing of this module. The result is one file
 without scripts that loads nothing. It scrolls from slide to slide, and prints one slide per page.
@@ -10,7 +10,7 @@ import html
 import re
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from markdown_it import MarkdownIt
@@ -32,7 +32,7 @@ code { font: 0.92em ui-monospace, "DejaVu Sans Mono", monospace; } footer { posi
 """
 
 
-def _bars(words: str, rows: list[tuple[str, float, float, int]]) -> str:
+def _bars(words: str, rows: Sequence[tuple[str, float, float, int]]) -> str:
     """Return bars of time: each row has a label, where it begins and ends, and its colour."""
     parts = []
     for number, (label, begin, end, colour) in enumerate(rows):
@@ -152,7 +152,7 @@ PICTURES: dict[str, Callable[[], str]] = {
 def deck(page: str) -> str:
     """Return the slides of a Markdown page as one HTML file. Raises: KeyError for an unknown picture."""
     parser = MarkdownIt("commonmark", {"html": False})
-    slides = [slide.partition("\n") for slide in re.split(r"^## ", page, flags=re.M)[1:]]
+    slides = [slide.partition("\n") for slide in re.split(r"^# ", page, flags=re.M)[1:]]
     sections = []
     for number, (heading, _, body) in enumerate(slides, start=1):
         shown = re.sub(

@@ -63,7 +63,7 @@ def test_each_line_can_be_typed(line: str) -> None:
 
 
 def test_every_slide_has_a_picture_and_its_commands_can_be_typed() -> None:
-    page = (CHECKOUT / "docs/labs/slides.md").read_text(encoding="utf-8")
+    page = (CHECKOUT / "tools/slides.md").read_text(encoding="utf-8")
     slides = deck(page).split("<section>")[1:]
     assert len(slides) > 10 and all("<svg" in slide for slide in slides)
     for line in re.findall(r"`(ringlab .+)`", page):
