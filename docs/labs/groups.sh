@@ -17,6 +17,9 @@ if ((each < 2 || ${#gpus[@]} < each)); then
     echo "needed: groups of 2 GPUs or more, at most as many as there are; got: groups of $each, ${#gpus[@]} GPUs" >&2
     exit 1
 fi
+if ((idle = ${#gpus[@]} % each)); then
+    echo "groups of $each leave $idle of ${#gpus[@]} GPUs idle" >&2
+fi
 trap 'trap - INT TERM; kill 0' INT TERM # ends every group
 started=()
 for ((first = 0; first + each <= ${#gpus[@]}; first += each)); do
