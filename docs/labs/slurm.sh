@@ -2,7 +2,7 @@
 # One lab on every GPU of some nodes: sbatch --nodes 2 --gpus-per-node 8 docs/labs/slurm.sh l2 --tokens 131072
 # Everything after the script's name is given to `ringlab lab`; results go to results/ on a file system that all nodes see.
 # Submit it from the checkout, with ringlab's environment active: SLURM takes PATH along. RINGLAB_JOIN: seconds for
-# all nodes to come, 120 by default. Each job has a port of its own, so two may share a node.
+# all nodes to come, 120 by default. The port follows from the number of the job.
 #SBATCH --job-name=ringlab-lab
 #SBATCH --ntasks-per-node=1
 #SBATCH --exclusive
