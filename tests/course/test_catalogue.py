@@ -44,6 +44,8 @@ def test_every_lesson_leads_to_the_next_one_and_the_last_to_the_end():
 def test_the_shortest_way_leaves_nothing_out_and_takes_eight_hours():
     way = [lesson(each) for each in EIGHT_HOURS]
     assert sum(each.minutes for each in way) + 60 <= 8 * 60
+    exercise = builder.find_root() / f"exercises/{lesson('05').slug}.ipynb"
+    assert "**Minutes** 60" in nbformat.read(exercise, as_version=4).cells[0].source
 
 
 def test_importing_the_course_is_light():
