@@ -27,6 +27,12 @@ if "PYTEST_XDIST_WORKER" not in os.environ:
     _TEMPORARY = TemporaryFolder(prefix="ringlab-")  # a short name, because paths of sockets lie below it
     atexit.register(_TEMPORARY.cleanup)  # also of `pytest --help`, which begins no session
     os.environ["TMPDIR"] = tempfile.tempdir = _TEMPORARY.name
+# No test may need an active environment: `make test` runs in one that is not.
+os.environ["PATH"] = os.pathsep.join(
+    folder
+    for folder in os.environ.get("PATH", os.defpath).split(os.pathsep)
+    if Path(folder) != Path(sys.executable).parent
+)
 # A test run never reads or writes the learner's own progress.
 _PROGRESS = Path(tempfile.mkdtemp(prefix="progress-"))
 os.environ["RINGLAB_PROGRESS"] = str(_PROGRESS / "progress.json")

@@ -6,6 +6,7 @@ import os
 import re
 import shlex
 import subprocess
+import sys
 import time
 from itertools import takewhile
 from pathlib import Path
@@ -231,9 +232,10 @@ def test_a_node_without_the_environment_is_named(tools: dict[str, str], tmp_path
     )
 
 
-def in_groups(folder: Path, *words: str, **changed: str) -> subprocess.CompletedProcess[str]:
+def in_groups(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     command = ["bash", str(CHECKOUT / "docs/labs/groups.sh"), *words]
-    environment = {**os.environ, "RINGLAB_TRANSPORT": "gloo", "RINGLAB_GPUS": "4", **changed}
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"  # as in an active environment, which the sheet asks for
+    environment = {**os.environ, "PATH": path, "RINGLAB_TRANSPORT": "gloo", "RINGLAB_GPUS": "4"}
     return subprocess.run(
         command, env=environment, cwd=folder, capture_output=True, text=True, timeout=240, check=False
     )
