@@ -1,6 +1,6 @@
 # make lab    set everything up and open JupyterLab on lesson 00      (LAB_ARGS=--no-browser for a headless machine)
 # make test   set everything up and run the checks that guard a user: about eleven minutes on two cores
-# make test-all  the same, mypy, and everything long: processes, sweeps, compilers, browsers, peers, the site; CI runs a third
+# make test-all  the same, mypy, and everything long: processes, sweeps, compilers, browsers, peers, the site
 # make site   build the course as web pages that load nothing from anywhere, into build/site   (SITE_ARGS='--address=https://… --repository=https://…': where they, and the code, will be)
 # make slides the slides for the labs, into build/slides.html
 # make gpu    on a machine with NVIDIA GPUs: their tests, benchmarks and labs in an hour; run it again to continue; installs nothing
@@ -13,13 +13,12 @@ PYTHON ?=
 LAB_ARGS ?=
 SITE_ARGS ?=
 PYTEST_ARGS ?= -n 3
-PART ?=
 LOCK_ARGS ?=
 export PYTHON
 # glibc gives every thread a heap of its own and keeps it: virtual ranks are threads, and a test run starts thousands.
 export MALLOC_ARENA_MAX = 2
 
-.PHONY: help lab test test-all site slides gpu check check-all style types build docs house format lock clean setup-lab setup-test setup-site
+.PHONY: help lab test test-all site slides gpu check check-all all-of-reference all-of-course style types build docs house format lock clean setup-lab setup-test setup-site
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -65,9 +64,14 @@ check: style
 	$(RUN) -m pytest $(PYTEST_ARGS) -m "not thorough" --ignore=tests/course tests
 
 # CI draws as `make test` does, so that one commit has one verdict.
-check-all: SEED = $(if $(CI),,--seed fresh) $(if $(PART),--part $(PART))
+check-all: SEED = $(if $(CI),,--seed fresh)
 check-all: style types
+	@$(MAKE) --no-print-directory --keep-going all-of-reference all-of-course SEED='$(SEED)'
+
+all-of-reference:
 	$(RUN) -m pytest $(PYTEST_ARGS) $(SEED) --ignore=tests/course tests
+
+all-of-course:
 	$(RUN) -m pytest $(PYTEST_ARGS) $(SEED) --nbval tests/course notebooks solutions
 
 style:

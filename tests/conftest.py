@@ -59,7 +59,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default="0",
         help="a number from which all draws of the tests follow, or 'fresh' for another one",
     )
-    parser.addoption("--part", default="0/1", help="of the thorough tests run only part I of N, given as I/N")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -146,21 +145,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         sweep = item.get_closest_marker("sweep")
         if sweep is not None and crc32(item.nodeid.encode()) % sweep.args[0] != 0:
             item.add_marker(pytest.mark.thorough)
-    index, count = map(int, config.option.part.split("/"))
-    others = {
-        item
-        for item in items
-        if item.get_closest_marker("thorough") and _number(item) % count != index % count
-    }
-    config.hook.pytest_deselected(items=[*others])
-    items[:] = [item for item in items if item not in others]
     needs.skip_what_is_missing(items, needs.MAY_BE_ABSENT if needs.all_required() else needs.MISSING)
-
-
-def _number(item: pytest.Item) -> int:
-    """Return a number that decides on a test's part: one for each file, or one for each case of a sweep."""
-    swept = item.get_closest_marker("sweep") is not None
-    return crc32((item.nodeid if swept else item.nodeid.partition("::")[0]).encode()) // 1000
 
 
 @pytest.hookimpl(hookwrapper=True)
