@@ -27,6 +27,15 @@ def test_rows_that_are_not_named_are_kept(tmp_path: Path, monkeypatch: pytest.Mo
         evidence.rows(page, ("nonsense",))
 
 
+def test_columns_that_are_not_named_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    name = next(each for each, mutant in MUTANTS.items() if mutant.found_by == "dq")
+    monkeypatch.setattr(evidence, "MUTANTS", {name: MUTANTS[name]})
+    monkeypatch.setattr(matrix_page, "read", lambda text: {name: Row(("forward", "dk"), 1)})
+    page = tmp_path / "matrix.md"
+    page.touch()
+    assert evidence.rows(page, ("dq", "forward")) == {name: Row(("dq", "dk"), 1)}
+
+
 CHECKOUT = Path(__file__).resolve().parents[2]
 
 

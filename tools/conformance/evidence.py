@@ -2,8 +2,8 @@
 
 `python -m tools.conformance.evidence matrix FILE` writes the kill matrix. `… seeds FILE` checks ringlab's own
 ring and the plain ring with many seeds and writes the results. `… styles FILE` does the same for correct
-rings in other styles. With names after the file (`… matrix FILE no_scale no_mask`), only the rows of these
-names are computed again, and the other rows in FILE are kept.
+rings in other styles. With names after the file (`… matrix FILE no_scale "two groups"`), only the rows of these
+wrong rings and the columns of these checks are computed again, and the rest of FILE is kept.
 """
 
 from __future__ import annotations
@@ -137,27 +137,38 @@ def _share(finding: Finding) -> float:
 
 
 def rows(path: Path, names: Sequence[str] = ()) -> Mapping[str, Row]:
-    """Return a row for each wrong ring; those of `names`, or all without names, are computed again.
+    """Return a row for each wrong ring.
 
-    The other rows are read from `path`. Raises: SystemExit for an unknown name.
+    The rows and columns of `names`, or all without names, are computed again; the others are read from `path`.
+    Raises: SystemExit for an unknown name.
     """
-    unknown = [name for name in names if name not in MUTANTS]
+    unknown = [name for name in names if name not in MUTANTS and name not in checks.names()]
     if unknown:
-        raise SystemExit(f"needed wrong rings of ringlab.conformance.mutants, got {', '.join(unknown)}")
+        raise SystemExit(
+            f"needed wrong rings of ringlab.conformance.mutants or checks, got {', '.join(unknown)}"
+        )
     kept = matrix_page.read(path.read_text(encoding="utf-8")) if names else {}
-    missing = [name for name in MUTANTS if name in names or name not in kept]
-    if len(missing) < _MANY:
-        made = list(map(_row_of, missing))
+    columns = tuple(name for name in checks.names() if name in names)
+    todo: dict[str, Row | None] = {name: None for name in MUTANTS if name in names or name not in kept}
+    if columns:
+        todo = {name: None if name in todo else kept[name] for name in MUTANTS}
+    if len(todo) < _MANY:
+        made = [_row_of(name, old, columns) for name, old in todo.items()]
     else:
         with multiprocessing.get_context("spawn").Pool(2) as pool:
-            made = pool.map(_row_of, missing, chunksize=1)
-    new = dict(zip(missing, made, strict=True))
+            made = pool.starmap(_row_of, [(name, old, columns) for name, old in todo.items()], chunksize=1)
+    new = dict(zip(todo, made, strict=True))
     return {name: new[name] if name in new else kept[name] for name in MUTANTS}
 
 
-def _row_of(name: str) -> Row:
+def _row_of(name: str, old: Row | None, columns: Sequence[str]) -> Row:
+    """Return the row of a wrong ring: a new one, or the old one with `columns` computed again."""
     torch.set_num_threads(1)
-    return row(MUTANTS[name].target())
+    target = MUTANTS[name].target()
+    if old is None:
+        return row(target)
+    failed = {*old.failed} - {*columns} | {*check(target, quick=True, only=columns, isolate=False).failed}
+    return Row(tuple(each for each in checks.names() if each in failed), old.loose)
 
 
 def main(what: str, path: Path, names: Sequence[str] = ()) -> int:
