@@ -78,9 +78,12 @@ def _seen(request: Request) -> list[str]:
         )
     elif not request.causal:
         found.append("tokens attend to tokens after them, too")
-    if any(layer.kv_latent for layer in it.kinds):
+    for latent, made in {
+        (each.latent, each.H * (each.D + each.value_dim)) for each in it.kinds if each.kv_latent
+    }:
         found.append(
-            "the latent travels and is cached, and K and V are made from it wherever a block of it arrives"
+            "the latent travels and is cached, and K and V are made from it wherever a block of it arrives; a "
+            f"program that sends K and V of all heads in its place sends {made / latent:.0f} times as many bytes"
         )
     if any(layer.linear for layer in it.kinds):
         found.append(
