@@ -37,11 +37,7 @@ install_import_hook(shapes.modules(), "tests.shapes.checked")
 # These tests call the reference thousands of times, as its users do. Shapes are not checked in them, because
 # that would double the time. Other tests check the reference's shapes.
 UNCHECKED = (
-    "tests/conformance/test_evidence.py",
-    "tests/conformance/test_mutants.py",
-    "tests/conformance/test_report.py",
-    "tests/conformance/test_stepping.py",
-    "tests/conformance/test_styles.py",
+    "tests/conformance/",
     "tests/course/",
     "tests/journey/",
     "tests/site/test_ring_model.py",
