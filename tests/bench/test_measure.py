@@ -180,11 +180,14 @@ def test_the_sample_has_the_ends_and_the_edges_of_tiles() -> None:
 
 
 def test_inputs_are_fresh_in_every_round_and_follow_from_the_seed() -> None:
-    seen: list[float] = []
+    seen: list[tuple[float, ...]] = []
 
     def turn(inputs: Any, of: str) -> Turn:
         right = RIGHT.turn(inputs, of)
-        return Turn(lambda ready: (seen.append(float(inputs.q.sum())), right.run(ready))[1], right.prepare)
+        return Turn(
+            lambda ready: (seen.append(tuple(inputs.q.flatten()[:8].tolist())), right.run(ready))[1],
+            right.prepare,
+        )
 
     found = Bench(SMALL, Cpu())
     found.measure("forward", {"spy": Contender(turn)}, {}, rounds=4)

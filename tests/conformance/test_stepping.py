@@ -222,7 +222,9 @@ def test_a_model_of_transformers_passes() -> None:
     report = check_step("tests.conformance.right_steps:of_transformers", ranks=(2, 3))
     assert failed(report) == {}
     options = {"micro-batches", "recomputation", "recomputed documents", "recomputed parts"}
-    options |= {"replicas", "replicas and parts", "empty documents"} | OF_TRAINED - {"packed rows"}
+    options |= {"replicas", "replicas and parts", "empty documents", "large ids"} | OF_TRAINED - {
+        "packed rows"
+    }
     assert does_not_apply(report) == options
     packed = next(each for each in report.findings if each.name == "packed rows")
     assert packed.evidence.startswith("refused: raised: MaskError: needed: rows that are packed alike")

@@ -64,7 +64,7 @@ def study(lesson: NotebookPage) -> None:
     """Run the lesson on its 8,192 tokens and 8 ranks, and step through its ring."""
     lesson.run_all()
     assert [error for cell in lesson.cells for error in cell.errors] == []
-    assert "S, P, H, Hkv, D = 8192, 8, 8, 2, 64" in lesson.find("corpus.qkv(S,").source
+    assert "S, P, H, K, D = 8192, 8, 8, 2, 64" in lesson.find("corpus.qkv(S,").source
     sent = 7 * 2 * (8192 // 8) * 2 * 64 * 4
     assert f"ring       {sent:>9,} bytes sent by a rank" in lesson.find("ringed = run_package(").text
     player = lesson.select(lesson.find("ring_view.play(").index)
