@@ -20,7 +20,7 @@ from ringlab_course.checking.contract import Stage
 from ringlab_course.checking.diagnosis import LARGEST, numbers_in
 from ringlab_course.checking.failures import Failure, NotWritten
 from ringlab_course.checking.in_process import InProcessSubject
-from ringlab_course.checking.loading import exercise_ids, load_stage
+from ringlab_course.checking.loading import exercise_ids, load_exercise
 from ringlab_course.checking.subject import Measured
 from ringlab_course.checking.wrong_answers import namespace_of, right_answers, used_by, wrong_answers
 
@@ -166,9 +166,9 @@ def _programs(stage_id: str) -> tuple[_Program, ...]:
     The result is empty for a stage that does not belong to this course.
     """
     exercise = stage_id[:2]
-    if exercise not in exercise_ids():
+    stages = load_exercise(exercise).stages if exercise in exercise_ids() else ()
+    if (stage := next((each for each in stages if each.id == stage_id), None)) is None:
         return ()
-    stage = load_stage(stage_id)
     right = used_by((stage.function, *stage.helpers), next(iter(right_answers(exercise).values())))
     wrong = [w for w in wrong_answers(exercise) if w.stage == stage.id and w.misconception]
     answers = [
