@@ -124,11 +124,13 @@ def compete(
     rounds: int,
     beside: Mapping[str, Callable[[str], Any]] | None = None,
     seed: int = 0,
+    called: Callable[[], None] = lambda: None,
 ) -> Iterator[Passed]:
     """Yield each causal pass twice: after one untimed call of every entrant, and after all timed calls.
 
     draws: whole sequences, the same on all ranks. Each call gets one of them, turned as described above.
     beside: further functions that are timed in turn, by name. They are called with the pass on every rank.
+    called: a function that is called on every rank after each timed call, when its clock has stopped.
     Without rounds nothing is timed.
     Raises: LabError for results that are not plain tensors of the shard's shape.
     """
@@ -147,6 +149,7 @@ def compete(
         turns |= {name: Turn(partial(_other, run, of)) for name, run in (beside or {}).items()}
 
         def seen(kept: Any, looks: dict[str, list[Look]] = looks) -> None:
+            called()
             if isinstance(kept, _Returned):
                 looks[kept.by.name].append(kept.by.looked(kept, timed=True))
 

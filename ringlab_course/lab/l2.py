@@ -25,6 +25,7 @@ from ringlab.bench.contest import case, compete
 from ringlab.bench.emulate import sdpa
 from ringlab.bench.problem import Inputs, Problem, draw
 from ringlab.bench.reference import sample
+from ringlab.comm.protocol import CONTROL
 from ringlab.comm.ring import Ring
 from ringlab.comm.subgroup import SubGroup
 from ringlab.conformance.target.claims import Target
@@ -34,6 +35,7 @@ from ringlab_course.lab.l1 import Truth
 from ringlab_course.lab.result import expect_attention, expect_ranks
 
 PERFECT = "a perfect split"
+TURN = CONTROL + "turn"
 
 
 @dataclass(frozen=True)
@@ -91,10 +93,33 @@ def cases(ring: Ring, settings: L2, device: torch.device) -> Iterator[dict[str, 
     settings.check(ring.world_size)
     for p in settings.numbers(ring.world_size):
         for scaling, S in (("strong", settings.S), ("weak", settings.c * p)):
-            if ring.rank < p:  # the others wait
+            if ring.rank < p:
                 for found in _measured(ring, settings, p, S, device):
                     yield {"case": "scaling", "scaling": scaling, "S": S, **found}
+                _tell(ring, p, DONE)
+            else:
+                _wait(ring)
             ring.barrier()
+
+
+MEASURING, DONE = 1, 0
+
+
+def _tell(ring: Ring, p: int, what: int) -> None:
+    """Tell the ranks from p on, on rank 0, whether the first p still measure.
+
+    They hear it after every call, because a measurement may take longer than a message may.
+    """
+    if ring.rank == 0:
+        said = torch.tensor([what], dtype=torch.uint8)
+        for rank in range(p, ring.world_size):
+            ring.comm.exchange(send=(said,), to=rank, tag=TURN).wait()
+
+
+def _wait(ring: Ring) -> None:
+    said = torch.tensor([MEASURING], dtype=torch.uint8)
+    while said.item() != DONE:
+        ring.comm.exchange(receive=(said,), source=0, tag=TURN).wait()
 
 
 def _measured(ring: Ring, settings: L2, p: int, S: int, device: torch.device) -> Iterator[dict[str, Any]]:
@@ -107,7 +132,11 @@ def _measured(ring: Ring, settings: L2, p: int, S: int, device: torch.device) ->
     entrants = {name: entrant(name, settings.block) for name in settings.layouts}
     beside = {PERFECT: _alone(part, inputs)}
     truth = Truth(part, [inputs], tokens)
-    for passed in compete(part, [inputs], entrants, tokens, settings.rounds, beside, settings.seed):
+
+    def called() -> None:
+        _tell(ring, p, MEASURING)
+
+    for passed in compete(part, [inputs], entrants, tokens, settings.rounds, beside, settings.seed, called):
         if not passed.times:
             continue  # this pass is not timed; its calls are checked again with the timed ones
         errors, times = truth.errors(passed), passed.times

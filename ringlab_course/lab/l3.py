@@ -112,7 +112,7 @@ def _scored(found: dict[str, Any], passed: Passed) -> dict[str, Any]:
 def _loaded(target: str) -> Target:
     try:
         found = load(target)
-    except Exception as error:  # the entrant's module may raise anything when it is imported
+    except (Exception, SystemExit) as error:  # the entrant's module may raise anything when it is imported
         raise LabError(f"an entrant {target}", f"{type(error).__name__}: {error}") from error
     try:
         takes = inspect.signature(found.function).parameters.values()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ringlab import VirtualCluster
-from ringlab.bench.contest import Turned
+from ringlab.bench.contest import WARM_UP, Turned
 from ringlab.errors import LabError
-from ringlab_course.lab import l3
+from ringlab_course.lab import l2, l3
 from tests.course.lab import entrants
 
 CPU = torch.device("cpu")
@@ -76,3 +77,27 @@ def test_turned_inputs_have_turned_results(seed: int, H: int, S: int, D: int) ->
     true, found = results(*before), results(*after)
     for name, x in found.items():
         torch.testing.assert_close(turned.back(name, x[0]), true[name][0], rtol=1e-5, atol=1e-6)
+
+
+def test_an_entrant_whose_module_ends_the_program_is_refused_like_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise the entrants after it would not have their turn."""
+    (tmp_path / "leaves.py").write_text("raise SystemExit(3)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(LabError, match="SystemExit"):
+        l3.L3("leaves:ring", S=32).check(2)
+
+
+def test_ranks_that_a_measurement_leaves_out_hear_of_every_call() -> None:
+    """Otherwise a measurement that takes longer than a message may would count as a hang."""
+    settings = l2.L2(S=32, c=16, H=1, D=8, ranks=(2,), layouts=("zigzag",), rounds=3)
+    outcome = VirtualCluster(3).run(lambda ring: list(l2.cases(ring, settings, CPU)))
+    assert [len(found) for found in outcome.results] == [4, 4, 0]
+    calls = 2 * (3 + WARM_UP) * len(("zigzag", l2.PERFECT))  # of both passes
+    heard = [
+        each
+        for each in outcome.trace.exchanges(rank=2, control=True)
+        if each.source == 0 and each.tag == l2.TURN
+    ]
+    assert len(heard) == 2 * (calls + 1)  # strong and weak, and the end of each
