@@ -140,10 +140,12 @@ def judge(
         "machines", right, f"ranks: {told}", f"start torchrun on each of {nodes} machines" if nodes else ""
     )
     several = [which for which, count in Counter(each["id"] for each in everyone).items() if count > 1]
+    crowded = _crowded(everyone)
     yield Finding(
         "a device each", shared or not several,
-        ", ".join(several) + (", which ranks share" if shared else "") if several else "no two ranks share one",
-        "--nproc-per-node at most the number of GPUs, or --transport shared-gpu",
+        ", ".join(several) + (", which ranks share" if shared else "") if several else crowded or "no two ranks share one",
+        "--ranks at most the number of cores" if crowded else "--nproc-per-node at most the number of GPUs, or --transport shared-gpu",
+        doubtful=bool(crowded),
     )  # fmt: skip
     yield _enough_memory(everyone, needed_bytes, shared)
     busy = [text for each in everyone if (text := _busy(each, several if shared else ()))]
@@ -205,6 +207,18 @@ def _busy(each: Mapping[str, Any], shared: Collection[str]) -> str:
     if using.isdigit() and int(using) > 100 * BUSY_SHARE:
         return f"{at}: {using} % of its time"
     return f"{at}: {each['in_use']:.0%} of its memory" if each["in_use"] > BUSY_SHARE else ""
+
+
+def _crowded(everyone: list[dict[str, Any]]) -> str:
+    """Return the machines with more ranks than cores, where ranks wait for each other's computations."""
+    on_cpu = [each for each in everyone if each["kind"] == "cpu"]
+    ranks, cores = Counter(each["host"] for each in on_cpu), {each["host"]: each["cores"] for each in on_cpu}
+    told = [
+        f"{count} ranks share {cores[host]} core{'s' if cores[host] > 1 else ''} of {host}"
+        for host, count in sorted(ranks.items())
+        if count > cores[host]
+    ]
+    return f"{', '.join(told)}: exchanges wait for a core" if told else ""
 
 
 def _load(everyone: list[dict[str, Any]]) -> str:

@@ -87,6 +87,14 @@ def test_a_loaded_machine_is_doubtful_but_not_refused() -> None:
     assert not any(each.doubtful for each in judge(healthy(), 0, None))
 
 
+def test_more_ranks_than_cores_are_doubtful_but_not_refused() -> None:
+    facts = [{**each, "kind": "cpu", "host": "here", "cores": 2} for each in healthy()]
+    (found,) = [each for each in judge(facts, 0, None) if each.name == "a device each"]
+    assert found.ok and found.doubtful and found.remedy == "--ranks at most the number of cores"
+    assert found.told == "4 ranks share 2 cores of here: exchanges wait for a core"
+    assert not any(each.doubtful for each in judge(facts[:2], 0, None))
+
+
 class Crossed(Ring):
     """A ring in which rank 1 receives a changed number, as over a faulty link."""
 
