@@ -119,7 +119,7 @@ def report(
     left_out = dict(others or {})
     for number, (path, found) in enumerate(results.items()):
         try:
-            runs[path] = _run(found, f"run{number}")
+            runs[path] = {"file": str(path), **_run(found, f"run{number}")}
             leaderboard({path: found})
         except Exception as error:  # whatever is wrong with a file, the other files are still shown
             runs.pop(path, None)
@@ -250,6 +250,7 @@ def _run(found: Mapping[str, Any], prefix: str) -> dict[str, Any]:
         "target": found["settings"].get("target", ""),
         "ended_by": readable.legible(found.get("ended_by") or "ended without a word", 500),
         "tables": tables,
+        "before": [each["told"] for each in found.get("preflight", ()) if each.get("doubtful")],
         "doubtful": any(DOUBTFUL in str(cell) for table in tables for row in table["rows"] for cell in row),
         "figures": figures,
         "topology": readable.legible(found.get("topology", "")),
