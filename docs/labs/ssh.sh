@@ -2,6 +2,7 @@
 # One lab on machines that ssh reaches without a password: docs/labs/ssh.sh "node0 node1" l2 --tokens 131072
 # ringlab and its environment lie at the same path on all of them; activate the environment here. The first machine
 # writes results/. RINGLAB_JOIN: seconds for all machines to come, 120 if not said. RINGLAB_GPUS: processes of each.
+# RINGLAB_PORT: a free port of the first machine, 29500 if not said.
 set -euo pipefail
 read -ra hosts <<<"${1:?the machines, in quotes}"
 lab=${2:?which lab: preflight, l1, l2 or l3}
@@ -25,6 +26,11 @@ if ((${#missing[@]})); then
     echo "not ready: ${missing[*]}: ssh does not get there, or $(pwd) or $torchrun is not there" >&2
     exit 1
 fi
+port=${RINGLAB_PORT:-29500}
+if "${ssh[@]}" "${hosts[0]}" "bash -c '(exec 3<>/dev/tcp/127.0.0.1/$port) 2>/dev/null'" </dev/null; then
+    echo "port $port of ${hosts[0]} is taken, perhaps by another lab: RINGLAB_PORT=$((port + 1)) chooses another" >&2
+    exit 1
+fi
 
 # The line that every ssh holds: when this script ends, however it does, it breaks, and torchrun is ended over there.
 line=$(mktemp -u)
@@ -34,7 +40,7 @@ exec 9<>"$line"
 started=()
 for number in "${!hosts[@]}"; do
     words=("$torchrun" --nnodes "${#hosts[@]}" --node-rank "$number" --nproc-per-node "${RINGLAB_GPUS:-gpu}"
-        --master-addr "${hosts[0]}" --master-port "${RINGLAB_PORT:-29500}" --rdzv-conf "timeout=$join"
+        --master-addr "${hosts[0]}" --master-port "$port" --rdzv-conf "timeout=$join"
         -m ringlab lab "$lab" --transport "${RINGLAB_TRANSPORT:-nccl}" --nodes "${#hosts[@]}" "$@")
     there="cd $here || exit
 exec 3<&0

@@ -5,9 +5,13 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import socket
 import subprocess
 import sys
 import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import suppress
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
@@ -15,6 +19,8 @@ from typing import Any
 import pytest
 import typer
 
+from ringlab.bench.contest import PASSES, WARM_UP
+from ringlab.bench.problem import Problem
 from ringlab.cli import app
 from ringlab_course.lab.l2 import L2
 from ringlab_course.lab.report import report
@@ -32,7 +38,7 @@ def commands(page: str) -> list[str]:
     ]
 
 
-LINES = commands(SHEET)
+LINES = [line for line in commands(SHEET) if not line.startswith("cp ")]
 PROFILES = {
     name: [
         line for line in commands((CHECKOUT / name).read_text(encoding="utf-8")) if "nsys profile " in line
@@ -55,6 +61,8 @@ def read_by_the_command_line(words: list[str]) -> None:
 @pytest.mark.parametrize("line", LINES)
 def test_each_line_can_be_typed(line: str) -> None:
     words = shlex.split(line)
+    if "--wrap" in words:  # of sbatch: the command of a job as one word
+        words = shlex.split(words[words.index("--wrap") + 1])
     script = next((n for n, word in enumerate(words) if word.endswith(".sh")), None)
     if script is not None:
         assert (CHECKOUT / words[script]).exists()
@@ -71,6 +79,38 @@ def test_every_slide_has_a_picture_and_its_commands_can_be_typed() -> None:
         read_by_the_command_line(shlex.split(line))
     with pytest.raises(KeyError):
         deck(page.replace("![ring]", "![rings]"))
+
+
+def test_the_minutes_of_slides_and_sheet_add_up_to_90_for_each_lab() -> None:
+    slides = Counter[str]()
+    for lab, minutes in re.findall(
+        r"^# (L\d): .+, (\d+) minutes$", (CHECKOUT / "tools/slides.md").read_text(), re.M
+    ):
+        slides[lab] += int(minutes)
+    assert slides == {"L1": 90, "L2": 90, "L3": 90}
+    for part in re.split(r"^## (?=L\d: )", SHEET, flags=re.M)[1:]:
+        assert sum(map(int, re.findall(r"^\| (\d+) \|", part, re.M))) == 90, part[:2]
+
+
+def gpu_seconds(settings: L2, P: int, flops_per_s: float) -> float:
+    """Return how long the calls of L2 take on `P` GPUs that compute at this rate while nothing else costs time."""
+    total = 0.0
+    for p in settings.numbers(P):
+        for S in (settings.S, settings.c * p):
+            problem = Problem(settings.H, S, settings.D, True, settings.dtype)
+            whole = sum(map(problem.flops, PASSES)) / flops_per_s
+            share = sum((2 * p - 1) / p if name == "contiguous" else 1.0 for name in settings.layouts) / p
+            # A ring has an untimed call more than the perfect split.
+            total += whole * ((settings.rounds + WARM_UP + 1) * share + settings.rounds + WARM_UP)
+    return total
+
+
+def test_the_sheet_says_how_long_the_calls_of_l2_take_on_gpus() -> None:
+    said = re.findall(r"L2 on (\d) GPUs, (.+?) tokens: (\d+) s", SHEET)
+    assert [(P, S) for P, S, _ in said] == [("8", "131,072"), ("4", "65,536")]
+    for P, S, seconds in said:
+        settings = L2(S=int(S.replace(",", "")), c=16384, H=16, D=128, dtype="bfloat16")
+        assert int(seconds) == pytest.approx(gpu_seconds(settings, int(P), 4e14), abs=1), "at 400 TFLOP/s"
 
 
 def test_a_wrong_line_would_be_found() -> None:
@@ -200,6 +240,34 @@ def test_a_machine_that_does_not_answer_is_named_and_nothing_is_started(
     assert "torchrun" not in Path(tools["CALLS"]).read_text()
 
 
+@pytest.fixture
+def taken() -> Iterator[int]:
+    """Yield a port of this machine at which somebody listens."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield server.getsockname()[1]
+
+
+def test_a_taken_port_is_named_with_the_way_out_and_nothing_is_started(
+    tools: dict[str, str], tmp_path: Path, taken: int
+) -> None:
+    done = by_ssh(tools, tmp_path, RINGLAB_PORT=str(taken))
+    assert done.returncode == 1 and f"port {taken} of node0 is taken" in done.stderr
+    assert f"RINGLAB_PORT={taken + 1}" in done.stderr
+    assert "torchrun" not in Path(tools["CALLS"]).read_text()
+
+
+def test_a_job_passes_over_a_taken_port(tools: dict[str, str], tmp_path: Path) -> None:
+    job = {"SLURM_JOB_NODELIST": "node[0-1]", "SLURM_JOB_NUM_NODES": "2"}
+    script = CHECKOUT / "docs/labs/slurm.sh"
+    for number in range(7, 1000):  # the first whose port is free here
+        with suppress(OSError), socket.create_server(("127.0.0.1", 29500 + number)):
+            environment = {**tools, **job, "SLURM_JOB_ID": str(number)}
+            subprocess.run(["bash", str(script), "preflight"], env=environment, cwd=tmp_path, check=True)
+            break
+    called = Path(tools["CALLS"]).read_text()
+    assert "--rdzv-endpoint node0:" in called and f"--rdzv-endpoint node0:{29500 + number} " not in called
+
+
 def test_a_machine_that_fails_ends_the_others(tools: dict[str, str], tmp_path: Path) -> None:
     torchrun = Path(tools["PATH"].split(":")[0]) / "torchrun"
     torchrun.write_text("""#!/bin/bash
@@ -232,10 +300,10 @@ def test_a_node_without_the_environment_is_named(tools: dict[str, str], tmp_path
     )
 
 
-def in_groups(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+def in_groups(folder: Path, *words: str, **changed: str) -> subprocess.CompletedProcess[str]:
     command = ["bash", str(CHECKOUT / "docs/labs/groups.sh"), *words]
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"  # as in an active environment, which the sheet asks for
-    environment = {**os.environ, "PATH": path, "RINGLAB_TRANSPORT": "gloo", "RINGLAB_GPUS": "4"}
+    environment = {**os.environ, "PATH": path, "RINGLAB_TRANSPORT": "gloo", "RINGLAB_GPUS": "4", **changed}
     return subprocess.run(
         command, env=environment, cwd=folder, capture_output=True, text=True, timeout=240, check=False
     )
@@ -245,7 +313,7 @@ def test_groups_measure_at_once_each_on_its_own_gpus_and_files(tmp_path: Path) -
     small = ("--messages", "4096,65536", "--lengths", "32,64", "--heads", "2", "--rounds", "2")
     done = in_groups(tmp_path, "2", "l1", *small)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == ["results/group-1: GPUs 0,1", "results/group-2: GPUs 2,3"]
+    assert done.stdout.splitlines() == ["results/group-1: 2 processes", "results/group-2: 2 processes"]
     found, others = load_all([tmp_path / "results"])
     assert sorted(path.parent.name for path in found) == ["group-1", "group-2"] and not others
     assert all(len(each["ranks"]) == 2 and each["finished"] for each in found.values())
@@ -265,6 +333,27 @@ def test_a_group_that_fails_is_named_with_its_reason(
 ) -> None:
     done = in_groups(tmp_path, *words)
     assert done.returncode == 1 and says in done.stderr
+
+
+def test_without_a_gpu_or_ringlab_the_groups_are_told_what_to_do(tmp_path: Path) -> None:
+    done = in_groups(tmp_path, "2", "l1", RINGLAB_GPUS="", CUDA_VISIBLE_DEVICES="")
+    assert done.returncode == 1 and "RINGLAB_TRANSPORT=gloo RINGLAB_GPUS=4" in done.stderr
+    done = in_groups(tmp_path, "2", "l1", PATH="/usr/bin:/bin")
+    assert done.returncode == 1 and "no ringlab on PATH: activate" in done.stderr
+
+
+def test_groups_start_with_the_gpus_and_files_of_their_own(tools: dict[str, str], tmp_path: Path) -> None:
+    """Also entrants of L3, and a second time without losing what the first run said."""
+    ringlab = Path(tools["PATH"].split(":")[0]) / "ringlab"
+    ringlab.write_text('#!/bin/bash\necho "$CUDA_VISIBLE_DEVICES $*" | tee -a "$CALLS"\n')
+    ringlab.chmod(0o755)
+    changed = {**tools, "RINGLAB_TRANSPORT": "nccl"}
+    for _ in range(2):
+        done = in_groups(tmp_path, "2", "l3", "a:b", "c:d", **changed)
+    assert done.stdout.splitlines() == ["results/group-1: GPUs 0,1", "results/group-2: GPUs 2,3"]
+    first = "0,1 lab l3 --transport nccl --ranks 2 --output results/group-1/l3 a:b c:d"
+    assert sorted(Path(tools["CALLS"]).read_text().splitlines())[:2] == [first, first]
+    assert (tmp_path / "results/group-1/l3.log").read_text().splitlines() == [first, first]
 
 
 def test_the_recorded_runs_make_a_page() -> None:
