@@ -18,7 +18,7 @@ from ringlab.comm.ring import Ring
 from ringlab.errors import LabError, RankFailedError, RinglabError
 from ringlab_course.lab.preflight import Finding, expect_ready, preflight, topology
 from ringlab_course.lab.result import ResultFile, blame, header, reserve
-from ringlab_course.lab.witness import SIGNALLED, Ended, Witness
+from ringlab_course.lab.witness import LONGEST, SIGNALLED, Ended, Witness
 
 
 class Settings(Protocol):
@@ -117,7 +117,9 @@ def run(
     except BaseException as error:
         if tells and not (witness and witness.reported):
             described = _first_failure(error) if isinstance(error, RankFailedError) else _in_one_line(error)
-            blame(written, described)
+            # Without torchrun these are what launch knows: a rank's traceback, or its last exchange.
+            known = getattr(error, "errors", {}) if isinstance(error, RankFailedError) else {}
+            blame(written, described, {str(rank): text[:LONGEST] for rank, text in sorted(known.items())})
         raise
     finally:
         if tells and written.exists() and not written.stat().st_size:  # no rank began

@@ -36,7 +36,7 @@ _TICK = 0.2  # seconds between two looks for a request for stacks
 _SETTLE = 3.0  # seconds until all ranks know of a failure
 _ANSWERS = 3.0  # seconds for the stacks of all ranks
 _PATIENCE = 5.0  # seconds for a rank to end by itself after a signal
-_LONGEST = 12_000  # characters of a stack
+LONGEST = 12_000  # characters of a stack
 
 Report = Callable[[Path, str, dict[str, str]], None]
 """Writes the cause that ended a run, and the stacks by rank, into a result file."""
@@ -264,7 +264,7 @@ class Witness:
             self._answered = True
             where = self._stack or _stack_of(threading.main_thread().ident or 0)
             doing = self._comm.doing if self._comm is not None else ""
-            self._say("stack", f"{doing}\n{where[-_LONGEST:]}")
+            self._say("stack", f"{doing}\n{where[-LONGEST:]}")
 
     def _asked(self) -> bool:
         return not self._answered and self._knows("asked", 0)

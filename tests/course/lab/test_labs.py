@@ -144,6 +144,8 @@ def test_a_crash_leaves_the_results_so_far_and_says_what_ended_it(tmp_path: Path
     assert [each["case"] for each in found["cases"]] == ["link"]
     assert not found["finished"]
     assert found["ended_by"] == "rank 1 failed first: RuntimeError: CUDA out of memory, say"
+    waited, broke = found["stacks"]["0"], found["stacks"]["1"]
+    assert "in _breaks" in broke and "control:barrier" in waited
 
 
 def test_a_contest_that_runs_out_of_memory_keeps_its_first_pass_and_the_cause(tmp_path: Path) -> None:
