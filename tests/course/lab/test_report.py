@@ -192,14 +192,14 @@ def test_figures_that_cannot_be_right_are_marked(run: dict[str, Any], marked: st
 
 def test_each_run_is_named_by_its_file_and_by_the_doubts_of_preflight() -> None:
     """The runs of four groups differ in nothing else."""
-    doubt = {"name": "nobody else", "told": "load 9.0 on 2 cores", "doubtful": True}
+    doubt = {"name": "nobody else", "told": f"load 9.0 on 2 cores of {'node' * 20}", "doubtful": True}
     doubted = {**overlapped(1.0), "preflight": [*HEADER["preflight"], doubt]}
     page, _ = report(
         {Path("results/group-1/l1.json"): overlapped(1.0), Path("results/group-2/l1.json"): doubted}
     )
     first, second = page.split("<section")[1:]
     assert "results/group-1/l1.json" in first and "Before it began" not in first
-    assert "results/group-2/l1.json" in second and "Before it began: load 9.0 on 2 cores" in second
+    assert "results/group-2/l1.json" in second and f"Before it began: {doubt['told']}" in second
 
 
 def test_the_words_of_every_plot_can_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
