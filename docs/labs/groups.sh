@@ -19,7 +19,7 @@ else
     echo "needed: GPUs that nvidia-smi lists; without a GPU: RINGLAB_TRANSPORT=gloo RINGLAB_GPUS=4, the number of processes" >&2
     exit 1
 fi
-if ((each < 2 || ${#gpus[@]} < each)); then
+if ! [[ $each =~ ^[0-9]+$ ]] || ((each < 2 || ${#gpus[@]} < each)); then
     echo "needed: groups of 2 GPUs or more, at most as many as there are; got: groups of $each, ${#gpus[@]} GPUs" >&2
     exit 1
 fi

@@ -325,6 +325,7 @@ def test_groups_measure_at_once_each_on_its_own_gpus_and_files(tmp_path: Path) -
         (("3", "l1", "--lenghts", "32"), "No such option: --lenghts"),
         (("3", "l1", "--lenghts", "32"), "groups of 3 leave 1 of 4 GPUs idle"),
         (("1", "l1"), "needed: groups of 2 GPUs or more"),
+        (("l1", "2"), "got: groups of l1, 4 GPUs"),
         (("5", "l1"), "got: groups of 5, 4 GPUs"),
     ],
 )
