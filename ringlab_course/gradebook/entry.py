@@ -53,6 +53,11 @@ class Entry:
         return max(0.0, self.earned + self.helped - self.penalty)
 
     @property
+    def counts_reference(self) -> bool:
+        """Whether the gradebook counts the points with the reference's functions, or there are none to add."""
+        return self.helped > 0 or self.earned_with_reference == self.earned
+
+    @property
     def earned_with_reference(self) -> float:
         """The points earned with the reference's functions in place of wrong helpers, whether these count or not.
 

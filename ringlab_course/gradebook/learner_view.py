@@ -123,7 +123,10 @@ def entry_view(entry: Entry) -> EntryView:
     """Return the parts of `entry` that its learner's page shows."""
     report, contract = entry.report, contract_of(entry.exercise)
     reason = sentence(report.get("reason") or "")
-    stages = tuple(_stage_view(stage, contract, counts=not reason) for stage in report.get("stages") or ())
+    stages = tuple(
+        _stage_view(stage, contract, counts=not reason, reference=entry.counts_reference)
+        for stage in report.get("stages") or ()
+    )
     return EntryView(
         exercise=legible(entry.exercise, 20),
         title=prose(contract.title if contract else ""),
@@ -155,7 +158,9 @@ def contract_of(exercise: str) -> Exercise | None:
         return None
 
 
-def _stage_view(stage: Mapping[str, Any], contract: Exercise | None, *, counts: bool) -> StageView:
+def _stage_view(
+    stage: Mapping[str, Any], contract: Exercise | None, *, counts: bool, reference: bool
+) -> StageView:
     known = _stage_of(contract, stage["stage"])
     ok = stage.get("status") == "ok"
     return StageView(
@@ -169,7 +174,7 @@ def _stage_view(stage: Mapping[str, Any], contract: Exercise | None, *, counts: 
         hints=()
         if ok or known is None or not counts
         else tuple(zip(RUNGS, map(prose, known.hints), strict=True)),
-        again=prose(sentence(with_reference(stage)) if counts else ""),
+        again=prose(sentence(with_reference(stage, counted=reference)) if counts else ""),
     )
 
 

@@ -160,13 +160,17 @@ def helped(entry: Entry) -> list[str]:
     return [f"{more:g} more with the reference's helpers, not counted"] if more else []
 
 
-def with_reference(stage: Mapping[str, Any]) -> str:
-    """Return what a stage of a report earns with the reference's helpers, or "" if it was not graded again."""
+def with_reference(stage: Mapping[str, Any], *, counted: bool = True) -> str:
+    """Return what a stage of a report earns with the reference's helpers, or "" if it was not graded again.
+
+    counted: whether these points count.
+    """
     if not stage.get("replaced"):
         return ""
     names = " and ".join(f"`{name}`" for name in stage["replaced"])
     whole = sum(check["points"] for check in stage["checks"])
-    return f"with the reference's {names}, this stage earns {stage['earned_again']:g} of {whole:g} points"
+    verb = "earns" if counted else "would earn"
+    return f"with the reference's {names}, this stage {verb} {stage['earned_again']:g} of {whole:g} points"
 
 
 def explained(entry: Entry, history: Iterable[Entry] = ()) -> Iterator[str]:
@@ -198,7 +202,7 @@ def explained(entry: Entry, history: Iterable[Entry] = ()) -> Iterator[str]:
         for check in stage["checks"]:
             if not check.get("counted", True):
                 yield f"    ○ {check['title']} ({check['tier']}, {check['points']} points): holds, not counted"
-        if again := with_reference(stage):
+        if again := with_reference(stage, counted=entry.counts_reference):
             yield f"    {again}"
         if failed:
             yield from _hint(stage["stage"], _failures(stage["stage"], past))

@@ -143,7 +143,7 @@ def write_scores(
 
     Return the ids of cells where a check itself may be at fault.
     """
-    stages, view = submitted.stages_of(known, exercise.stages), submitted.view_of(report)
+    stages, view = submitted.stages_of(known, exercise.stages), submitted.view_of(report, reference=reference)
     results = {stage.stage: stage for stage in report.stages}
     views = {stage.id: stage for stage in view.stages}
     doubtful: set[str] = set()

@@ -193,11 +193,15 @@ _PRE = "white-space: pre-wrap; overflow-wrap: anywhere; background: #f4f4f4; bor
 _QUIET = "color: #555"
 
 
-def view_of(report: GradeReport) -> EntryView:
-    """Return the part of `report` that a learner may see: no probes of hidden checks, and no seed."""
+def view_of(report: GradeReport, *, reference: bool = True) -> EntryView:
+    """Return the part of `report` that a learner may see: no probes of hidden checks, and no seed.
+
+    reference: whether the points with the reference's helpers count.
+    """
     entry = Entry(
         learner="", exercise=report.exercise, path=report.path, digest="", graded_at="", seconds=report.seconds,
         report=report.as_dict(), earned=report.earned, maximum=report.points,
+        helped=report.earned_with_reference - report.earned if reference else 0.0,
     )  # fmt: skip
     return entry_view(entry)
 

@@ -96,6 +96,8 @@ def test_points_with_the_reference_helpers_are_told(tmp_path) -> None:
     assert "With the reference's mask and softmax, this stage earns 5 of 10 points." in page.text
     assert "+ 3" in page.text and "Earned in addition with the reference's functions" in page.text
     assert f'{report["earned"] + 3}<span class="marks quiet">H</span>' in texts["index.html"]
+    own = page_of(rendered(tmp_path / "own", [entry("Ada", report=report, helped=0.0)]), "Ada")
+    assert "this stage would earn 5 of 10 points." in own.text and "+ 3" not in own.text
 
 
 def test_points_that_do_not_count_are_shown_as_none() -> None:
