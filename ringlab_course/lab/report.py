@@ -250,7 +250,9 @@ def _run(found: Mapping[str, Any], prefix: str) -> dict[str, Any]:
         "target": found["settings"].get("target", ""),
         "ended_by": readable.legible(found.get("ended_by") or "ended without a word", 500),
         "tables": tables,
-        "before": [readable.legible(each["told"], 500) for each in found.get("preflight", ()) if each.get("doubtful")],
+        "before": [
+            readable.legible(each["told"], 500) for each in found.get("preflight", ()) if each.get("doubtful")
+        ],
         "doubtful": any(DOUBTFUL in str(cell) for table in tables for row in table["rows"] for cell in row),
         "figures": figures,
         "topology": readable.legible(found.get("topology", "")),

@@ -90,7 +90,9 @@ def test_points_with_the_reference_helpers_are_told_and_the_book_chooses(
     assert json.loads(call("gradebook", "policy", book, "--helpers", "own", "--json")[1])["helpers"] == "own"
     found = json.loads(call("gradebook", "show", book, "--learner", "bob", "--json")[1])["entries"][0]
     assert (found["score"], found["earned"], found["earned_with_reference"]) == (5, 5, 7)
-    assert "this stage would earn 7 of 10" in call("gradebook", "show", book, "--learner", "bob", "--explain")[1]
+    assert (
+        "this stage would earn 7 of 10" in call("gradebook", "show", book, "--learner", "bob", "--explain")[1]
+    )
     assert call("gradebook", "policy", book, "--helpers", "mine")[0] == 1
 
 
