@@ -183,7 +183,7 @@ def l3(
     rounds: Rounds = 11,
     seed: Seed = 0,
     output: Annotated[Path, typer.Option("--output", help="A folder: a result file for each entrant.")] = Path("results/l3"),
-    timeout: Timeout = 600.0,
+    timeout: Annotated[float, typer.Option("--timeout", min=1.0, help="Seconds for each entrant.")] = 600.0,
     connect_timeout: Connect = 120.0,
     message_timeout: Message = 300.0,
     force: Force = False,
