@@ -22,7 +22,9 @@ import typer
 from ringlab.bench.contest import PASSES, WARM_UP
 from ringlab.bench.problem import Problem
 from ringlab.cli import app
+from ringlab_course.lab.l1 import L1, Queued
 from ringlab_course.lab.l2 import L2
+from ringlab_course.lab.l3 import L3
 from ringlab_course.lab.report import report
 from ringlab_course.lab.result import load_all
 from tools.slides import deck
@@ -111,6 +113,24 @@ def test_the_sheet_says_how_long_the_calls_of_l2_take_on_gpus() -> None:
     for P, S, seconds in said:
         settings = L2(S=int(S.replace(",", "")), c=16384, H=16, D=128, dtype="bfloat16")
         assert int(seconds) == pytest.approx(gpu_seconds(settings, int(P), 4e14), abs=1), "at 400 TFLOP/s"
+
+
+def test_the_sheet_says_that_the_calls_of_l1_and_l3_are_short_on_gpus() -> None:
+    assert (
+        "L1 for groups of 2, over links of 50 GB/s: under 2 s. ringlab's own calls in L3: under half" in SHEET
+    )
+    words = next(shlex.split(line) for line in LINES if line.startswith("docs/labs/groups.sh 2 l1"))
+    messages, lengths = (
+        [*map(int, words[words.index(name) + 1].split(","))] for name in ("--messages", "--lengths")
+    )
+    l1 = L1(tuple(messages), tuple(lengths), H=16, K=16, D=128, dtype="bfloat16")
+    blocks = sum(4 * l1.H * l1.D * c**2 / 4e14 for c in l1.tokens)
+    sent = (
+        sum(l1.messages) + 2 * sum(4 * l1.K * l1.D * c for c in l1.tokens)
+    ) / 5e10  # alone, and with blocks
+    assert (l1.rounds + 2) * Queued.CALLS * (2 * blocks + sent) < 2
+    problem, l3 = Problem(16, 65536, 128, True, "bfloat16"), L3("a:b", S=65536, H=16, D=128, dtype="bfloat16")
+    assert (l3.rounds + WARM_UP + 1) * sum(map(problem.flops, PASSES)) / 8 / 4e14 < 0.5
 
 
 def test_a_wrong_line_would_be_found() -> None:
