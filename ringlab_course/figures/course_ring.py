@@ -48,7 +48,7 @@ def course_ring(selected: str = "05") -> None:
 
 
 def draw_course(selected: str = "05") -> Figure:
-    """Return the ring with `selected`, all lessons that it needs, and those that need it directly."""
+    """Return a picture of `selected`, all lessons that it needs, and those that need it directly."""
     needed = all_needs(selected)
     with styled():
         figure = new_figure((8.4, 6.6))

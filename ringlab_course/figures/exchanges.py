@@ -213,7 +213,7 @@ HEADINGS = {0.5: "on all ranks", 2.3: "stays where it is", 4.35: "its part", 7.2
 
 
 def decode_step(lengths: Sequence[int]) -> Figure:
-    """Return one step of decode: every rank attends to its cached keys, sends its part to all, and merges.
+    """Return a picture of a decode step: each rank attends to its cached keys, sends its part to all, and merges.
 
     lengths: the number of cached keys on each rank.
     """

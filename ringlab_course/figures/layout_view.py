@@ -214,7 +214,7 @@ def describe_meetings(queries: Sequence[Run], keys: Run) -> str:
 
 
 def dial(chunks: Sequence[int], cost: Mapping[bool, Sequence[float]], tile: int, title: str) -> Figure:
-    """Return the cost of dealt layouts over the ideal, against the chunk; `cost[folded]` has a number a chunk."""
+    """Return a picture of dealt layouts' cost over the ideal, by chunk. `cost[folded]` has a number for each chunk."""
     with styled():
         drawn = new_figure(WIDE)
         ax = drawn.subplots()

@@ -142,7 +142,7 @@ def figure(
     by: By = "step",
     step: int | None = None,
 ) -> Figure:
-    """Return the mosaics of one or several layouts with the same scale of colour.
+    """Return a picture of the mosaics of one or several layouts with the same scale of colour.
 
     With up to 8 ranks, cells contain numbers. With by="step", the busiest rank of a step has a red outline
     if it computes more than others, and the last row is its work. With by="origin", there is a column for
@@ -177,7 +177,7 @@ def figure(
 
 
 def _heading(many: Sequence[Mosaic], by: By) -> str:
-    """Return the quantity that the cells count, and the size of the sequence if all layouts have the same."""
+    """Return the quantity that the cells count, and the size of the sequence if all layouts have the same size."""
     count = _unit(many[0]).capitalize()
     cells = "that each rank computes in each step" if by == "step" else "of queries (rows) and keys (columns)"
     sizes = {f"{one.layout.S:,} tokens on {one.layout.P} rank{'s' * (one.layout.P > 1)}" for one in many}
@@ -327,7 +327,7 @@ def _short(value: float, scale: float) -> str:
 
 
 def _shades() -> Any:
-    """Return colours from near white to dark blue, which differ in lightness alone."""
+    """Return colours from near white to dark blue, which differ only in lightness."""
     from matplotlib.colors import LinearSegmentedColormap
 
     return LinearSegmentedColormap.from_list("work", ["#EAF4FB", "#56B4E9", "#00507F"])

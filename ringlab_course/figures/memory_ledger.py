@@ -169,7 +169,7 @@ def _measure(count: int, right: float) -> str:
 
 
 def ledger_figure(S: int = 131_072, layer: Layer | None = None, memory: int = 80 * GB) -> Figure:
-    """Return the curves against S, beside the ledger of one S."""
+    """Return the curves against S, with the ledger of one S."""
     layer = layer or Layer()
     with styled():
         figure = new_figure((9.6, 4.6))
@@ -229,7 +229,7 @@ def thousands(tokens: int) -> str:
 
 
 def shapes_figure(ratio: int = 5) -> Figure:
-    """Return the arrays of one head, in the order of attention, to scale for S = `ratio` · D."""
+    """Return a picture of the arrays of one head, in the order of attention, to scale for S = `ratio` · D."""
     S, D = float(ratio), 1.0
     arrays = (
         ("q", (S, D), "q", "", "@", 0.9),

@@ -133,7 +133,7 @@ def draw_shares(ax: Axes, steps: Sequence[Step], upto: int) -> None:
 
 
 def stream_figure(scores: np.ndarray, values: np.ndarray, block: int, upto: int | None = None) -> Figure:
-    """Return scores and running sum after `upto` + 1 blocks, or after all blocks if `upto` is None."""
+    """Return a picture of scores and running sum after `upto` + 1 blocks, or after all blocks if `upto` is None."""
     steps = stream(scores, values, block)
     upto = len(steps) - 1 if upto is None else upto
     with styled():

@@ -112,7 +112,7 @@ def presets() -> dict[str, tuple[float, float]]:
 def figure(
     L: int, F: float, beta: float, P: int = 4, sizes: Attention = MHA, latency_s: float = 0.0
 ) -> Figure:
-    """Return the steps of rank 0, and below them the seconds of a block and of a hop against L.
+    """Return a picture of the steps of rank 0, and below them the seconds of a block and of a hop against L.
 
     Raises: CostError as `overlap` does.
     """

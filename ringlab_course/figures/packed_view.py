@@ -169,7 +169,7 @@ _PAIRS: dict[str, dict[str, Any]] = {
 
 
 def pairs(packing: Packing, layout: Layout, letters: Sequence[str], seen: Mapping[str, np.ndarray]) -> Figure:
-    """Return which query sees which key: a grid for each entry of `seen`, (S, S), of bool.
+    """Return a picture of which query sees which key: a grid for each entry of `seen`, (S, S), of bool.
 
     The row lies along both sides of a grid. Heavy lines are the borders of ranks, whose shards are contiguous.
     """

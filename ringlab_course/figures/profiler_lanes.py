@@ -58,7 +58,7 @@ def ranks_of(spans: Sequence[Span]) -> list[int]:
 
 
 def figure(runs: Runs, rank: int | None = None, blame: Blame | None = None) -> Figure:
-    """Return the lanes of all runs on one time axis, one run below the other; `rank` selects a single rank.
+    """Return a picture of the lanes of all runs, one below the other. `rank` selects a single rank.
 
     The rank or link at fault in `blame` is marked. Raises: CommError for a run without spans, or without spans of `rank`.
     """

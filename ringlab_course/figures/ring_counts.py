@@ -54,7 +54,7 @@ def counted(counts: np.ndarray, boundaries: Sequence[int] = (), title: str = "")
 
 
 def compared(panels: Mapping[str, np.ndarray], boundaries: Sequence[int] = (), title: str = "") -> Figure:
-    """Return measured count matrices side by side, each under its name; see `draw_counts`."""
+    """Return a picture of measured count matrices side by side, each under its name; see `draw_counts`."""
     with styled():
         figure = new_figure((4.2 * len(panels), 5.1))
         figure.set_layout_engine("constrained", h_pad=0.1)

@@ -241,7 +241,7 @@ def draw(ax: Axes, picture: StepPicture, heading: str, *, names: bool = True) ->
 
 
 def _name_runs(axis: Axis, runs: Sequence[Run], length: int) -> None:
-    """Label one or two runs of tokens in their middle, with a tick between them; of more, give the number."""
+    """Label one or two runs of tokens in their middle, with a tick between them. If there are more, give their number."""
     few = 0 < len(runs) <= 2
     edges = [0, *accumulate(run.length for run in runs)] if few else [0, length]
     axis.set_ticks(edges[1:-1], [""] * len(edges[1:-1]))

@@ -219,7 +219,7 @@ def draw_coverage(ax: Axes, trace: Trace, upto: int | None = None) -> None:
 
 
 def strip(trace: Trace) -> Figure:
-    """Return all steps as small multiples, and the coverage matrix after the last one."""
+    """Return a picture of all steps as small multiples, and the coverage matrix after the last one."""
     steps = frames(trace)
     columns = math.ceil(math.sqrt(len(steps)))
     rows = -(-len(steps) // columns)
@@ -234,7 +234,7 @@ def strip(trace: Trace) -> Figure:
 
 
 def still(trace: Trace, step: int, *, blocks: bool = True) -> Figure:
-    """Return one step, beside the coverage matrix up to this step."""
+    """Return a picture of one step, with the coverage matrix up to this step."""
     with styled():
         figure = new_figure((7.2, 3.6))
         left, right = figure.subplots(1, 2)

@@ -57,7 +57,7 @@ BFLOAT16 = FORMATS[2]
 
 
 def bits(value: float) -> Figure:
-    """Return the bits of `value` in each format, the number that they represent, and its error."""
+    """Return a picture of the bits of `value` in each format, the number that they represent, and its error."""
     with styled():
         drawn = new_figure((9.2, 2.5))
         ax = drawn.subplots()

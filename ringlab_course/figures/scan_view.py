@@ -1,4 +1,4 @@
-"""Pictures of a state that is handed from rank to rank: beside the ring, token by token, and in a scan."""
+"""Pictures of a state that is handed from rank to rank: next to the ring, token by token, and in a scan."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def _ink(rank: int) -> str:
 
 
 def beside(ranks: int, block_bytes: int, state_bytes: int) -> Figure:
-    """Return the ring with a K/V block for each rank, beside the ranks that hand on a state.
+    """Return a picture of a ring with a K/V block for each rank, next to ranks that hand on a state.
 
     The areas of the blocks and of the states are to one scale.
     """
@@ -170,7 +170,7 @@ Square = tuple[float, str, Matrix]
 
 
 def belt(tokens: Sequence[Token], ranks: int, rows: Mapping[str, Sequence[Square]], title: str) -> Figure:
-    """Return the tokens in a row, in the colours of their ranks, and below them squares of 2 × 2 numbers.
+    """Return a picture of the tokens in the colours of their ranks, and below them squares of 2 × 2 numbers.
 
     rows: for each row its name and its squares.
     """
@@ -216,7 +216,7 @@ def _draw_square(ax: Axes, x: float, y: float, label: str, matrix: Matrix) -> No
 
 
 def states(tokens: Sequence[Token], ranks: int, rows: Mapping[str, Sequence[Matrix]]) -> Figure:
-    """Return the tokens, and for each row the states that leave the ranks, at the borders between ranks."""
+    """Return a picture of the tokens. Each row has the states that leave the ranks, at the borders between ranks."""
     each = len(tokens) // ranks
     squares = {
         name: [((rank + 1) * each, "", matrix) for rank, matrix in enumerate(matrices)]
@@ -240,7 +240,7 @@ def describe_states(tokens: Sequence[Token], ranks: int, rows: Mapping[str, Sequ
 
 
 def transitions(tokens: Sequence[Token], pairs: Sequence[tuple[Matrix, Matrix]]) -> Figure:
-    """Return the tokens, and below each rank the A and the B of its transition."""
+    """Return a picture of the tokens, and below each rank the A and the B of its transition."""
     each = len(tokens) / len(pairs)
     squares = [
         ((rank + 0.5) * each + (0.49 if name == "B" else -0.49), name, matrix)
@@ -276,7 +276,11 @@ def known(hops: Sequence[Sequence[tuple[int, int]]], P: int) -> Known:
 
 
 def doubling(held: Known, rank: int) -> Figure:
-    """Return the messages of each round, whose tokens every rank then knows, and the pairs that `rank` keeps."""
+    """Return a picture of doubling.
+
+    It shows the messages of each round, the ranks whose tokens each rank knows after the round, and the pairs
+    that `rank` keeps.
+    """
     with styled():
         drawn = new_figure((8.0, 6.6))
         above, below = drawn.subfigures(2, 1, squeeze=False, height_ratios=(1.9, 1))[:, 0]
@@ -382,7 +386,7 @@ def _span(ranks: Sequence[int]) -> str:
 
 
 def entering(tokens: Sequence[Token], pairs: Sequence[tuple[Matrix, Matrix]]) -> Figure:
-    """Return the tokens, and for each round of doubling the B of what each rank knows of the ranks before it."""
+    """Return a picture of the tokens, and for each round of doubling the B that each rank knows."""
     each, rows = len(tokens) / len(pairs), {}
     for number, before in enumerate(_doubled(pairs), start=1):
         rows[f"round {number}"] = [
@@ -539,7 +543,7 @@ def describe_kinds(models: Mapping[str, Sequence[str]]) -> str:
 
 
 def timeline(traces: Mapping[str, Trace], alone: float | None = None) -> Figure:
-    """Return what the ranks compute and when states travel, for each run, on a common time axis.
+    """Return a picture of what the ranks compute and when states travel, for each run, on a common time axis.
 
     alone: the seconds that one GPU needs for all the work; a line marks them.
     """
@@ -625,7 +629,7 @@ def describe_shares(bars: Mapping[str, Mapping[str, float]]) -> str:
 
 
 def recall(stored: Sequence[int], errors: Mapping[str, Sequence[float]], D: int) -> Figure:
-    """Return the error of a value read back from a state, against the number of stored keys."""
+    """Return a picture of the error of a value read back from a state, against the number of stored keys."""
     with styled():
         drawn = new_figure(WIDE)
         ax = drawn.subplots()
@@ -653,7 +657,7 @@ def describe_recall(stored: Sequence[int], errors: Mapping[str, Sequence[float]]
 
 
 def survival(alphas: Sequence[float]) -> Figure:
-    """Return the fractions of the entering state and of each token's write that survive, in a table.
+    """Return a table of the surviving fractions of the entering state and of each token's write.
 
     Each row is the moment when a token reads; the last row is the end of the chunk.
     alphas: the decay factor of each token of the chunk.

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 def turns(
     runs: Mapping[str, Sequence[tuple[float, float]]], step_s: float, both_s: float, window_s: float = 10.0
 ) -> Figure:
-    """Return when Ada's chunks are computed and when Ben gets tokens, in the last `window_s` seconds of her prompt.
+    """Return a picture of Ada's chunks and Ben's tokens in the last `window_s` seconds of her prompt.
 
     runs: by title, the seconds of each chunk, in two parts: what every chunk takes, and what the cached tokens
     add. A decode step for Ben, of `step_s`, follows each chunk. After the prompt both decode in steps of
@@ -166,7 +166,7 @@ def _counted(users: int) -> str:
 
 
 def chunk_masks(chunks: int) -> Figure:
-    """Return the keys that a prompt's queries see, chunk by chunk; and with is_causal=True for the last chunk."""
+    """Return a picture of the keys that a prompt's queries see: chunk by chunk, and in the last by is_causal=True."""
     with styled():
         drawn = new_figure((8.0, 3.7))
         axes = drawn.subplots(1, 2, sharey=True)
@@ -278,7 +278,7 @@ def describe_travellers(P: int) -> str:
 
 
 def bytes_by_prefix(prefixes: Sequence[int], lines: Mapping[str, Sequence[float]], meet: int) -> Figure:
-    """Return the bytes that a rank sends, against cached tokens; the lines cross at `meet` tokens."""
+    """Return a picture of the bytes that a rank sends, by cached tokens. The lines cross at `meet` tokens."""
     with styled():
         drawn = new_figure(WIDE)
         ax = drawn.subplots()
@@ -309,7 +309,7 @@ def describe_bytes(prefixes: Sequence[int], lines: Mapping[str, Sequence[float]]
 
 
 def hand_over(P: int) -> Figure:
-    """Return the partials (heads × tokens) of each of P ranks after attending, and after the hand-over."""
+    """Return a picture of each rank's partials (heads × tokens) after attending, and after the hand-over."""
     with styled():
         drawn = new_figure((8.0, 4.6))
         axes = drawn.subplots(2, P, squeeze=False)
@@ -348,7 +348,7 @@ def describe_hand_over(P: int) -> str:
 
 
 def shares(ways: Mapping[str, ServeRequest]) -> Figure:
-    """Return the part of one user's cache that each rank has, and the bytes on a rank, for each way to divide them."""
+    """Return a picture of each rank's part of a user's cache, and of its bytes, for each way to divide them."""
     with styled():
         drawn = new_figure((8.0, 3.9))
         axes = drawn.subplots(1, len(ways), sharey=True, squeeze=False)[0]

@@ -55,7 +55,7 @@ def lines_of(source: str, pieces: Sequence[str]) -> list[int]:
 
 
 def figure(titles: tuple[str, str], sources: tuple[str, str], jobs: Sequence[Job], title: str = "") -> Figure:
-    """Return both sources as text in two columns; job n has the number n + 1 and the colour of rank n.
+    """Return a picture of both sources in two columns. Job n has the number n + 1 and the colour of rank n.
 
     Raises: CourseError for a job that is not found in a source.
     """

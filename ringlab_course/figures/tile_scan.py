@@ -186,7 +186,7 @@ def _heading(picture: Scan) -> str:
 
 
 def still(picture: Scan, index: int) -> Figure:
-    """Return one step: the grid beside its live set."""
+    """Return a picture of one step: the grid and its live set."""
     from ringlab.viz.style import new_figure, styled
 
     with styled():
