@@ -234,7 +234,7 @@ def write_test(reference: str, file: Path, claims: dict[str, Any]) -> str:
 
     function = named(reference)
     if isinstance(function, Target):
-        raise BackendError("a function, for which --init writes the Target", f"the target {reference}")
+        raise BackendError("a function, because --init writes the Target of one", f"the target {reference}")
     if file.exists():
         raise BackendError("--init with a new file", str(file), "delete it first, or choose another name")
     target = as_target(function, **claims)

@@ -303,7 +303,7 @@ class Request:
         if self.ranks not in (None, there_are):
             got = f"--ranks {self.ranks}"
             raise TrainingError(
-                f"--ranks {there_are}, as many as torchrun's processes", got, "leave --ranks out"
+                f"--ranks {there_are}, the number of torchrun's processes", got, "leave --ranks out"
             )
         given = {name: n for name, n in (("--dp", self.dp), ("--tp", self.tp)) if n is not None}
         asked, needed = " ".join(f"{name} {n}" for name, n in given.items()), math.prod(given.values())

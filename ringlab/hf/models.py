@@ -227,7 +227,7 @@ def check_attended(around: Held) -> None:
     else:
         error = BackendError(
             "attention over the ring in a model that runs in ringlab.hf.context",
-            f"{name} with attn_implementation={asked!r}, which saw this rank's tokens alone",
+            f"{name} with attn_implementation={asked!r}, which saw only this rank's tokens",
             "model.set_attn_implementation('ringlab')",
         )
     raise_everywhere(around, error)

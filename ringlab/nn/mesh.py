@@ -71,7 +71,7 @@ def check(degrees: Degrees, world_size: int, sizes: tuple[int, int, int]) -> Non
             raise ShapeError(f"{name} that tp={degrees.tp} divides", f"{name}={size}")
     if degrees.tp > 1 and not of_processes(world_size):
         raise BackendError(
-            "processes of torch.distributed, for tensor parallelism",
+            "processes of torch.distributed, because tp > 1",
             "virtual ranks, which are threads",
             "launch(train, P, ...) or torchrun; only tp needs processes, dp and cp do not",
         )

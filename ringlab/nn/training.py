@@ -248,12 +248,14 @@ def _checked(
     if degrees is not None:
         if recipe.batch % (degrees.dp * recipe.micro_batches):
             got = f"batch={recipe.batch}, micro_batches={recipe.micro_batches}"
-            raise TrainingError(f"a batch that dp={degrees.dp} divides, and then micro_batches", got)
+            raise TrainingError(f"a batch divisible by dp={degrees.dp} times micro_batches", got)
         sizes = config.heads, config.kv_heads, config.hidden
         mesh.check(degrees, 1 if ring is None else ring.world_size, sizes)
     if ring is None and recipe.window is not None:
         raise TrainingError(
-            "a ring, for a window", "ring=None", "VirtualCluster(1).run(train, recipe) has a ring of one rank"
+            "a ring, because the recipe has a window",
+            "ring=None",
+            "VirtualCluster(1).run(train, recipe) has a ring of one rank",
         )
     batch(text, recipe.S, 1, 0)  # raises for a text that is too short
     if max(text.content) >= config.vocabulary:

@@ -83,7 +83,7 @@ def of_batch(batch: Mapping[str, Any]) -> Fields:
     Documents are read from "position_ids", "seq_idx" and cu_seqlens under any of its names, such as
     "cu_seq_lens_q". All of these entries that the batch has must agree. Without them, each row is a document,
     without the padding that "attention_mask" marks.
-    Raises: MaskError for entries that contradict each other, for padding beside entries that cannot express
+    Raises: MaskError for entries that contradict each other, for padding together with entries that cannot express
     it, and for entries that describe documents but could be read in more than one way, such as
     "segment_ids".
     """
@@ -169,7 +169,7 @@ def _check_no_padding(mask: np.ndarray, first: str) -> None:
     _check_flags(mask)
     if not mask.all():
         raise MaskError(
-            f"no padding in attention_mask beside {first}",
+            f"no padding in an attention_mask that comes with {first}",
             f"{int((mask == 0).sum())} tokens of padding",
             f"leave out {first}, if each row is one document; or Packing.of_document_ids(ids, padding=0)",
         )

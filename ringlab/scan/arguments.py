@@ -83,7 +83,7 @@ def check_arguments(given: Arguments) -> ScanCall:
     _check_tensors(given)
     check_scale(given.scale, given.q.dtype)
     if not isinstance(given.chunk, int) or isinstance(given.chunk, bool) or given.chunk < 1:
-        raise ShapeError("chunk= a number of tokens, at least 1", repr(given.chunk))
+        raise ShapeError("chunk= a number of tokens ≥ 1", repr(given.chunk))
     elements = elements_of(given.layout, _check_documents(given.documents, given.layout))
     plan_scan(given.scan, elements)
     scale = given.q.shape[-1] ** -0.5 if given.scale is None else float(given.scale)

@@ -223,9 +223,9 @@ class ShardedCache(Handled):
             if x.ndim != 4 or (x.shape[0], x.shape[1], x.shape[3]) != (B, K, D) or x.shape[2] != k.shape[2]:
                 raise ShapeError(f"{name} of the new tokens as ({B}, {K}, n, {D})", str(tuple(x.shape)))
             if x.dtype != self._k.dtype:
-                raise DtypeError(f"{name} in the cache's {self._k.dtype}", str(x.dtype))
+                raise DtypeError(f"{name} in {self._k.dtype}, the dtype of the cache", str(x.dtype))
             if x.device != self._k.device:
-                raise DeviceError(f"{name} on the cache's {self._k.device}", str(x.device))
+                raise DeviceError(f"{name} on {self._k.device}, the device of the cache", str(x.device))
 
     def _next_owner(self) -> int:
         """Return the rank that receives the next token."""

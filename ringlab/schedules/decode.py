@@ -344,9 +344,9 @@ def _check(q: Any, cache: Any) -> None:
             "append the new tokens' k and v to the cache first, on every rank",
         )
     if q.dtype != cache.k.dtype:
-        raise DtypeError(f"q in the cache's {cache.k.dtype}", str(q.dtype))
+        raise DtypeError(f"q in {cache.k.dtype}, the dtype of the cache", str(q.dtype))
     if q.device != cache.k.device:
-        raise DeviceError(f"q on the cache's {cache.k.device}", str(q.device))
+        raise DeviceError(f"q on {cache.k.device}, the device of the cache", str(q.device))
 
 
 def check_gradients(**tensors: Shaped[Tensor, "..."] | None) -> None:

@@ -93,9 +93,9 @@ def check_query(q: Any, sizes: CacheSizes, tokens: int | None) -> None:
     if tokens is not None and shape[2] != tokens:
         raise ShapeError(f"q with the rows of {tokens} new tokens", str(shape))
     if q.dtype != sizes.dtype:
-        raise DtypeError(f"q in the cache's {sizes.dtype}", str(q.dtype))
+        raise DtypeError(f"q in {sizes.dtype}, the dtype of the cache", str(q.dtype))
     if q.device != sizes.device:
-        raise DeviceError(f"q on the cache's {sizes.device}", str(q.device))
+        raise DeviceError(f"q on {sizes.device}, the device of the cache", str(q.device))
     check_gradients(q=q)
 
 

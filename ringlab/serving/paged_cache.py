@@ -290,6 +290,6 @@ class PagedCache(Handled):
                 got = str(tuple(x.shape)) if isinstance(x, Tensor) else type(x).__name__
                 raise ShapeError(f"{name} of the new tokens as {fit}", got)
             if x.dtype != pool.dtype:
-                raise DtypeError(f"{name} in the cache's {pool.dtype}", str(x.dtype))
+                raise DtypeError(f"{name} in {pool.dtype}, the dtype of the cache", str(x.dtype))
             if x.device != pool.device:
-                raise DeviceError(f"{name} on the cache's {pool.device}", str(x.device))
+                raise DeviceError(f"{name} on {pool.device}, the device of the cache", str(x.device))

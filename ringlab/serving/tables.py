@@ -25,9 +25,7 @@ def token_counts(sequences: Sequence[Any], new: Any) -> list[int]:
     """
     counts = [1] * len(sequences) if new is None else list(new) if isinstance(new, Iterable) else None
     if counts is None or len(counts) != len(sequences) or not all(map(_is_count, counts)):
-        raise ShapeError(
-            f"new= a number of tokens, 0 or more, for each of {len(sequences)} sequences", repr(new)
-        )
+        raise ShapeError(f"new= a number of tokens ≥ 0 for each of {len(sequences)} sequences", repr(new))
     return [int(n) for n in counts]
 
 
@@ -126,7 +124,7 @@ class BlockTables:
         )
         if not known or len(set(sequences)) < len(sequences):
             raise CacheError(
-                f"different sequences among those of this cache, {sorted(self.lengths)}",
+                f"sequences of this cache, {sorted(self.lengths)}, each at most once",
                 repr(sequences),
                 "add() and fork() return the numbers of sequences; free() forgets them",
             )

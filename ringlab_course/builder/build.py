@@ -50,14 +50,14 @@ def find_root() -> Path:
     """Return the nearest folder that contains ringlab_course/lessons, from the current folder upwards.
 
     If there is none, return the checkout that contains this module. Raises: CourseError if that has no
-    lessons either, or if the current folder is in another checkout than the code that runs.
+    lessons either, or if the current folder and the running code are in different checkouts.
     """
     here, own = Path.cwd(), Path(__file__).resolve().parents[2]
     for folder in (here, *here.parents, own):
         if (folder / "ringlab_course" / "lessons").is_dir():
             if (folder / "ringlab_course" / "builder").is_dir() and folder.resolve() != own:
                 raise CourseError(
-                    f"the ringlab of this checkout, {folder}", f"that of {own}",
+                    f"the ringlab of this checkout, {folder}", f"the ringlab of {own}",
                     f"run {folder / '.venv/bin/ringlab'}, after `make setup-lab` if it is not there",
                 )  # fmt: skip
             return folder

@@ -108,7 +108,7 @@ def _check(layout: Layout, tile: int, documents: Sequence[int] | None) -> None:
         raise LayoutError(
             f"1 to {MOST_TOKENS:,} tokens for a picture",
             f"{layout.S:,}",
-            "divide S and tile by the same number: the tiles stay alike",
+            "divide S and tile by the same number, which keeps the pattern of the tiles",
         )
     along = sum(-(-layout.length(rank) // tile) for rank in range(layout.P))
     if along > MOST_TILES:

@@ -35,7 +35,7 @@ def commit(name: str, fault: str, evidence: str) -> None:
         raise CourseError(
             f"the chart of {name} as it was when its source was opened: “{before['fault']}”, {before['evidence']}",
             f"“{fault}”, {evidence}",
-            "a diagnosis is final once the source was seen; write what the source showed beside it, as `found`",
+            "a diagnosis is final once the source was seen; add what the source showed, as `found`",
         )
     _keep(name, fault=fault, evidence=evidence)
 

@@ -135,7 +135,7 @@ def test_a_file_is_learnt_and_a_window_needs_no_ranks(tmp_path: Path) -> None:
         (["--ranks", 2, "--dp", 4], "dp × cp × tp = 2 ranks"),
         (
             ["--ranks", 2, "--tp", 2, "--kv-heads", 2],
-            "processes of torch.distributed, for tensor parallelism",
+            "processes of torch.distributed, because tp > 1",
         ),
         (["--dp", 2], "--ranks 2, or torchrun --nproc-per-node=2 -m ringlab train --dp 2"),
         (["--tp", 2, "--dp", 2], "remedy: torchrun --nproc-per-node=4 -m ringlab train --dp 2 --tp 2"),
@@ -154,7 +154,7 @@ def test_other_ranks_than_torchrun_started_are_refused_on_every_rank(asked: int,
     request = Request({}, {}, None, tmp_path, False, None, None, None, "cpu", ranks=asked)
 
     def program(ring: Ring) -> bool:
-        with pytest.raises(TrainingError, match="--ranks 2, as many as torchrun's processes"):
+        with pytest.raises(TrainingError, match="--ranks 2, the number of torchrun's processes"):
             request.run(ring)
         return True
 

@@ -137,7 +137,7 @@ def test_shards_of_processes_are_read_by_others_and_by_one(four: Processes, tmp_
         (Degrees(dp=3, cp=2), replace(RECIPE, batch=3), WorldSizeError, "dp × cp × tp = 2 ranks"),
         (Degrees(tp=3), RECIPE, WorldSizeError, "tp that divides 2"),
         (Degrees(tp=2), replace(RECIPE, model=replace(CONFIG, kv_heads=1)), ShapeError, "kv_heads that tp=2 divides"),
-        (Degrees(dp=2), replace(RECIPE, batch=3), TrainingError, "a batch that dp=2 divides"),
+        (Degrees(dp=2), replace(RECIPE, batch=3), TrainingError, "a batch divisible by dp=2"),
         (Degrees(tp=2), RECIPE, BackendError, "virtual ranks, which are threads"),
     ],
 )  # fmt: skip

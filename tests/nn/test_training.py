@@ -67,7 +67,7 @@ def test_recipes_that_cannot_be_are_refused() -> None:
         train(SHORT, None)  # type: ignore[arg-type]
     with pytest.raises(TrainingError, match="a ModelConfig"):
         train(None, SHORT.model)  # type: ignore[arg-type]
-    with pytest.raises(TrainingError, match="a ring, for a window"):
+    with pytest.raises(TrainingError, match="a ring, because the recipe has a window"):
         train(None, replace(SHORT, window=8))
     with pytest.raises(DeviceError, match="cpu or cuda"):
         train(None, SHORT, device="gpu")

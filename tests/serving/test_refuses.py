@@ -62,7 +62,7 @@ Wrong = tuple[Callable[[PagedCache], Any], type[Exception], str]
 DECODES: dict[str, Wrong] = {
     "no sequences": (lambda c: decode_heads(rows(), c), CacheError, "sequences of a PagedCache"),
     "an unknown sequence": (lambda c: decode_heads(rows(), c, [0, 7]), CacheError, "[0, 7]"),
-    "a sequence twice": (lambda c: decode_heads(rows(), c, [0, 0]), CacheError, "different sequences"),
+    "a sequence twice": (lambda c: decode_heads(rows(), c, [0, 0]), CacheError, "each at most once"),
     "rows of one sequence": (lambda c: decode_heads(rows(1, 2, 1, 4), c, [0, 1]), ShapeError, "2 new tokens"),
     "more rows than tokens": (lambda c: decode_heads(rows(), c, [1], [2]), ShapeError, "1 tokens of sequence 1"),
     "no row": (lambda c: decode_heads(rows(), c, [0, 1], [2, 0]), ShapeError, "at least one token"),
@@ -187,7 +187,7 @@ def sharded(c: PagedCache) -> ShardedCache:
         (lambda c: PagedCache(c.ring, kv_heads=1, head_dim=1, pages=0), CacheError, "pages=0"),
         (lambda c: PagedCache(c.ring, kv_heads=1, head_dim=1, pages=1, page=3, interleave=2), CacheError, "divisible"),
         (lambda c: c.append(rows(1, 2, 1, 4), rows(1, 2, 1, 4), 0), CacheError, "got: 0"),
-        (lambda c: c.append(rows(1, 2, 1, 4), rows(1, 2, 1, 4), [1, 0], [2, -1]), ShapeError, "0 or more"),
+        (lambda c: c.append(rows(1, 2, 1, 4), rows(1, 2, 1, 4), [1, 0], [2, -1]), ShapeError, "≥ 0 for each"),
         (lambda c: c.append(rows(1, 2, 1, 4), rows(1, 2, 1, 4), [0, 1], [1]), ShapeError, "each of 2"),
         (lambda c: c.append(rows(1, 2, 1, 4), rows(1, 2, 1, 4), [0], [1.0]), ShapeError, "[1.0]"),
         (lambda c: c.append(rows(1, 2, 1, 4), rows(1, 2, 2, 4), [0]), ShapeError, "v of the new tokens"),

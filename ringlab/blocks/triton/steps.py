@@ -262,7 +262,7 @@ class TritonBackward:
 def _check_step(step: int, count: int, tiles: Tiles, q: Tensor, k: Tensor, v: Tensor) -> None:
     """Raise an error if the kernels, which check nothing, would read or write beyond a tensor."""
     if step >= count:
-        raise BackendError(f"at most {count} steps, as given before the first", "one more")
+        raise BackendError(f"at most {count} steps, the number that was given at the start", "one more")
     _check_kinds(q, k=k, v=v)
     if k.shape[:3] != v.shape[:3] or (q.shape[0], q.shape[3]) != (k.shape[0], k.shape[3]):
         raise _misfit("q (B, H, L, D), k (B, K, L, D) and v (B, K, L, Dv)", q=q, k=k, v=v)

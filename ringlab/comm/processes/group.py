@@ -54,7 +54,7 @@ def _comm_over(group: dist.ProcessGroup, timeout: float) -> DistributedComm:
         )
     except RuntimeError as error:
         raise TransportTimeout(
-            f"a gloo group of the same processes beside an NCCL group, opened within {timeout:g} s",
+            f"a gloo group of the NCCL group's processes, opened within {timeout:g} s",
             str(error).split("\n")[0],
             "call Ring.of_group on every process of the group, or open it with 'cpu:gloo,cuda:nccl'",
         ) from error

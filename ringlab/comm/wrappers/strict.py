@@ -44,7 +44,7 @@ class Strict(Wrapper):
         memory = {t.untyped_storage().data_ptr() for t in send if t.numel()}
         if any(t.numel() and t.untyped_storage().data_ptr() in memory for t in receive):
             raise CommError(
-                f"receive buffers apart from the sent tensors in exchange {index} of rank {self.rank}",
+                f"receive buffers that share no memory with the sent tensors in exchange {index} of rank {self.rank}",
                 "a receive buffer that is also sent",
                 "arriving data would overwrite data that is still being sent",
             )
