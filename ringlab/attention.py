@@ -117,8 +117,8 @@ def ring_attention(
     """Return this rank's rows of softmax(scale·Q·Kᵀ)·V over the whole sequence. They are differentiable.
 
     q, k, v: this rank's shards under `layout`. q is (B, H, L, D), k and v are (B, K, L, D) with H % K == 0.
-    K/V are sent with their K heads, never repeated for query heads. v may have another head dim than k, as in
-    latent attention; out has the head dim of v. Under autocast, q, k and v are cast as torch's own attention
+    K/V are sent with their K heads, never repeated for query heads. The head dim of v may differ from that of
+    k, as in latent attention; out has the head dim of v. Under autocast, q, k and v are cast as torch's own attention
     casts them. If the axes of heads and tokens are swapped, this is noticed only if their sizes differ.
     causal: query i sees keys j ≤ i, in global positions.
     mask: in place of `causal`, a mask with a window, a prefix or packed documents. Every block and schedule

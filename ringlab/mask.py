@@ -39,7 +39,7 @@ class Mask(Handled):
     - `window` = w: |i − j| < w, or j belongs to the prefix. A causal row sees itself and the w − 1 keys before it.
 
     Raises: MaskError for a window below 1, a negative length of a document or prefix, a prefix without `causal`, or
-    a tuple of prefixes with another length than `documents`.
+    a tuple of prefixes whose length differs from that of `documents`.
 
     >>> import numpy as np
     >>> from ringlab import Mask

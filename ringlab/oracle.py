@@ -90,7 +90,7 @@ def attention(
     mask: True where a query may see a key; broadcasts to (B, H, Lq, Lk); may be combined with `causal`.
     scale: D ** −0.5 by default.
     softcap, factors, sinks: as in the module's docstring. factors broadcast like `mask`. lse includes dropped
-    weights. v may have another head dim than q and k. out then has the head dim of v.
+    weights. The head dim of v may differ from that of q and k. out has the head dim of v.
 
     Raises: ShapeError for axes that do not fit; DtypeError for a mask that is not boolean.
 

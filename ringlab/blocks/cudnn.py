@@ -18,7 +18,7 @@ _aten = torch.ops.aten
 
 
 class Cudnn(LibraryBlock):
-    """Attention of cuDNN 9, for float16 and bfloat16 on GPUs from sm_80 on. v may have another head dim than q.
+    """Attention of cuDNN 9, for float16 and bfloat16 on GPUs from sm_80 on. The head dims of v and q may differ.
 
     Its limits are those that torch checks before `scaled_dot_product_attention` chooses cuDNN. Tiles with one
     row or one key are computed by `Blockwise`: cuDNN does not support one key, and on Blackwell some of its

@@ -321,11 +321,11 @@ class Packed:
         self.tiles, self.causal, self.mirrored = tiles, tiles[0].causal, tiles[0].mirrored
 
     def rows(self, x: Heads) -> Float[Tensor, "tokens heads D"]:
-        """Return the rows of x, those of the first batch first."""
+        """Return the rows of x as one axis of tokens, batch by batch."""
         return self._packed(x, [tile.rows for tile in self.tiles])
 
     def keys(self, x: Heads) -> Float[Tensor, "tokens heads D"]:
-        """Return the keys of x, those of the first batch first."""
+        """Return the keys of x as one axis of tokens, batch by batch."""
         return self._packed(x, [tile.keys for tile in self.tiles])
 
     def _packed(self, x: Tensor, parts: list[slice]) -> Tensor:

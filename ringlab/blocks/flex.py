@@ -66,7 +66,8 @@ COMPILERS: dict[str, Any] = {"cpu": "eager", "cuda": "inductor"}
 class Flex(StepBlock, Handled):
     """FlexAttention on GPUs from sm_80 on, and on the CPU. Any mask, and a soft cap, but no dropout.
 
-    v may have another head dim than q and k. FlexAttention has no backward on the CPU, so `Blockwise` computes it there.
+    The head dim of v may differ from that of q and k. FlexAttention has no backward on the CPU, so `Blockwise`
+    computes it there.
     """
 
     name = "flex"

@@ -58,8 +58,8 @@ class LibraryBlock(Block, Handled):
     multiple = 8
     """Head dims must be multiples of this number."""
     own_value_dims = False
-    """Whether v may have another head dim than q and k. If not, narrower tensors are padded with zeros, which
-    change neither scores nor out nor gradients. The padding is cut off the results."""
+    """Whether the head dim of v may differ from that of q and k. If not, narrower tensors are padded with zeros,
+    which change neither scores nor out nor gradients. The padding is cut off the results."""
     shortest = 1
     """The fewest rows and keys of tiles that the library computes. `Blockwise` computes shorter tiles."""
 

@@ -69,8 +69,8 @@ class BackwardRows:
 class Block(Protocol):
     """One way to compute a tile. Backends keep no state between tiles.
 
-    v may have another head dim than q and k; out has the head dim of v. Query head h reads key/value head
-    h // (H // K). With `causal`, row i sees keys 0 … i (aligned top-left), and there are no more keys than
+    The head dim of v may differ from that of q and k; out has the head dim of v. Query head h reads key/value
+    head h // (H // K). With `causal`, row i sees keys 0 … i (aligned top-left), and there are no more keys than
     rows.
     """
 

@@ -134,14 +134,14 @@ def _below(entry: os.DirEntry[str], left: list[int], depth: int, notes: list[str
         yield Path(entry.path)
     elif _is_folder(entry):
         if depth >= DEPTH:
-            notes.append(f"{shown_name(entry.path)}: not looked into, {DEPTH} folders deep")
+            notes.append(f"{shown_name(entry.path)}: skipped, because it is {DEPTH} folders deep")
             return
         for child in _listed(entry.path, left[0], notes):
             if left[0] <= 0:
                 return
             yield from _below(child, left, depth + 1, notes)
     elif entry.is_symlink() and os.path.isdir(entry.path):
-        notes.append(f"{shown_name(entry.path)}: a link to a folder, not followed")
+        notes.append(f"{shown_name(entry.path)}: a link to a folder, which is not followed")
 
 
 def _is_folder(entry: os.DirEntry[str]) -> bool:
@@ -159,7 +159,7 @@ def _listed(folder: str | Path, most: int, notes: list[str]) -> list[os.DirEntry
         notes.append(f"{shown_name(folder)}: cannot be read ({error.strerror})")
         return []
     if len(entries) > most:
-        notes.append(f"{shown_name(folder)}: more than {ENTRIES} files; the rest was not looked at")
+        notes.append(f"{shown_name(folder)}: more than {ENTRIES} files, and the others were skipped")
         entries = entries[:-1]
     return sorted(entries, key=lambda entry: entry.name)
 
@@ -205,7 +205,7 @@ class Collection:
 def collect(
     paths: Iterable[str | os.PathLike[str]], exercise: str | None = None, learner: str | None = None
 ) -> Collection:
-    """Return one submission per learner and exercise; of several, the one that was handed in last.
+    """Return one submission per learner and exercise: the one that was handed in last.
 
     exercise: count every notebook as this exercise, unless it names another one.
     learner: count every notebook as this learner's.
@@ -219,7 +219,7 @@ def collect(
     if exercise is not None:
         others = [each for each in found if each.says not in ("", exercise)]
         if others:
-            notes.append(f"{len(others)} notebooks name another exercise than {exercise} and are left alone")
+            notes.append(f"{len(others)} notebooks name an exercise other than {exercise} and are left alone")
         found = [each for each in found if each not in others]
     if learner is None:
         _refuse_mixed(found)

@@ -160,7 +160,7 @@ def connect(transport: str = "gloo", timeout: float = 60.0, startup: float | Non
             )
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     here = os.environ.get("LOCAL_WORLD_SIZE")
-    if here is None:  # another launcher than torchrun; the ranks of this machine are counted below
+    if here is None:  # the launcher is not torchrun; the ranks of this machine are counted below
         check(transport, 1)
     else:
         _check_here(transport, int(here), world_size)

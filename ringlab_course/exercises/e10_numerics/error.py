@@ -106,7 +106,7 @@ def check_empty_rows(subject: Subject, rng: np.random.Generator) -> None:
 
 
 def check_shape(subject: Subject, rng: np.random.Generator) -> None:
-    """Try results of another shape than the truth."""
+    """Try results whose shape differs from that of the truth."""
     x, truth = _numbers(rng, 3, 3)
     cases = [
         (other, truth, f"x of shape {tuple(other.shape)}, truth of shape {tuple(truth.shape)}")

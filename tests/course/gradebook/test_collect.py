@@ -79,7 +79,7 @@ def test_taken_for_one_exercise_the_notebooks_of_others_are_left_alone(tmp_path:
         notebook(tmp_path / "ada" / f"{exercise}.ipynb", exercise)
     found = collect([tmp_path], exercise="05")
     assert [each.path.name for each in found.submissions] == ["05.ipynb"]
-    assert any("name another exercise than 05" in note for note in found.notes)
+    assert any("name an exercise other than 05" in note for note in found.notes)
     with pytest.raises(CourseError, match="one of the exercises"):
         collect([tmp_path], exercise="77")
 
