@@ -79,7 +79,7 @@ def _ringlab(name: str, minutes: float, wave: int, command: str) -> Step:
 def _lab(name: str, minutes: float, command: str) -> Step:
     torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "{gpus}")
     common = "--transport nccl --dtype bfloat16 --heads 16 --head-dim 128 --rounds 7 --output {out}"
-    # As a module, because a checkout that is not installed has no command `ringlab lab`.
+    # A checkout that is not installed has no command `ringlab lab`, so the module is run.
     words = (*torchrun, "-m", "ringlab_course.cli.lab", *command.split(), *common.split())
     return Step(name, words, minutes, wave=4, gpus=2, most=None)
 
@@ -126,7 +126,7 @@ def minutes_for(gpus: int) -> float:
 
 @dataclass(frozen=True)
 class Row:
-    """A measured value beside the expected one.
+    """A measured value and the expected one.
 
     odd: whether a person should look at it, because it is far below what is expected, or above what the GPU
     can do.
@@ -184,7 +184,7 @@ _RING_PAPER = "ring-flash-attention's zig-zag ring on 8 H800, 8k tokens a GPU"
 
 
 def expected(step: str, result: Mapping[str, Any], gpu: str, gpus: int) -> list[Row]:
-    """Return the figures of a step's result beside the expected ones, for a GPU with torch's name `gpu`.
+    """Return the figures of a step's result with the expected ones, for a GPU with torch's name `gpu`.
 
     A figure without a published or computed counterpart is left out.
     """

@@ -206,7 +206,7 @@ def _peers(name: str) -> Diagnosis:
 
 
 def _blocks() -> dict[str, Callable[[str], Diagnosis]]:
-    """Return a probe for each block backend that needs a GPU; those of triton are more thorough."""
+    """Return a probe for each block backend that needs a GPU. The probes of triton are more thorough."""
     return {_BLOCK + name: _block for name in ("cudnn", "flash", "flex")}
 
 

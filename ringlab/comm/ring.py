@@ -57,7 +57,7 @@ class Ring(Handled):
         group: a process group of torch.distributed, a DeviceMesh of one dimension such as `mesh["cp"]`, or
         None for all processes. Every process of the group must call this method. Calls for the same group
         share a transport. The program must close the group itself. If the group has only NCCL, its processes
-        open a gloo group beside it for headers, which are CPU tensors.
+        open a gloo group too, for headers, which are CPU tensors.
         timeout: the seconds that a message may take, including time in which another rank saves or
         evaluates.
 

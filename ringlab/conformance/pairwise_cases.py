@@ -45,7 +45,7 @@ def completed(
 ) -> dict[str, Any] | None:
     """Return these values with one for each other axis, or None if no value of some axis fits.
 
-    gain: how good a value is beside those chosen so far. Of equally good values, the first is taken.
+    gain: how good a value is together with those chosen so far. Of equally good values, the first is taken.
     """
     chosen = dict(some)
     for name, values in axes.items():

@@ -30,7 +30,8 @@ ROTATING = ("ring", "allgather")
 FEWEST_EQUAL = 8
 """The fewest ranks equal to others that make it worthwhile to compare ranks."""
 FEWEST_IN_LOCKSTEP = 256
-"""The fewest ranks of a simulation that keeps only some ranks' operations; those of fewer fit into memory."""
+"""The fewest ranks of a simulation that keeps only some ranks' operations. All operations of fewer ranks fit
+into memory."""
 _ATTEND = re.compile(r"attend (backward )?(\d+)")
 """The labels of computations that take time."""
 
@@ -150,7 +151,7 @@ class Seconds:
         self.prices, self.queries, self.plan = prices, queries, plan(layout, mask)
 
     def __call__(self, rank: int, labels: tuple[str, ...]) -> Float[np.ndarray, " computations"]:
-        """Return the seconds of the computations with these labels; those other than attention take 0."""
+        """Return the seconds of the computations with these labels. Only attention takes more than 0."""
         P, tiles = len(self.queries), self.plan.of_rank(rank)
         found = np.zeros(len(labels))
         for backward in (False, True):

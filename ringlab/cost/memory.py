@@ -38,9 +38,9 @@ def attention_bytes(sizes: Attention, tokens: int, P: int = 1, kind: str = "ring
     Derivation, with c = tokens, h = H·D and g = K·D, if v has the head dim of q and k:
     q and out are c·h each, K and V c·g each. The ring adds the K and V that are arriving:
     (2h + 4g)·b·c·e, independent of S; with K = H six blocks, 6·b·c·h elements. (arXiv 2310.01889
-    prints 6·b·c·h bytes beside 2·b·s·h bytes for ONE bfloat16 tensor: six are 12·b·c·h.)
+    prints 6·b·c·h bytes, but 2·b·s·h bytes for ONE bfloat16 tensor: six are 12·b·c·h.)
     Six blocks are that paper's count. The ring of this package, measured in bfloat16 with K = H, D = 128 and
-    P >= 3, takes 7.05 blocks beside its own q, k and v, which makes ten in all: see `attention_work`.
+    P >= 3, takes 7.05 blocks besides its own q, k and v, which makes ten in all: see `attention_work`.
     "allgather" holds K and V of all P·c tokens; "blockwise" works on one device, where no block is in flight;
     "materialised" adds the c × S scores of every head.
     Raises: CostError for an unknown kind.
@@ -59,7 +59,7 @@ def attention_bytes(sizes: Attention, tokens: int, P: int = 1, kind: str = "ring
 
 @dataclass(frozen=True)
 class AttentionWork:
-    """Temporary bytes of attention, beside q, k, v, out and lse, at their peak.
+    """Temporary bytes of attention, besides q, k, v, out and lse, at their peak.
 
     slots: bytes of the K/V of other ranks. gradients: bytes of dK and dV in float32. accumulators: bytes of
     float32 sums. made: bytes of the K and V that are made from the latent of one block, and of their gradients.

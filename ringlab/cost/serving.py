@@ -89,7 +89,7 @@ def prefill_traffic(
 
 
 def travelling_kv_bytes(sizes: Attention, longest: int, P: int) -> int:
-    """Return the most bytes of K and V that a rank holds beside its cache while K and V travel in a prefill.
+    """Return the most bytes of K and V that a rank holds besides its cache while K and V travel in a prefill.
 
     longest: the cached and new tokens of the rank that has most. A rank holds one shard that is in use, or
     the copy of its shard that it sends, and one shard that arrives. If queries travel, K and V stay in the

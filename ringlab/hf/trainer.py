@@ -103,7 +103,7 @@ class OverRing(Trainer):
     def _count_and_factor(self, num_items: Any) -> tuple[Any, int]:
         """Return the number of labels by which a share is divided, None for those of the ring, and the loss's factor."""
         P, world = self._ring().world_size, self.args.world_size
-        # transformers has summed the number over all processes, so each label P times, if it averages over devices.
+        # If transformers averages over devices, its number is a sum over all processes, which counts each label P times.
         if num_items is not None and self.args.average_tokens_across_devices and world > 1:
             return num_items / P, world
         return num_items, P

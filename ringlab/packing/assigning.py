@@ -192,8 +192,8 @@ class Problem:
     def place(self, degrees: Int64[np.ndarray, " sequences"], micro_batches: int = 1) -> Assignment:
         """Return a placement of the sequences with these degrees.
 
-        Sequences with the largest groups are placed first; of two with equal groups, the slower one is
-        first. Each is placed where the time of the step grows least. If no micro-batch has room, another one
+        Sequences with the largest groups are placed first. If two groups are equally large, the slower sequence
+        is first. Each is placed where the time of the step grows least. If no micro-batch has room, another one
         is opened.
         """
         busy = np.zeros((micro_batches, self.P))

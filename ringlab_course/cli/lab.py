@@ -188,7 +188,7 @@ def l3(
     message_timeout: Message = 300.0,
     force: Force = False,
 ) -> None:  # fmt: skip
-    """Make it faster: time each entrant beside ringlab, each in a run of its own.
+    """Make it faster: time each entrant against ringlab, in a run of its own.
 
     Entrants with wrong results are not ranked. Exits 1 if a run fails.
     """

@@ -135,7 +135,7 @@ _INDENT = "      "
 
 
 def headline(entry: Entry) -> str:
-    """Return one line: learner, exercise, score, and why the score differs from the earned points, if so."""
+    """Return one line: learner, exercise, score, and the reason if the score differs from the earned points."""
     notes = []
     earned = entry.earned + entry.helped
     if entry.penalty:

@@ -113,7 +113,7 @@ def _todo(book: Gradebook, submissions: Sequence[HandedIn], unsafe: bool, run: R
 
 
 def older_checks_notes(entries: Iterable[Entry]) -> list[str]:
-    """Return a line about results from older checks, and how to grade them again, if there are any."""
+    """Return a line that says how to grade results from older checks again, if there are any."""
     counts = sorted(Counter(entry.exercise for entry in entries if entry.older_checks).items())
     if not counts:
         return []

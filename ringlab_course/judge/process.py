@@ -50,7 +50,7 @@ class Endless(Overdue):
 
 @dataclass(frozen=True)
 class Held:
-    """Bytes that a process has in memory: of its own, and of files such as libraries."""
+    """The bytes that a process has in memory: its own, and those of files such as libraries."""
 
     own: int = 0
     files: int = 0

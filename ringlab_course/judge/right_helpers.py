@@ -40,7 +40,9 @@ def graded_again(
     opened: Callable[[str], Session],
     graded: Callable[[Stage, Session], StageReport],
 ) -> tuple[tuple[StageReport, ...], str]:
-    """Return the reports, in which stages with wrong helpers have `earned_again`, and why nothing counts, or "".
+    """Return the reports and the reason why nothing counts, or "" if there is none.
+
+    The reports of stages with wrong helpers have `earned_again`.
 
     A helper is wrong if a check of it fails, also with the reference's functions in place of its own helpers.
     opened: returns the Session of the submission followed by one more cell. graded: returns a stage's report.

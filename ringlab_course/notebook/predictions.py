@@ -105,7 +105,7 @@ def static_form(question: Question) -> str:
 
 
 def compare(key: str, measured: Any, *, unit: str = "") -> None:
-    """Print the measured result beside the guess made in `predict(key, …)`, and close the question."""
+    """Print the measured result next to the guess made in `predict(key, …)`, and close the question."""
     question = _asked.get(key)
     unit = unit or (question.unit if question else "")
     file = ProgressFile()

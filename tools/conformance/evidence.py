@@ -139,8 +139,8 @@ def _share(finding: Finding) -> float:
 def rows(path: Path, names: Sequence[str] = ()) -> Mapping[str, Row]:
     """Return a row for each wrong ring.
 
-    The rows and columns of `names`, or all without names, are computed again; the others are read from `path`.
-    Raises: SystemExit for an unknown name.
+    The rows and columns of `names` are computed again, or all of them if there are no names. The others are read
+    from `path`. Raises: SystemExit for an unknown name.
     """
     unknown = [name for name in names if name not in MUTANTS and name not in checks.names()]
     if unknown:

@@ -18,8 +18,8 @@ _PARAMETERS = re.compile(r"<dl>\n((?:<dd><em class=\"sig-param\">.*</dd>\n)+)</d
 def mend(folder: Path) -> None:
     """Correct every page of the built site.
 
-    Raises: ValueError if something to correct is on no page, because Sphinx or its theme then writes it
-    differently.
+    Raises: ValueError if no page contains the text of a correction: a new version of Sphinx or of its theme
+    then writes other HTML.
     """
     pages = {page: page.read_text(encoding="utf-8") for page in folder.rglob("*.html")}
     for sign in (_CAPTION, *_DRAWERS, _RESULTS):

@@ -192,7 +192,7 @@ class _Clock:
     def __init__(self, program: Program, network: Links, seconds: np.ndarray) -> None:
         P = program.world_size
         self.program, self.seconds = program, seconds
-        # The last operation of every rank has the kind END, and the rank stays there.
+        # The last operation of every rank has the kind END. A rank that has reached it advances no further.
         self.kinds = np.insert(program.kinds, program.starts[1:], END)
         self.refs = np.insert(program.refs, program.starts[1:], 0)
         self.at = program.starts[:-1] + np.arange(P)

@@ -176,7 +176,7 @@ if AVAILABLE:
 
 
 def _inherited(environment: dict[str, str]) -> tuple[Any, ...]:
-    """Return what a new process would inherit from this process, but a fork inherits from the server."""
+    """Return the settings that a new process would inherit from this process. A fork inherits the server's."""
     lasting = {name: value for name, value in environment.items() if name != _CHANGING}
     names = sorted(name for name in dir(resource) if name.startswith("RLIMIT_"))
     limits = [resource.getrlimit(getattr(resource, name)) for name in names]

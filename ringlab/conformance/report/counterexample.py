@@ -1,4 +1,4 @@
-"""The places of wrong values, in the smallest run that shows them, and over (query, key) on several ranks.
+"""The places of wrong values: in the smallest run that shows them, and as pairs (query, key) on several ranks.
 
 If v is one-hot, out is the matrix of weights itself, with one entry for each query and key. In the same way,
 dv shows the weights if dout is one-hot. dq shows the gradients of the scores if k is one-hot, and dk if q is.

@@ -106,7 +106,7 @@ def _picture(finding: Finding, shown: Mapping[str, Any], said: bool) -> str:
         parts.append(_map(shown))
     if shown["positions"]:
         parts.append(
-            "<figure><figcaption><h3>Error of each token</h3>Tokens of one rank stand beside each other, in its own order. "
+            "<figure><figcaption><h3>Error of each token</h3>Tokens of one rank stand next to each other, in its own order. "
             "Orange: beyond the bound; the darker, the further, in steps of ten.</figcaption>"
             f"{over_tokens(shown, f'Errors by token. {words}')}</figure>"
         )
@@ -141,7 +141,7 @@ def _map(shown: Mapping[str, Any]) -> str:
     head = f", head {pairs['head']}" if shown["run"]["H"] > 1 else ""
     return (
         f"<figure><figcaption><h3>Error of the {text(what)} over (query, key){head}</h3>"
-        f"{text(why)} Lines are borders between ranks, with their numbers beside them.</figcaption>"
+        f"{text(why)} Lines are borders between ranks, with their numbers next to them.</figcaption>"
         f"<div class='maps'>{drawn}</div>{scale}</figure>"
     )
 

@@ -83,7 +83,7 @@ def _hidden(visible: np.ndarray) -> str:
 
 
 def _borders(positions: Sequence[Sequence[int]], order: Sequence[int], side: int) -> list[str]:
-    """Return lines between ranks, and the ranks' numbers beside the rows and above the columns."""
+    """Return lines between ranks, and the ranks' numbers at the rows and above the columns."""
     ends = [0, *np.cumsum([len(own) for own in positions]).tolist()]
     lines = "".join(f"M0 {end * _CELL}H{side}M{end * _CELL} 0V{side}" for end in ends)
     parts = [f'<path class="border" d="{lines}"/>']

@@ -351,7 +351,7 @@ def results(P=P, *given):
 
 MAIN = '''\
 def main():
-    """Print each rank's errors beside their bounds; exit with 1 if one is beyond."""
+    """Print each rank's errors with their bounds; exit with 1 if one is beyond."""
     true, wrong = truth(), False
     for rank, found in enumerate(results()):
         for name, x in found.items():

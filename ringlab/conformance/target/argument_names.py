@@ -15,8 +15,8 @@ PACKING = (*CU_SEQLENS, *CU_PADDED, *MAX_SEQLENS, *IDS, "position_ids")
 PLAIN = frozenset(
     {*AROUND, "causal", "is_causal", "layout", "positions", "scale", "softmax_scale", "return_lse", "qkv", "kv", *PACKING}
 )  # fmt: skip
-"""The arguments of a plain call besides q, k and v; those for packed documents are passed only if they are
-required."""
+"""The arguments of a plain call besides q, k and v. Arguments for packed documents are passed only if they
+are required."""
 GRADIENTS_OF = frozenset({"dout", "out", "lse"})
 """The arguments that `gradients` may take in addition to those of a plain call."""
 THROUGH = ("sliding_window", "softcap", "s_aux")

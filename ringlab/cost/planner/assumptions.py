@@ -128,7 +128,7 @@ def _reached(request: Request) -> str:
 
 def _training(best: Candidate) -> list[str]:
     found = [
-        "Adam with float32 moments and gradients; weights are gathered and gradients reduced beside the computation "
+        "Adam with float32 moments and gradients; weights are gathered and gradients reduced during the computation "
         "of a layer, on what the ring leaves free of the links",
         "no dropout; data loading and checkpoints take no time",
     ]
@@ -166,9 +166,9 @@ def _offload(best: Candidate) -> str:
     what = " and ".join(best.request.offload.split(","))
     optimizer = ""
     if "optimizer" in best.request.offloads:
-        optimizer = "; gradients leave beside the backward, and in the update they and the moments pass the GPU in pieces"
+        optimizer = "; gradients leave during the backward, and in the update they and the moments pass the GPU in pieces"
     return (
-        f"{what} leave over {host.name}, {short(host.bytes_per_s, 'bytes/s')} one way, and come back beside computation{optimizer}; "
+        f"{what} leave over {host.name}, {short(host.bytes_per_s, 'bytes/s')} one way, and come back during computation{optimizer}; "
         f"the host has {short(host.memory_bytes, 'bytes')} for each {best.request.machine_word}, fast enough for all of them"
     )
 

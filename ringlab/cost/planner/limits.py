@@ -62,7 +62,7 @@ class Hidden:
 
     @property
     def hidden(self) -> bool:
-        """Return whether a hop takes no longer than the block beside it."""
+        """Return whether a hop takes no longer than the block that is computed meanwhile."""
         return self.tokens >= self.least_tokens
 
 

@@ -178,7 +178,7 @@ def check_stream_ragged(subject: Subject, rng: np.random.Generator) -> None:
 
 
 def check_stream_memory(subject: Subject, rng: np.random.Generator) -> None:
-    """Check that memory beside q, k and v does not grow with the number of keys."""
+    """Check that memory besides q, k and v does not grow with the number of keys."""
     for L, D, block, dtype, sizes, held, numbers in (
         (256, 4, 256, torch.float32, (256, 1024, 4096), "whole_row_at_once", 256 * 4096),
         (2048, 4, 8, torch.float32, (128, 512, 2048), "grows_with_the_keys", 2048 // 8 * 2048 * 4),
@@ -286,7 +286,7 @@ def _compare_cuts(
 
 
 def _merge_case(subject: Subject, parts: list[Pair], truth: Pair, case: str) -> Answered:
-    """Return the learner's merge of all parts at once, beside the truth."""
+    """Return the learner's merge of all parts at once, and the truth."""
     inputs = torch.stack([out for out, _ in parts]), torch.stack([lse for _, lse in parts])
     answer = expect_tuple(subject.call(*inputs), NAMES)
     bound = roundings(

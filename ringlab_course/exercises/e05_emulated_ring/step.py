@@ -55,7 +55,7 @@ def _compare(subject: Any, cases: Iterable[Case]) -> None:
 
 
 def _answered(subject: Any, case: Case) -> Answered:
-    """Return the learner's answer beside the right one.
+    """Return the learner's answer and the right one.
 
     Raises: the named mistake that a NaN or an infinity shows.
     """

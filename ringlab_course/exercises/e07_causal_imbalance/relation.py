@@ -142,7 +142,7 @@ def _both(tiles: Iterable[Bounds], pair: Pair, row: int, key: int) -> str:
 
 
 def _answered(subject: Any, pair: Pair, twice: list[str]) -> Answered:
-    """Return how often the tiles see each pair, beside the right table.
+    """Return how often the tiles see each pair, and the right table.
 
     If tiles overlap, a text about the overlap is appended to `twice`.
     """

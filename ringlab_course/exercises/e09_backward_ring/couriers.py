@@ -41,7 +41,7 @@ def run(subject: Any, given: Problem, faults: Faults | None = None) -> Any:
 
 
 def _answers(outcome: Any, given: Problem) -> Iterator[Answered]:
-    """Yield each rank's answer beside the right one."""
+    """Yield each rank's answer with the right one."""
     for rank, answer in enumerate(outcome.results):
         right = given.truth[rank]
         parts = expect_tuple(answer, NAMES)

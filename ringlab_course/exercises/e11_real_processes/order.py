@@ -103,7 +103,7 @@ def _verify(subject: Any, xs: Sequence[torch.Tensor], text: str) -> Any:
 
 
 def _passed_on(P: int) -> list[int]:
-    """Return whose x each rank gets if a rank that begins by receiving then sends what it received."""
+    """Return the owner of the x that each rank gets. A rank that receives first then sends what it received."""
     sent = list(range(P))
     for rank in range(1, P, 2):
         sent[rank] = rank - 1
@@ -116,7 +116,7 @@ _MADE: dict[str, Callable[[int], list[int]]] = {
     "passes_on_what_arrived": _passed_on,
     "swaps_with_a_partner": lambda P: [rank ^ 1 if rank ^ 1 < P else rank for rank in range(P)],
 }
-"""For each common mistake, a function of P that returns whose x each rank then holds."""
+"""For each common mistake, a function of P that returns the owner of the x that each rank then holds."""
 
 
 def _check_values(subject: Any, rng: np.random.Generator) -> None:

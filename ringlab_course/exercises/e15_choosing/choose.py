@@ -222,7 +222,7 @@ def hop_s(way: cost.Way, c: int, F: float, B: float, lat: float) -> float:
 
 
 def block_s(way: cost.Way, c: int, F: float, B: float, lat: float) -> float:
-    """Return the seconds of the block that is computed beside a hop."""
+    """Return the seconds of the block that is computed during a hop."""
     return way.block_flops * c**2 / F
 
 

@@ -213,9 +213,9 @@ def _verify_far_below(subject: Any, drawn: Problem) -> None:
 
 
 def _check_bfloat16(subject: Any, rng: np.random.Generator) -> None:
-    """Check a bfloat16 merge, after a float32 merge.
+    """Check a merge in float32, and then in bfloat16.
 
-    A merge that is wrong in float32 too has another fault than too few digits.
+    If the merge is wrong in float32 too, the fault is not a lack of digits.
     """
     _verify(subject, problem(rng, (40,) * 8, (8, 2), B=2, D=16, size=3.0))
     given = problem(rng, (40,) * 8, (8, 2), B=2, D=16, size=3.0, dtype=torch.bfloat16)

@@ -230,7 +230,7 @@ def _expect_diagnosed(subject: Any, name: str, *, by_name: bool) -> None:
 def _own_program(subject: Any, patient: Patient) -> tuple[Any, Failure | None]:
     """Return the subject to check, and None or the failure to raise after its values are checked.
 
-    If the mend is the patient's own program with a few changed lines, the subject is its text alone, without
+    If the mend is the patient's own program with a few changed lines, the subject is only its text, without
     the rest of the submission. If it is another program, the subject is the whole submission, and there is a
     failure to raise.
     """

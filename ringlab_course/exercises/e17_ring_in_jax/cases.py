@@ -254,7 +254,7 @@ def look(
 def answers(
     subject: Any, cases: Iterable[Case], named: dict[str, Misconception], *, gradients: bool = False
 ) -> Iterator[Emulated]:
-    """Yield each case's answer beside its truth, in the order in which devices own the tokens."""
+    """Yield each case's answer with its truth, in the order in which devices own the tokens."""
     names = ALL if gradients else FORWARD
     for given in cases:
         found = look(subject, given, named, gradients=gradients)

@@ -96,7 +96,7 @@ def _without_a_window(program: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def answered(ran: Ran, names: tuple[str, ...]) -> list[Answered]:
-    """Return each rank's answer in a run beside the right one, in the form in which mistakes are compared."""
+    """Return each rank's answer in a run with the right one, in the form in which mistakes are compared."""
     run = ran.run
     true, bounds = expected(run.plain)
     found = []

@@ -190,7 +190,7 @@ def given(run: Run) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def wide_runs(check: Check) -> Check:
-    """Return the suite's check of memory, on blocks that are large beside a process's other memory."""
+    """Return the suite's check of memory, on blocks that are large compared with a process's other memory."""
 
     def wide(plan: Any) -> list[Run]:
         return [replace(run, S=TOKENS * run.P, D=WIDE, H=1, K=1, causal=False) for run in check.runs(plan)]

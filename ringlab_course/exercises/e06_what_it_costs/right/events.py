@@ -64,7 +64,7 @@ def overlapped_ring(ring, q, k, v, pieces):
             if work:
                 work.wait()
                 here[number] = into
-                if step:  # the caller's own shard stays as it was: only buffers of ours are received into
+                if step:  # step 0 has the caller's own shard, which must not become a receive buffer
                     free[tokens] = piece
     return out, lse
 
