@@ -27,7 +27,7 @@ from ringlab.torch_modes import outside_transforms
 
 _BYTES = 512
 _SHOWN = 4
-"""How many different statements an error quotes."""
+"""The largest number of different statements that an error quotes."""
 _EVERYWHERE = "call this on every rank of the ring, equally often and in the same order: these ranks wait for the calls of others"
 _REMEDY = "no data was sent; fix the call of the rank that differs"
 _SAME_BATCH = (

@@ -25,7 +25,7 @@ METHOD = {
     "flops": CONVENTION,
     "speed_ratio": "median over rounds of baseline time / subject time: 1 is as fast, 0.5 takes twice as long",
 }
-"""How the numbers were measured; part of every result."""
+"""The way in which the numbers were measured, which is part of every result."""
 
 Pairs = Mapping[str, Iterable[str]]
 """Each subject with its baselines."""

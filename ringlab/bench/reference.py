@@ -25,7 +25,7 @@ from torch import Tensor
 from ringlab.bench.problem import Inputs
 
 FACTOR = 2.0
-"""How many times the plainest implementation's error is allowed, as in ringlab.conformance.tolerance."""
+"""The allowed error as a multiple of the plainest implementation's, as in ringlab.conformance.tolerance."""
 ROW_BYTES = 2**29
 """Bytes of float64 scores held at once while lse and delta are computed."""
 EDGES = (64, 128, 256, 512)

@@ -208,7 +208,7 @@ def test_it_is_attention() -> None:
     report = conformance.check(target, quick=True)
     assert report.ok, str(report)
 '''
-"""What `--init` writes: a test of one's own ring, with the claims that its signature and the options show."""
+"""The text that `--init` writes: a test of one's own ring, with the claims that its signature and the options show."""
 CLAIMS_OF_A_TEST = (
     "over",
     "layouts",

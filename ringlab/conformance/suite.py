@@ -30,7 +30,7 @@ from ringlab.errors import BackendError
 LIMIT = 30.0
 """The seconds for the import of a target, and for each run."""
 _REPEATS = 3
-"""How many times a wrong plain run is repeated, to find a target that is wrong by chance."""
+"""The number of times that a wrong plain run is repeated, to find a target that is wrong by chance."""
 _IN_A_ROW = 2
 """The number of runs that may hang one after the other; each of them costs the time limit."""
 _EXPLAINED = 3  # the most checks that get a smaller counterexample

@@ -1,4 +1,4 @@
-"""How much faster dynamic context parallelism is than one degree for all sequences, for given lengths."""
+"""The speed-up of dynamic context parallelism over one degree for all sequences, for given lengths."""
 
 from __future__ import annotations
 

@@ -338,7 +338,7 @@ def _blocks(
 
 
 _ALIKE = 0.02
-"""How far two ratios of entries to their true values may differ and still count as equal."""
+"""The largest difference at which two ratios of entries to their true values count as equal."""
 
 
 def _usual(ratios: np.ndarray, weights: np.ndarray, name: str) -> np.ndarray:

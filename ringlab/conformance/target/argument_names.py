@@ -6,7 +6,7 @@ GROUPS = ("group", "process_group", "cp_group", "ring_pg")
 AROUND = ("ring", "comm", *GROUPS, "rank", "world_size")
 CU_SEQLENS = ("cu_seqlens", "cu_seqlens_q", "cu_seqlens_k", "cu_seqlens_kv", "cu_seq_lens_q", "cu_seq_lens_k")
 OF_KEYS = ("_k", "_kv")
-"""How the names end of lengths that are those of the keys."""
+"""The endings of the names of lengths that belong to keys."""
 CU_PADDED = ("cu_seqlens_padded", "cu_seqlens_q_padded", "cu_seqlens_k_padded", "cu_seqlens_kv_padded")
 MAX_SEQLENS = ("max_seqlen", "max_seqlen_q", "max_seqlen_k", "max_seqlen_kv")
 IDS = ("segment_ids", "document_ids", "sequence_ids", "doc_ids")

@@ -1,4 +1,4 @@
-"""How a function is called: its parameters, the arguments of a call, and the axes of its tensors."""
+"""The way a function is called: its parameters, the arguments of a call, and the axes of its tensors."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from ringlab.layout import get_layout, layout_names
 PURPOSES = ("training", "prefill", "decode", "serve")
 RECOMPUTATIONS = ("none", "selective", "full")
 OFFLOADS = ("activations", "optimizer", "weights")
-"""What may wait in the host's memory. The field `offload` is "none", or some of these joined by commas."""
+"""The data that may wait in the host's memory. The field `offload` is "none", or some of these joined by commas."""
 SHARINGS = ("copies", "dcp", "helix")
 CHUNK = 8192  # default number of a prompt's tokens that are fed at once
 LAYOUTS = (*filter(is_balanced, layout_names()[::-1]), *filterfalse(is_balanced, layout_names()))

@@ -18,7 +18,7 @@ LOG2E = math.log2(math.e)
 ALWAYS = 1 << 30
 """A bound of a band that hides no key."""
 NOTHING, STATE, RESULT = 0, 1, 2
-"""Where a step begins: with no key seen, from the state, or from the OUT and LSE of a finished run."""
+"""The start of a step: with no key seen, from the state, or from the OUT and LSE of a finished run."""
 
 
 class State(NamedTuple):

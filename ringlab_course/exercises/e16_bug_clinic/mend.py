@@ -269,9 +269,9 @@ def _another_program(text: str, patient: Patient) -> str:
 
 
 MOST_LOST, MOST_NEW = 6, 6
-"""How many lines of a patient may be removed and added, without comments, layout and unreachable lines."""
+"""The number of lines of a patient that may be removed and added, without comments, layout and unreachable lines."""
 MOST_GROWN = 75
-"""How many nodes a patient's syntax tree may gain.
+"""The number of nodes that a patient's syntax tree may gain.
 
 Known mends gain at most 52. A ring that is written in one line gains 143.
 """

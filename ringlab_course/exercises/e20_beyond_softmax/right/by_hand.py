@@ -23,7 +23,7 @@ def transition(k, v, decay, beta):
 
 
 def hand(ring, distance, A, B):
-    """What the rank at this distance before has; None if there is none."""
+    """Return the value of the rank at this distance before, or None if there is none."""
     to, source = ring.rank + distance, ring.rank - distance
     room = torch.empty_like(A), torch.empty_like(B)
     if to < ring.world_size and source >= 0:
