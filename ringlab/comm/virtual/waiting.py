@@ -123,10 +123,13 @@ def deadlock(works: dict[int, Waiting]) -> DeadlockError:
     lines = [f"rank {rank} waits: {'; '.join(map(str, work.open_ends))}" for rank, work in works.items()]
     cycle = _cycle({rank: work.open_ends[0].peer for rank, work in works.items()})
     drawn = " → ".join(map(str, cycle)) if cycle else "none: they wait for a rank that has finished"
+    remedy = "call ring.shift or ring.post equally often on all ranks"
+    if cycle:
+        remedy = "post sends and receives together (ring.shift, ring.post), equally often on all ranks"
     return DeadlockError(
         "a rank that can go on",
         "\n        ".join([*lines, f"cycle: {drawn}"]),
-        "post sends and receives together (ring.shift, ring.post), equally often on all ranks",
+        remedy,
     )
 
 
