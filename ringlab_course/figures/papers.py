@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ringlab.cost.hardware import Hardware, Link, hardware
-from ringlab.viz.style import BLUE, INK, PAPER, QUIET, new_figure, show, styled
+from ringlab.errors import require_package
+from ringlab.viz.style import BLUE, INK, PAPER, QUIET, as_html, new_figure, styled
 from ringlab_course.catalogue import LESSONS, PAPERS, Paper
 
 if TYPE_CHECKING:
@@ -36,8 +37,15 @@ _KEY = (
 
 
 def paper_map() -> None:
-    """Display the map of the papers."""
-    show(draw_papers(), alt=describe_papers())
+    """Display the map of the papers behind a fold, because its words are those of the whole course."""
+    require_package("IPython", "lab", "figures in a notebook")
+    from IPython.display import display
+
+    words = describe_papers()
+    picture = as_html(draw_papers(), words, widest="680px")
+    summary = "The papers around ring attention"
+    folded = f"<details><summary>{summary}</summary>{picture}</details>"
+    display({"text/html": folded, "text/plain": words}, raw=True)
 
 
 def draw_papers() -> Figure:

@@ -29,52 +29,12 @@ import torch
 
 from ringlab import VirtualCluster, types
 from ringlab.errors import DeadlockError
-from ringlab_course import compare, corpus, predict, progress
-from ringlab_course.catalogue import EIGHT_HOURS, lesson
+from ringlab_course import compare, corpus, predict
+from ringlab_course.catalogue import SHORTEST_WAY, lesson
 from ringlab_course.figures.course_ring import course_ring, note_grid
 from ringlab_course.figures.papers import paper_map
 
 # %% [markdown]
-# ## The letters
-#
-# Most bugs in attention code are not wrong mathematics but an axis in the wrong place. So every axis has one letter,
-# and the letter is the same in the lessons, in error messages and in the source of the package. (Formulas in the
-# papers' style reuse a few of them, such as K for the matrix of all keys; the lessons say where.) Here is the list,
-# from the top of one source file. Lesson 01 explains heads, queries, keys, values and lse, lesson 03 tiles.
-
-# %%
-print(types.__doc__)
-
-# %% [markdown]
-# Two of the letters are easily confused. **S** is the length of the whole text; **L** is the length of the part
-# on one rank. With a single rank they are equal, and code that confuses them works. With a second rank it breaks, so
-# the course keeps the two apart from the start.
-#
-# Now we make some tensors with these axes. The text is the source of Python's standard library; one byte is one token,
-# and the cell prints the first 47 bytes. A small layer with fixed random weights turns the tokens into queries, keys
-# and values.
-
-# %%
-S, H, K, D = 8192, 8, 2, 64
-print(corpus.text(47))
-q, k, v = corpus.qkv(S, heads=H, kv_heads=K, head_dim=D)
-for name, tensor in (("q", q), ("k", k), ("v", v)):
-    print(name, tuple(tensor.shape), f"{tensor.nbytes / 1e6:.1f} MB")
-
-# %% [markdown]
-# Read the shapes with the letters: B, then heads, then tokens, then head dim. All tokens are on one rank here, so L = S.
-# There are more query heads than key and value heads, so several query heads share one key head. This is *grouped-query
-# attention*, and most current models use it.
-#
-# None of these tensors is large. The table of scores between queries and keys would be:
-
-# %%
-scores = H * S * S * 4
-print(f"all scores in float32: {scores / 1e9:.2f} GB, {scores / q.nbytes:.0f} times the queries")
-
-# %% [markdown]
-# Twice as many tokens make this table four times as large. Lesson 01 works out at which length it fills a device.
-#
 # ## How a lesson goes: predict, run, see, explain
 #
 # You remember a result that contradicts your own guess. So before a measurement the lesson asks for it. Click one of
@@ -82,8 +42,8 @@ print(f"all scores in float32: {scores / 1e9:.2f} GB, {scores / q.nbytes:.0f} ti
 # file of your own, and nobody grades them. You can answer once, and only before the measurement is shown;
 # `predict(…, reopen=True)` lets you answer again. The most useful predictions are the wrong ones.
 #
-# Here is the first one. Four ranks form a circle. Each rank knows one note. In every step each rank passes to the
-# next rank the note that it received last; in the first step, its own.
+# Here is the first one. Four ranks form a circle. Each rank knows one note. In each step every rank passes one
+# note to the next rank: first its own, then always the one that it received last.
 
 # %% tags=["nbval-ignore-output"]
 predict(
@@ -161,46 +121,53 @@ except DeadlockError as error:
 
 # %% [markdown]
 # The error names who waits for whom. Exchanges are counted from 0, so exchange 2 is the third shift: rank 3 wants to
-# send to rank 0 and rank 1 wants to receive from it, but rank 0 has finished after two. Only the end of the remedy
-# applies: this program uses `ring.shift`, but not equally often on all ranks.
+# send to rank 0 and rank 1 wants to receive from it, but rank 0 has finished after two.
 #
-# ## The whole course as one ring
+# ## The letters
 #
-# Here are the lessons, clockwise in the order in which you read them. A lesson's number is its name, so that old links
-# stay right; the order in the part "In use" differs from it. The square is the goal: the capstone, in which you hand in a
-# ring attention of your own. The grey lessons after it are further reading: Triton, JAX, and layers without softmax.
-# The last line of every lesson leads to the next one.
-#
-# An arrow leads from a lesson to one that needs it. Choose a lesson with the slider to see what it needs, and what needs it.
-
-# %% tags=["nbval-ignore-output"]
-course_ring("05")
-
-# %% [markdown]
-# Do you have one long day, or a few evenings? This is the shortest way to a ring of your own, forward and backward:
+# In attention the notes are tensors with four axes. Most bugs in attention code are not wrong mathematics but an axis
+# in the wrong place. So every axis has one letter, and the letter is the same in the lessons, in error messages and in
+# the source of the package. (Formulas in the papers' style reuse a few of them, such as K for the matrix of all keys;
+# the lessons say where.) Here is the list, from the top of one source file. Lesson 01 explains heads, queries, keys,
+# values and lse, lesson 03 tiles.
 
 # %%
-way = [lesson(name) for name in EIGHT_HOURS]
-for each in way:
-    print(f"{each.id}  {each.minutes} minutes  {each.title}")
-total = sum(each.minutes for each in way)
-print(f"{total} minutes; with exercise 05, in which you write the ring, {(total + 60) / 60} hours")
+print(types.__doc__)
 
 # %% [markdown]
-# ## The papers, as a map
+# Two of the letters are easily confused. **S** is the length of the whole text; **L** is the length of the part
+# on one rank. With a single rank they are equal, and code that confuses them works. With a second rank it breaks, so
+# the course keeps the two apart from the start.
 #
-# Ring attention is a late step in a row of ideas: attention itself, a softmax's maximum and sum in a single pass,
-# attention that never stores the whole table, tiles that fit into a fast memory. Only then could the tiles be divided
-# among machines. You need not understand the map's words yet; each box names the lessons that explain them.
+# Now we make some tensors with these axes. The text is the source of Python's standard library; one byte is one token,
+# and the cell prints the first 47 bytes. A small layer with fixed random weights turns the tokens into queries, keys
+# and values.
 
 # %%
-paper_map()
+S, H, K, D = 8192, 8, 2, 64
+print(corpus.text(47))
+q, k, v = corpus.qkv(S, heads=H, kv_heads=K, head_dim=D)
+for name, tensor in (("q", q), ("k", k), ("v", v)):
+    print(name, tuple(tensor.shape), f"{tensor.nbytes / 1e6:.1f} MB")
 
 # %% [markdown]
+# Read the shapes with the letters: B, then heads, then tokens, then head dim. All tokens are on one rank here, so L = S.
+# There are more query heads than key and value heads, so several query heads share one key head. This is *grouped-query
+# attention*, and most current models use it.
+#
+# None of these tensors is large. The table of scores between queries and keys would be:
+
+# %%
+scores = H * S * S * 4
+print(f"all scores in float32: {scores / 1e9:.2f} GB, {scores / q.nbytes:.0f} times the queries")
+
+# %% [markdown]
+# Twice as many tokens make this table four times as large. Lesson 01 works out at which length it fills a device.
+#
 # ## Check and submit
 #
-# Every lesson has an exercise in the folder `exercises/`; the capstone has no lesson and combines them all. An
-# exercise is a notebook with some unfinished functions. You write them, and three calls help you:
+# Every lesson has an exercise in the folder `exercises/`, a notebook with some unfinished functions. You write them, and
+# three calls help you:
 #
 # | call | what it does |
 # |---|---|
@@ -217,11 +184,41 @@ paper_map()
 # checks pass. `progress` also shows the grades of notebooks in `exercises/`.
 #
 # The project never overwrites an exercise that you have edited. To start again, `ringlab exercise fresh 00` writes a
-# clean copy and keeps yours beside it. The folder `solutions/` has a worked solution of every exercise. Your
-# progress:
+# clean copy and keeps yours beside it. The folder `solutions/` has a worked solution of every exercise.
+#
+# ## The whole course as one ring
+#
+# Here are the lessons, clockwise in the order in which you read them; in some places the numbers have another order. The
+# square is the goal: the capstone, an exercise without a lesson, in which you hand in a ring attention of your own. The
+# grey lessons after it are further reading: Triton, JAX, and layers without softmax. The last line of every lesson leads to
+# the next one.
+#
+# An arrow leads from a lesson to one that needs it. The dark arrows lead to lesson 09, in which the gradients go around the
+# ring. Choose another lesson with the slider to see what it needs, and what needs it.
 
 # %% tags=["nbval-ignore-output"]
-progress()
+course_ring("09")
+
+# %% [markdown]
+# Do you have one long day, or a few evenings? The dark arrows are the shortest way to a ring of your own, forward and
+# backward:
+
+# %%
+way = [lesson(name) for name in SHORTEST_WAY]
+for each in way:
+    print(f"{each.id}  {each.minutes} minutes  {each.title}")
+total = sum(each.minutes for each in way)
+hours = (total + 60) / 60
+print(f"{total} minutes; with exercise 05, in which you write the forward, {hours:g} hours")
+
+# %% [markdown]
+# Lessons 07 and 08, two more hours, share out the work of a causal mask evenly among the ranks.
+#
+# Ring attention is a late step in a row of ideas. Behind the fold is a map of their papers, for later: each box names the
+# lessons that explain it.
+
+# %% tags=["nbval-ignore-output"]
+paper_map()
 
 # %% [markdown]
 # ## Recap

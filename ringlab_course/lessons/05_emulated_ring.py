@@ -4,14 +4,14 @@
 # **Afterwards you can** run ring attention on virtual ranks, say which block is where at every step, and predict how many
 # hops, bytes and K/V blocks of memory it takes.
 #
-# **You need first** [lesson 02](02_online_softmax.ipynb), the merge of `(out, lse)`, and
-# [lesson 03](03_tiled_attention.ipynb), attention by tiles.
+# **You need first** [lesson 02](02_online_softmax.ipynb), the merge of `(out, lse)`. You do not need the tiles of
+# [lesson 03](03_tiled_attention.ipynb) here.
 #
 # **Minutes** 60 to read and run; the exercise takes another 60.
 #
-# Lesson 03 ended with attention that needs no S × S matrix. One limit remains: from some length on, Q, K and V alone
-# outgrow one machine. So we cut the *sequence* and give every machine, every **rank**, a piece of it. Each query still has
-# to meet every key. This lesson shows how they meet.
+# On one machine, attention can do without the S × S matrix: lesson 03 computes it tile by tile. One limit remains: from
+# some length on, Q, K and V alone outgrow one machine. So we cut the *sequence* and give every machine, every **rank**,
+# a piece of it. Each query still has to meet every key. This lesson shows how they meet.
 
 # %%
 import math
@@ -20,7 +20,7 @@ from functools import partial
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from ringlab import VirtualCluster, contiguous, launch, oracle, ring_attention, zigzag
+from ringlab import VirtualCluster, contiguous, launch, oracle, ring_attention
 from ringlab_course import compare, corpus, predict
 from ringlab.merge import Partial, merge
 from ringlab_course.figures import memory_ledger, ring_counts, ring_view
@@ -132,14 +132,15 @@ print("steps with a wrong owner:", wrong)
 compare("05.slip", str(len(wrong)))
 
 # %% [markdown]
-# Both formulas agree in step 0 and, if P is even, in step P/2; on 2 ranks that is always. The formula is used only to build
+# Both formulas agree in step 0, for an even P also in step P/2, and so on 2 ranks always. The formula is used only to build
 # masks. Without a mask a wrong one does no harm; with a mask it is a bug.
 #
 # ## 3 · The ring, in nine lines
 #
-# Everything is in place: blocks come by, `attend` handles one of them, and `merge` adds it to the state. Queries never move.
-# A *step* is the attention on one block. Between two steps each rank shifts its block once: a *hop* (an exchange, in the
-# words of the trace). There are P blocks to meet, your own is here already: P − 1 hops.
+# Everything is in place: blocks come by, `attend` handles one of them, and `merge` adds it to the state, which begins
+# as `Partial.identity(q)`, *nothing seen*. Queries never move. A *step* is the attention on one block. Between two
+# steps each rank shifts its block once: a *hop* (an exchange, in the words of the trace). There are P blocks to meet,
+# your own is here already: P − 1 hops.
 
 # %%
 def my_ring(ring, q, k, v):
@@ -173,8 +174,7 @@ for event in run.trace.exchanges():
     print(f"rank {event.rank} → rank {event.to}: {event.shapes[0]} twice, {event.bytes_sent} bytes")
 
 # %% [markdown]
-# Each rank made one hop of 2 · 64 bytes: 32 values. The last block to arrive need not travel home: a program that shifts P
-# times pays for one hop too many.
+# Each rank made one hop of 2 · 64 bytes: 32 values.
 #
 # Is the result still exact on more ranks? Merging is associative and commutative, so neither the cuts
 # nor the order of arrival matter, up to rounding.
@@ -244,7 +244,7 @@ show(ring_counts.counted(stale, (3, 6, 9), "Stale ring: how often\neach query co
 # ## 5 · What travels, and what stays
 #
 # There is an obvious alternative, the *all-gather*: every rank first collects *all* keys and values, and only then attends
-# to them. (The package's attends block by block, as the ring does.)
+# to them. (In the package it, too, attends block by block.)
 
 # %% tags=["nbval-ignore-output"]
 predict("05.traffic", "Compared with an all-gather, how many bytes does a rank send in the ring?",
@@ -326,9 +326,9 @@ print("K/V blocks left without those of other ranks:", *rest)
 show(memory_ledger.peaks_figure(peaks, 512), memory_ledger.describe_peaks(peaks, 512))
 
 # %% [markdown]
-# The ring's peak soon stops growing. Of the other ranks' K/V blocks it holds two, one in use and one in flight (a
-# single one if there are only two ranks). The all-gather holds all P − 1. Without these foreign blocks, every bar keeps
-# the same 7. A K/V block has 2 + 2 heads, so the 7 are:
+# The ring's peak soon stops growing. The meter gives the height of a bar; its split is our guess. Of the other ranks'
+# K/V blocks a ring should hold two, one in use and one in flight (a single one if there are only two ranks), and an
+# all-gather all P − 1. It fits: the rest, grey, is 7 blocks in every bar. A K/V block has 2 + 2 heads, so the 7 are:
 #
 # | | heads | K/V blocks |
 # |---|---|---|
@@ -364,11 +364,8 @@ def overlapped_ring(ring, q, k, v):
 # %% [markdown]
 # One buffer is read while the other fills: *double buffering*. It takes no more room, for a shift needs both buffers too.
 #
-# The virtual cluster keeps a virtual clock. By default a computation takes 1 second and a hop half a second. `my_ring` on 4
-# ranks takes 4 · 1 + 3 · ½ = 5.5 seconds.
-
-# %% tags=["nbval-ignore-output"]
-predict("05.clock", "How long does the overlapped ring take on the same clock?", unit="s")
+# The virtual cluster keeps a virtual clock. By default a computation takes 1 second and a hop half a second. `my_ring`
+# on 4 ranks takes 4 · 1 + 3 · ½ = 5.5 seconds. The overlapped ring should save the 3 · ½.
 
 # %%
 def finished(outcome):
@@ -377,9 +374,9 @@ def finished(outcome):
 
 overlapped = VirtualCluster(4).run(on_shards, wide, overlapped_ring, *qkv)
 pairs = zip(run4.results, overlapped.results, strict=True)
-print("compute, then shift:", finished(run4), "s")
 print("same result:", all(torch.equal(a[0], b[0]) for a, b in pairs))
-compare("05.clock", finished(overlapped))
+print("compute, then shift:", finished(run4), "s")
+print("post, then compute: ", finished(overlapped), "s")
 
 # %%
 both = (run4.trace, overlapped.trace), ("Compute, then shift", "Post, then compute")
@@ -389,9 +386,9 @@ show(gantt.compare(*both), gantt.describe_all(*both))
 # The hops are hidden behind the computation, as long as a hop takes no longer than a block's attention. Lesson 06 shows how
 # that depends on tokens per rank, FLOP/s and bandwidth.
 #
-# Why do `post` and `shift` send and receive *together*? A send can last until its message has been received. If every rank
-# sent first and received afterwards, all would wait for ever: a deadlock, like the one in lesson 00. So post both ends at
-# once, and equally often on all ranks. Even a rank that has no use for a block takes part in the exchange.
+# Why do `post` and `shift` send and receive *together*? A send can last until its message has been received. If every
+# rank sent first and received afterwards, all would wait for ever: a deadlock of another kind than lesson 00's. So post
+# both ends at once, and equally often on all ranks. Even a rank that has no use for a block takes part in the exchange.
 #
 # ## 7 · Causal: positions are global
 #
@@ -440,16 +437,9 @@ show(ring_counts.compared(counted, (4, 8, 12), title),
      "triangle of its own, also those above the diagonal of blocks.")
 
 # %% [markdown]
-# Rank 0 has 10 of the 136 pairs, and rank 3 has 58. Other layouts share the same work evenly, for instance the zig-zag,
-# which gives every rank an early piece and a late one. `ring_attention` takes any layout; lessons 07 and 08 compare them.
-
-# %%
-folded = zigzag(S=16, P=4)
-for rank in range(4):
-    pairs = [visible_pairs(folded, rank, origin) for origin in range(4)]
-    print(f"rank {rank} owns {folded.positions(rank)}: {sum(pairs)} pairs of {16 * 17 // 2}")
-
-# %% [markdown]
+# Rank 0 has 10 of the 136 pairs, and rank 3 has 58. Other layouts share the work more evenly: lessons 07 and 08 compare
+# them. `ring_attention` takes any layout.
+#
 # ## 8 · Two things the ring is not
 #
 # **"It replaces FlashAttention."** Every step contains an ordinary attention of one query block on one K/V block. `block=`
@@ -504,7 +494,7 @@ print("hops and bytes of rank 0:", real.trace.rounds(0), real.trace.bytes_sent(0
 # sends?</summary>Memory stays the same, because S/P does. The bytes about double, because P − 1 does.</details>
 #
 # <details><summary>4. Why may rank 0 not leave the loop early under a causal mask?</summary>Its neighbours would wait
-# for it: rank 3 could not send, and rank 1 could not receive. They wait for the exchange; the blocks that rank 0 would
-# still pass on are of no use to any of them.</details>
+# for it: rank 3 could not send, and rank 1 could not receive. They wait for the exchange: the blocks that rank 0 would
+# pass on after its first shift are of no use to any of them.</details>
 #
 # Now build it yourself: [exercise 05](../exercises/05_emulated_ring.ipynb), one step, the forward ring, the causal ring.

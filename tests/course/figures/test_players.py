@@ -95,7 +95,6 @@ STILL = {
     "map": (lambda: decision_map.play(), "8 × H100 at"),
     "overlap": (lambda: overlap_view.play(), "1,024 tokens on each of 4 ranks"),
     "ring of lessons": (lambda: course_ring.course_ring("03"), "Tiled attention"),
-    "papers": (papers.paper_map, f"{len(PAPERS)} papers"),
 }
 
 
@@ -108,6 +107,14 @@ def test_without_a_person_the_still_picture_is_shown_with_its_words(
     play, words = STILL[name]
     play()
     assert words in shown[0]["metadata"]["image/png"]["alt"]
+
+
+def test_the_map_of_the_papers_is_folded_and_has_its_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: list[dict[str, str]] = []
+    monkeypatch.setattr("IPython.display.display", lambda data, **_: shown.append(data))
+    papers.paper_map()
+    assert shown[0]["text/html"].startswith("<details><summary>")
+    assert shown[0]["text/plain"].startswith(f"Map of {len(PAPERS)} papers")
 
 
 TOLD = {
