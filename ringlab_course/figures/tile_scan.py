@@ -104,7 +104,7 @@ def scan(
 
 
 def _forward_live(Lq: int, Lk: int, D: int, itemsize: int) -> dict[str, int]:
-    floats = {"Q tile": Lq * D, "K tile": Lk * D, "V tile": Lk * D, "scores → P": Lq * Lk}
+    floats = {"Q tile": Lq * D, "K tile": Lk * D, "V tile": Lk * D, "scores → weights": Lq * Lk}
     floats |= {"out so far": Lq * D, "lse so far": Lq}
     return {name: count * itemsize for name, count in floats.items()}
 

@@ -10,7 +10,7 @@
 # **You need first** [lesson 01](01_naive_attention.ipynb) (naive attention and the S² wall) and
 # [lesson 02](02_online_softmax.ipynb) (lse, and the merge of `(out, lse)`).
 #
-# **Minutes** 90, of which the machine computes for about one.
+# **Minutes** 75, in two parts of 35 and 40; the machine computes for about one.
 #
 # Lesson 01 ended at a wall: the score matrix of a long text does not fit into memory. Lesson 02 showed that its rows can
 # be merged from parts. This lesson builds attention from such parts, and then does the harder half, the backward. The
@@ -25,7 +25,6 @@
 import itertools
 import math
 
-import numpy as np
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -35,7 +34,7 @@ from ringlab.comm.memory import MemoryMeter
 from ringlab_course import compare, predict
 from ringlab.merge import Partial, merge
 from ringlab_course.figures import tile_scan
-from ringlab.viz.style import new_figure, show, styled
+from ringlab.viz.style import show
 
 torch.set_num_threads(1)  # several threads do not pay for tiles this small
 
@@ -46,13 +45,15 @@ def random_inputs(S, D=16, count=3, dtype=torch.float32):
     return [torch.randn(1, 1, S, D, dtype=dtype) for _ in range(count)]
 
 
-# dout: the gradient of some loss with respect to the output, for the backward in section 7
+# dout: the gradient of some loss with respect to the output, for the backward in part 2
 q, k, v, dout = random_inputs(128, count=4, dtype=torch.float64)
 scale = q.shape[-1] ** -0.5
 print("q, k, v, dout:", tuple(q.shape), q.dtype)
 
 # %% [markdown]
-# ## 1 · The wall, measured
+# # Part 1 · The forward
+#
+# ## 1 · Cut the matrix into tiles
 #
 # Here is lesson 01 once more, now in torch: the partial result `(out, lse)` of some queries over some keys. Its causal
 # mask counts from the corner of the scores, so it is right only if queries and keys begin at the same token, as here.
@@ -72,39 +73,8 @@ whole_out, whole_lse = attend(q, k, v, True, scale)
 print("out", tuple(whole_out.shape), " lse", tuple(whole_lse.shape))
 
 # %% [markdown]
-# `MemoryMeter` watches every tensor that torch makes inside its context, and records the largest number of bytes that
-# were alive at once. Inputs do not count, because they existed before. We run the function for three lengths and fit
-# the exponent p in *peak ∝ S^p*: the slope of a straight line through the logarithms.
-
-
-# %%
-def peak_bytes(function, *args):
-    meter = MemoryMeter()
-    with meter.watch():
-        function(*args)
-    return meter.report().peak_bytes
-
-
-def fitted_exponent(sizes, peaks):
-    return float(np.polyfit(np.log(sizes), np.log(peaks), 1)[0])
-
-
-# %%
-SIZES, D = (512, 1024, 2048), 64
-naive_peaks = [peak_bytes(attend, *random_inputs(S, D), True, 0.125) for S in SIZES]
-for S, peak in zip(SIZES, naive_peaks, strict=True):
-    scores = 4 * S * S / 2**20
-    print(f"S = {S:5}   peak {peak / 2**20:6.1f} MiB   the scores alone {scores:5.1f} MiB")
-print(f"naive: peak grows as S^{fitted_exponent(SIZES, naive_peaks):.2f}")
-
-# %% [markdown]
-# Each doubling of S quadruples the peak. The peak consists of three matrices of S × S: the scores, the scores minus lse,
-# and the exponential of that. And this is one head of one text.
-#
-# ## 2 · Cut the matrix into tiles
-#
-# Lesson 02 gave us the way out. `(out, lse)` says all there is to say about a query that has seen some keys, and two
-# such results merge into one. So we never need all scores of a row at the same time. Cut the S queries and the S keys
+# Like lesson 01's program it makes three matrices of S × S. Lesson 02 gave us the way out: `(out, lse)` is all that a merge
+# needs from the keys seen so far. So we never need all scores of a row at the same time. Cut the S queries and the S keys
 # into runs of `tile` tokens. The score matrix falls into squares, and we can compute a square, turn it into a partial
 # result, merge that, and release the square.
 #
@@ -130,7 +100,7 @@ for row in grid:
 # words *skip, full, diagonal*. In ring attention (lesson 05) each *rank*, a device with its share of the tokens, receives
 # the keys of the others, and we ask the same question about them.
 #
-# ## 3 · The forward
+# ## 2 · The forward
 #
 # Take one query tile and let the key tiles pass by. Each key tile gives a partial result, which is merged into the
 # query tile's state. The state starts as *nothing seen*, `(0, −inf)`. You wrote merge and its identity in lesson 02;
@@ -174,11 +144,11 @@ for tile in (128, 32, 50, 1):
 # NaN.
 
 # %% [markdown]
-# ## 4 · The live set
+# ## 3 · The live set
 #
-# What is in memory at one moment? Besides the inputs and the output, only what the current tile needs. This is the *live
-# set*: one tile each of Q, K and V (on a GPU these are copies in a small, fast memory), one square of scores, which
-# become the softmax weights (P in the figure), and the out and lse of the query tile so far.
+# What is in memory at one moment? Besides the inputs and the output, only what the current tile needs. This is the
+# *live set*: one tile each of Q, K and V (on a GPU these are copies in a small, fast memory), one square of scores,
+# which become the softmax weights, and the out and lse of the query tile so far.
 
 # %% tags=["nbval-ignore-output"]
 predict(
@@ -202,76 +172,57 @@ compare("03.live", round(large / small, 2))
 # Neither 2 nor 4: the tiles of Q, K, V and out double, the square of scores quadruples. And the live set does not depend
 # on S at all.
 #
-# The fast memory is small. On an H100, one *thread block* of a kernel can use at most 227 KiB of it. (A kernel is a
-# program that runs on the GPU, and a thread block is one of the groups in which its threads run.) The figure shows two
-# moments of the causal scan over 1,024 tokens. Above is the score matrix by tiles, with the Q tile and the K/V tile in use
-# along its sides. Below is the live set, beside the 227 KiB.
+# The fast memory is small, and the live set must fit into it. The figure shows two moments of the causal scan over
+# 1,024 tokens: above, the score matrix by tiles, with the Q tile and the K/V tile in use along its sides; below, the
+# live set. The dashed line is the 227 KiB that one *thread block*, a group of threads, can use on an H100.
 
 # %%
 forward_scan = tile_scan.scan(1024, 128, 64)
 show(tile_scan.strip(forward_scan), alt=tile_scan.describe_strip(forward_scan))
 
 # %% [markdown]
-# One set of bars serves both moments: that is the point. The light blue area grows, but light blue means *done and
-# released*. All that remains of it is the out and lse of its rows. Leaving registers aside, the live set of a tile of 128
-# just fits into a thread block in float32; the 513 KiB of a tile of 256 do not.
+# The light blue area grows, the bars do not: a finished tile is released, and only out and lse of its rows remain.
+# Leaving registers aside, a tile of 128 just fits in float32; the 513 KiB of a tile of 256 do not.
 #
-# In a live notebook the next cell is a player: move the slider tile by tile, and switch to *backward* when you have read
-# section 8.
+# In a live notebook the next cell is a player: move the slider tile by tile, and switch to *backward* when you have
+# read section 6.
 
 # %% tags=["nbval-ignore-output"]
 tile_scan.play()
 
 # %% [markdown]
-# ## 5 · Memory against S
+# ## 4 · Memory and work
 #
-# So the peak should be the output, which is linear in S, plus a live set that does not grow. We measure it with the same
-# meter as the naive version, with tiles of 32.
+# So the peak should be the output, which is linear in S, plus a live set that does not grow. `MemoryMeter` watches every
+# tensor that torch makes inside its context, and records the largest number of bytes that were alive at once. Inputs do not
+# count, because they existed before. We measure the naive version, and the tiled one with tiles of 32.
+
 
 # %%
-TILE = 32
-tiled_peaks = [peak_bytes(tiled_forward, *random_inputs(S, D), True, 0.125, TILE) for S in SIZES]
-for S, peak in zip(SIZES, tiled_peaks, strict=True):
-    results = 4 * S * (D + 1)
+def peak_bytes(function, *args):
+    meter = MemoryMeter()
+    with meter.watch():
+        function(*args)
+    return meter.report().peak_bytes
+
+
+SIZES, D, TILE = (512, 1024, 2048), 64, 32
+for S in SIZES:
+    x = random_inputs(S, D)
+    naive = peak_bytes(attend, *x, True, 0.125) / 2**10
+    tiled = peak_bytes(tiled_forward, *x, True, 0.125, TILE) / 2**10
+    results = 4 * S * (D + 1) / 2**10
     print(
-        f"S = {S:5}   peak {peak / 2**10:6.0f} KiB = out and lse {results / 2**10:6.0f} KiB "
-        f"+ live {(peak - results) / 2**10:4.0f} KiB"
+        f"S = {S:5}   naive {naive:6,.0f} KiB   "
+        f"tiled {tiled:4,.0f} KiB = out and lse {results:4,.0f} KiB + {tiled - results:.0f} KiB"
     )
-powers = [fitted_exponent(SIZES, peaks) for peaks in (naive_peaks, tiled_peaks)]
-print(f"naive: S^{powers[0]:.1f}   tiled: S^{powers[1]:.1f}")
-
-# %%
-with styled():
-    figure = new_figure((6.4, 3.8))
-    ax = figure.subplots()
-    for label, peaks, mark in (("naive", naive_peaks, "o-"), ("tiled", tiled_peaks, "s--")):
-        ax.loglog(SIZES, [peak / 2**20 for peak in peaks], mark, label=label, base=2)
-        slope = fitted_exponent(SIZES, peaks)
-        ax.text(SIZES[-1] * 1.06, peaks[-1] / 2**20, f"{label}\nS^{slope:.1f}", va="center")
-    ax.set(xlabel="S (tokens)", ylabel="MiB beyond the inputs", xlim=(470, 2700), ylim=(0.1, 100))
-    ax.set_title("Peak memory of attention, one head of dim 64")
-    ax.set_xticks(SIZES, [f"{S:,}" for S in SIZES])
-    ax.set_yticks([1 / 8, 1 / 2, 2, 8, 32], ["0.125", "0.5", "2", "8", "32"])
-show(
-    figure,
-    alt="Peak memory against S, both axes logarithmic: the naive line has slope two, from 3 "
-    "to 48 MiB; the tiled line has a slope of about one and stays below 1 MiB.",
-)
 
 # %% [markdown]
-# The naive exponent is 2. The tiled one is a little below 1, because the peak is a linear part plus a constant, and the
-# constant matters less and less. The wall of lesson 01 is gone, and the result is still exact.
+# Each doubling of S quadruples the naive peak. The tiled peak is out and lse, which double, and a part that stays. (The
+# meter's part is not quite section 3's live set: on a CPU the tiles of Q, K and V are no copies, and `attend` makes three
+# squares.) The wall of lesson 01 is gone, and the result is still exact.
 #
-# ## 6 · What about the work?
-#
-# We save a large part of the memory. Do we also save work?
-
-# %% tags=["nbval-ignore-output"]
-predict(
-    "03.flops",
-    "Without a mask: how many FLOPs do the tiled products need, compared with the naive ones?",
-    choices=["far fewer", "about half", "exactly as many", "more"],
-)
+# We save a large part of the memory. Do we also save work? We count the FLOPs of all matrix products, first without a mask:
 
 
 # %%
@@ -285,9 +236,11 @@ def flops(function, *args):
 S = 1024
 x = random_inputs(S)
 naive, tiled = flops(attend, *x, False, 0.25), flops(tiled_forward, *x, False, 0.25, 128)
-print(f"naive {naive:,}   tiled {tiled:,}   4·S²·D = {4 * S * S * 16:,}")
-verdict = "exactly as many" if naive == tiled else "more" if tiled > naive else "far fewer"
-compare("03.flops", verdict)
+print(f"no mask: naive {naive:,}   tiled {tiled:,}")
+print(f"naive, causal: {100 * flops(attend, *x, True, 0.25) / naive:.2f} %")
+for tile in (512, 128, 32):
+    share = 100 * flops(tiled_forward, *x, True, 0.25, tile) / naive
+    print(f"tiled, causal, tile {tile:3}: {share:.2f} %")
 
 # %% [markdown]
 # Identical to the last digit: **tiling does not reduce FLOPs.** Each of the S² scores is still computed once. Tiling
@@ -295,30 +248,22 @@ compare("03.flops", verdict)
 # GPU, naive attention waits for that traffic, not for the arithmetic. Ring attention is no different: it divides work and
 # memory among ranks, and removes none of the work.
 #
-# Skipping the tiles above the diagonal does remove work. How much?
-
-# %% tags=["nbval-ignore-output"]
-predict(
-    "03.causal",
-    "Causal, 1,024 tokens, tile 128: what percentage of the naive FLOPs does it need?",
-    unit="%",
-)
-
-# %%
-share = 100 * flops(tiled_forward, *x, True, 0.25, 128) / naive
-compare("03.causal", share)
-whole = 100 * flops(attend, *x, True, 0.25) / naive
-print(f"naive, causal: {whole:.2f} %: it computes everything, then masks half")
-for tile in (512, 128, 32):
-    share = 100 * flops(tiled_forward, *x, True, 0.25, tile) / naive
-    print(f"tiled, causal, tile {tile:3}: {share:.2f} %")
+# Skipping the tiles above the diagonal does remove work; the naive version computes everything, then masks half. With n
+# tiles along a side, n(n+1)/2 of the n² tiles are visited: a share of ½ + 1/(2n). The ½ is the work that the mask leaves.
+# Almost all of the rest is the hidden half of the diagonal tiles, which is computed and thrown away. Small tiles waste
+# less, but need more calls and more merges.
 
 # %% [markdown]
-# With n tiles along a side, n(n+1)/2 of the n² tiles are visited: a share of ½ + 1/(2n). The ½ is the work that the mask
-# leaves. Almost all of the rest is the hidden half of the diagonal tiles, which is computed and thrown away. Small tiles
-# waste less, but need more calls and more merges.
+# ---
+# **End of part 1. This is a good place to stop.** You can already solve stage 03.forward of [the
+# exercise](../exercises/03_tiled_attention.ipynb). If you return in a fresh kernel, run all cells up to here first.
 #
-# ## 7 · The backward
+# ---
+
+# %% [markdown]
+# # Part 2 · The backward
+#
+# ## 5 · What the backward needs
 #
 # `tiled_forward` consists of differentiable operations, so autograd already gives its gradients. We measure it without a
 # mask, with D = 16 and tiles of 64.
@@ -338,19 +283,17 @@ def recorded(q, k, v):
 
 
 recorded_peaks = [peak_bytes(recorded, *random_inputs(S)) for S in SIZES]
-exponent = fitted_exponent(SIZES, recorded_peaks)
 for S, peak in zip(SIZES, recorded_peaks, strict=True):
     print(f"S = {S:5}   peak {peak / 2**20:5.1f} MiB   S × S floats {4 * S * S / 2**20:5.1f} MiB")
-print(f"exponent {exponent:.1f}")
-compare("03.autograd", "S²" if exponent > 1.5 else "S")
+compare("03.autograd", "S²" if recorded_peaks[2] > 3 * recorded_peaks[1] else "S")
 
 # %% [markdown]
 # Autograd keeps whatever each operation needs in its backward. For every tile it keeps the scores and the weights. Over all
 # tiles these add up to two whole S × S matrices: the wall is back. The way out is **not to store the weights but to compute
 # them again**, tile by tile, when the backward needs them. The lse makes that cheap.
 #
-# **P from lse.** As in the papers, let $S_{ij}$ be a score and $P_{ij}$ its softmax weight. (S alone remains the number of
-# tokens.) The softmax over the *whole* row is
+# As in the papers, $S_{ij}$ is a score in the formulas of this part, and $P_{ij}$ its softmax weight. (S alone remains
+# the number of tokens.) The softmax over the *whole* row is
 #
 # $$P_{ij} = \frac{e^{S_{ij}}}{\sum_{j'} e^{S_{ij'}}} = e^{S_{ij} - \mathrm{lse}_i}.$$
 #
@@ -393,7 +336,7 @@ delta = (dout * full_out).sum(-1)
 print("delta is rowsum(P⊙dP):", agree(delta, (weights * (dout @ v.mT)).sum(-1)))
 
 # %% [markdown]
-# ## 8 · The backward, written
+# ## 6 · The backward, written
 #
 # One tile needs its q, k, v and dO, and the final lse and delta of its rows. It needs no other tile, and the tiles may
 # come in any order. This is why the backward, too, can be spread over ranks later.
@@ -458,12 +401,11 @@ def without_autograd(q, k, v, dout):
 
 
 both_peaks = [peak_bytes(without_autograd, *random_inputs(S, D, 4)) for S in SIZES]
-exponent = fitted_exponent(SIZES, both_peaks)
-print(f"forward and backward by tiles: peak grows as S^{exponent:.1f}")
+print("forward and backward by tiles:", *(f"{peak / 2**10:,.0f} KiB" for peak in both_peaks))
 
 # %% [markdown]
-# The live set is larger than in the forward: two squares instead of one, a tile of dO, delta, and three gradients in place
-# of out. But it is just as constant:
+# The peak about doubles with S. The live set is larger than in the forward: two squares instead of one, a tile of dO,
+# delta, and three gradients in place of out. But it is just as constant:
 
 # %%
 backward_scan = tile_scan.scan(1024, 128, 64, direction="backward")
@@ -473,9 +415,9 @@ show(tile_scan.strip(backward_scan), alt=tile_scan.describe_strip(backward_scan)
 # The backward passes the line: 353 KiB do not fit into 227. So a backward kernel takes smaller tiles, or numbers of 16 bits.
 #
 # The scan now runs down the columns. This order has a reason: when a column is finished, so are dK and dV of its key
-# tile, and they leave the live set. Only dQ is written again and again.
+# tile, and they leave the live set. Only dQ must come back once per column.
 #
-# ## 9 · Final means final
+# ## 7 · Final means final
 #
 # In the loop over the tiles, where P and dP are at hand, it is tempting to compute delta as rowsum(P⊙dP) of the tile. The
 # formula is the same, but the sum runs over the tile's keys only.
@@ -520,7 +462,7 @@ compare("03.delta", "all three" if len(wrong) == 3 else " and ".join(wrong) or "
 # ring the other tiles are on other ranks, and the same rule holds for delta and for lse: finish the forward before you
 # start the backward.
 #
-# ## 10 · The price
+# ## 8 · The price
 #
 # Computing P again is not free. Count the matrix products of size S × S × D: the forward has two, QKᵀ and PV. An ordinary
 # backward has four: dV, dP, dQ and dK.
@@ -560,8 +502,8 @@ compare("03.price", tiled / naive)
 #
 # - The score matrix falls into tiles: **skip, full, diagonal**, decided by positions in the sequence. Each visible tile
 #   is computed once, merged and released.
-# - The **live set** is a few tiles and does not grow with S. Peak memory is the live set plus the output: exponent 1
-#   instead of 2.
+# - The **live set** is a few tiles and does not grow with S. Peak memory is the live set plus the output: linear in S,
+#   not quadratic.
 # - The forward's **FLOPs stay the same**; under a causal mask, skipping saves almost half. Forward and backward together
 #   need seven products instead of six.
 # - The backward of a tile needs q, k, v, dO and the **final** lse and delta. $P_{ij} = e^{S_{ij}-\mathrm{lse}_i}$,

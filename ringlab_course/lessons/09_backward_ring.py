@@ -4,7 +4,7 @@
 # **Afterwards you can** write the backward of ring attention, say where each gradient is at each step and which ranks
 # have added to it, and count its hops and bytes before it runs.
 #
-# **You need first** [lesson 03](03_tiled_attention.ipynb), sections 7 to 9: the backward of a tile; [lesson
+# **You need first** [lesson 03](03_tiled_attention.ipynb), part 2, the backward of a tile; [lesson
 # 05](05_emulated_ring.ipynb), the forward ring and its causal mask; for section 7, [lesson 06](06_what_it_costs.ipynb), and
 # for the zig-zag layout there, [lesson 08](08_striped_and_zigzag.ipynb).
 #
