@@ -200,7 +200,7 @@ CHAIN, TREE = (((0, 1), 2), 3), ((0, 1), (2, 3))
 def orders_figure() -> Figure:
     """Return a chain and a tree of merges, side by side, over the same four blocks; one is empty."""
     with styled():
-        figure = new_figure((7.6, 2.9))
+        figure = new_figure((7.6, 3.2))
         for ax, (name, way) in zip(
             figure.subplots(1, 2), (("A chain", CHAIN), ("A tree", TREE)), strict=True
         ):
@@ -208,6 +208,7 @@ def orders_figure() -> Figure:
             ax.set(xlim=(-0.6, 3.6), ylim=(-0.75, 3.45))
             ax.set_title(f"{name} of three merges", fontsize=10.5)
             ax.set_axis_off()
+        figure.suptitle("Must both give the same?", x=0.01, ha="left", fontweight="bold", fontsize=11.5)
     return figure
 
 

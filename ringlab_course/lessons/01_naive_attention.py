@@ -86,7 +86,7 @@ print("agrees with the oracle:", np.allclose(first_attention(q, k, v), truth.out
 # %% tags=["nbval-ignore-output"]
 predict(
     "01.large",
-    "q is multiplied by 1000. Weights stay between 0 and 1. What does first_attention return?",
+    "q is multiplied by 1000. What does first_attention return?",
     choices=["nearly the value of one key per row", "NaN", "0"],
 )
 
@@ -98,8 +98,8 @@ largest = float(np.log(np.finfo(np.float32).max))
 print(f"largest x with a finite exp(x) in float32: {largest:.1f}")
 
 # %% [markdown]
-# The right weights exist, but the way to them leads through $e^s$ for scores far above that limit. float32 cannot hold
-# such a number: it becomes inf, and inf / inf is NaN.
+# The right weights are finite, but on the way to them $e^s$ is far above that limit. float32 cannot hold such a number:
+# it becomes inf, and inf / inf is NaN.
 #
 # The remedy costs little. Multiply numerator and denominator by $e^{-m}$, where $m$ is the row's own maximum. The weights
 # do not change, and the largest exponent is now 0. We also return the logarithm of the *original*
@@ -164,8 +164,8 @@ print("with -1e9 in place of -inf:", stable_softmax(np.full((1, 4), -1e9))[0][0]
 # $-\infty$. It is worse, because its result looks healthy: the number is subtracted from itself, all weights become equal,
 # and the row that may see nothing returns **the mean of all values**. No error, no NaN, just wrong.
 #
-# What is right? No key was seen, so there is no mass, and lse is $\ln 0 = -\infty$. Merged with
-# other results later, it counts nothing; out need only be finite, and we take 0. Here is attention as we use it from now on.
+# What is right? No key was seen, so there is no mass, and lse is $\ln 0 = -\infty$. In a later merge such a row counts
+# for nothing, so any finite out will do; we take 0. Here is attention as we use it from now on.
 
 
 # %%
@@ -253,9 +253,8 @@ compare("01.matrices", round(peaks[2048] / (2 * 2048**2 * 4)))
 # moment comes twice. When `exp` writes its result, the scores and the unnamed `scores - m` are still
 # there. When the division writes the weights, the scores and `powers` are still there.
 #
-# A better implementation than ours takes exp and divides in place. It holds two matrices, the scores and the weights. If the
-# weights overwrite the scores too, only one matrix is left, and the longest text is √2 times as long as with two matrices.
-# We count two from here on.
+# We count two of them from here on, the scores and the weights: an implementation that takes exp and divides in place
+# holds no more.
 #
 # ## The ledger
 #
@@ -295,16 +294,7 @@ show(memory_ledger.ledger_figure(131_072, layer), memory_ledger.describe(131_072
 memory_ledger.explore()
 
 # %% [markdown]
-# Does GQA help against this wall? With 8 instead of 32 key/value heads, k and v shrink to a quarter:
-
-# %%
-for kv_heads in (32, 8):
-    each = Layer(kv_heads=kv_heads)
-    size, wall = readable(each.ledger(full)["k and v"]), each.largest_sequence(80 * GB)
-    print(f"K = {kv_heads:2}: k and v {size:>6} at S = {full:,}; the wall is at {wall:,} tokens")
-
-# %% [markdown]
-# Hardly: every *query* head still has its own scores.
+# GQA hardly helps against this wall: k and v shrink, but every *query* head still has its own scores.
 #
 # ## "Long context is a FLOP problem"
 #

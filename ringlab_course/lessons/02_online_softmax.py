@@ -97,7 +97,7 @@ show(online_softmax.merge_figure(outs, masses), online_softmax.describe_merge(ou
 #
 # $$ \mathrm{out} = \frac{\mathrm{out}_a\,Z_a + \mathrm{out}_b\,Z_b}{Z_a + Z_b} $$
 #
-# The black line is this out: as much area lies above it as is missing below it.
+# The black line is this out: the part of b above it would just fill the gap above a.
 #
 # Masses overflow, but their logarithms do not. So we write each mass as $Z = e^{\mathrm{lse}}$:
 #
@@ -126,7 +126,8 @@ print(f"merged: out {out.item():.3f}, lse {lse.item():.3f}")
 #
 # Lesson 00 claimed that it is not. But ring attention merges pieces from machines that never see the whole, and many
 # methods for long contexts *are* approximations, for example those in which each query sees only the nearest keys. How
-# would one check the claim? We measure, with 4,096 keys in 128 blocks of 32.
+# would one check the claim? We measure, with 4,096 keys in 128 blocks of 32. eps is the step from 1 to the next float32
+# number.
 
 # %%
 q, k, v = torch.randn(16, 64), torch.randn(4096, 64), torch.randn(4096, 64)
@@ -156,8 +157,8 @@ print(f"relative error: one block {one:.1e}, 128 blocks {many:.1e}")
 print(f"in units of float32's eps: {one / eps:.1f} and {many / eps:.1f}")
 
 # %% [markdown]
-# eps is the step from 1 to the next float32 number. Both errors are tiny, but 128 blocks are several times worse than
-# one. Does the cut itself cost that accuracy, or is it only rounding? float64 can tell.
+# Both errors are tiny, but 128 blocks are several times worse than one. Does the cut itself cost that accuracy, or is
+# it only rounding? float64 can tell.
 
 # %% tags=["nbval-ignore-output"]
 predict(
@@ -275,10 +276,9 @@ compare("02.bits", "all three" if all(bits.values()) else kept or "none")
 # weight exactly 0 and leaves the other part the weight exactly 1, so nothing is rounded.
 #
 # So exact in mathematics does not mean **bit for bit** equal: in float32, one block and 128 blocks differ in their last
-# digits. Only the grouping changes bits. In a chain of three or more blocks, another order of arrival usually changes the
-# grouping. So to get the same bits on every run, fix which parts are merged with which. In our `merge`, swapping a and b
-# does not matter: each product is rounded before the addition. With a fused multiply-add (FMA), as in many kernels, only
-# one product is rounded, so swapping matters too.
+# digits. To get the same bits on every run, fix which parts are merged with which; another order of arrival usually
+# changes that. With a fused multiply-add (FMA), as in many kernels, even swapping a and b matters: only one of the two
+# products is rounded before the addition.
 #
 # One case is left. In a tree, two blocks may be merged with each other that both lie in the future of a row, so that it
 # sees nothing in either. By the third law, identity · identity should be the identity. What does our `merge` return?
@@ -308,8 +308,10 @@ print("out:", nothing[0][0, 0].item(), " lse:", nothing[1][0].item())
 # **2. The sigmoid form.** With $\sigma(x) = 1/(1+e^{-x})$ one can write $\mathrm{lse} = \mathrm{lse}_a - \ln
 # \sigma(\mathrm{lse}_a - \mathrm{lse}_b)$, and $\mathrm{out}_a - \sigma(\mathrm{lse}_b - \mathrm{lse}_a)(\mathrm{out}_a -
 # \mathrm{out}_b)$ for out. It is elegant, the package ring-flash-attention uses it, and it fails whenever side $a$ is
-# empty: $-\infty - \ln 0 = -\infty + \infty$ has no value. Written out as $\mathrm{lse}_a + \ln(1 + e^{\mathrm{lse}_b -
-# \mathrm{lse}_a})$ it also overflows, when $\mathrm{lse}_b$ is much larger than $\mathrm{lse}_a$.
+# empty: $-\infty - \ln 0 = -\infty + \infty$ has no value.
+#
+# The plain form, $\mathrm{lse}_a + \ln(1 + e^{\mathrm{lse}_b - \mathrm{lse}_a})$, has another fault: it overflows when
+# $\mathrm{lse}_b$ is much larger than $\mathrm{lse}_a$.
 #
 # **3. A large finite number for −∞.** Then nothing is NaN, but a row that sees no key gets lse −10⁹ and the mean of V.
 
@@ -397,11 +399,11 @@ spacing = torch.finfo(torch.bfloat16).eps * 2 ** math.floor(math.log2(typical))
 print(f"an lse of {typical:.1f} in bfloat16 is off by up to {spacing / 2:.3f}")
 
 # %% [markdown]
-# The first column stays flat: each block was rounded once, and these errors average out. A state in bfloat16 is rounded
-# again at every merge. Rounding lse is worse, because lse is an **exponent**: an absolute error of a few hundredths
-# in lse is a relative error of a few hundredths in the weight of everything merged so far. This gives the rule for the
-# rest of the course: **out and lse stay in float32 at least**, whatever the dtype of the blocks, and only the finished
-# result is rounded.
+# The column *fp32 state* stays flat: each block was rounded once, and these errors average out. A state in bfloat16 is
+# rounded again at every merge. Rounding lse is worse, because lse is an **exponent**: an absolute error of a few
+# hundredths in lse is a relative error of a few hundredths in the weight of everything merged so far. This gives the
+# rule for the rest of the course: **out and lse stay in float32 at least**, whatever the dtype of the blocks, and only
+# the finished result is rounded.
 #
 # ## Recap
 #
