@@ -14,6 +14,7 @@ import numpy as np
 
 from ringlab.errors import LayoutError
 from ringlab.layout import Layout, Run
+from ringlab.tile import right_edge
 from ringlab.viz.frontend import import_widgets, record_frames, show_player
 from ringlab.viz.style import (
     BLUE,
@@ -178,7 +179,7 @@ def describe(
 
 
 def meetings(queries: Sequence[Run], keys: Run) -> Figure:
-    """Return a panel for each run of queries: which keys each of its rows sees, and the shift d."""
+    """Return a panel for each run of queries: which keys each of its rows sees, the tiles, and the shift d."""
     with styled():
         drawn = new_figure((2.05 * len(queries), 2.75))
         for ax, run in zip(drawn.subplots(1, len(queries), squeeze=False)[0], queries, strict=True):
@@ -186,8 +187,14 @@ def meetings(queries: Sequence[Run], keys: Run) -> Figure:
             for i, j in np.ndindex(seen.shape):
                 look = LOOKS[FULL if seen[i, j] else SKIP]
                 panel.add_rectangle(ax, (j, i), 1, 1, linewidth=0.8, **{**look, "edgecolor": QUIET})
-            ax.set(xlim=(-0.05, keys.length + 0.05), ylim=(run.length + 0.05, -0.05), aspect="equal")
-            ax.set_title(f"d = {(run.start - keys.start) // run.step}".replace("-", "−"), fontsize=11)
+            d = (run.start - keys.start) // run.step
+            for tile in right_edge(run.length, keys.length, d):
+                rows, columns = tile.rows, tile.keys
+                size = columns.stop - columns.start, rows.stop - rows.start
+                outline = {"fill": False, "edgecolor": INK, "linewidth": 2.6, "zorder": 4}
+                panel.add_rectangle(ax, (columns.start, rows.start), *size, **outline)
+            ax.set(xlim=(-0.08, keys.length + 0.08), ylim=(run.length + 0.08, -0.08), aspect="equal")
+            ax.set_title(f"d = {d}".replace("-", "−"), fontsize=11)
             ax.set_xticks(
                 [j + 0.5 for j in range(keys.length)], map(str, keys.positions.tolist()), fontsize=8.5
             )
@@ -199,7 +206,8 @@ def meetings(queries: Sequence[Run], keys: Run) -> Figure:
             panel.bare(ax)
         looks = (("visible", LOOKS[FULL]), ("hidden", LOOKS[SKIP]))
         handles = [panel.patch(label=word, **{**look, "edgecolor": QUIET}) for word, look in looks]
-        drawn.legend(handles=handles, loc="outside lower center", ncols=2, fontsize=9)
+        handles.append(panel.patch(label="tile", fill=False, edgecolor=INK, linewidth=2.2))
+        drawn.legend(handles=handles, loc="outside lower center", ncols=3, fontsize=9)
     return drawn
 
 
@@ -209,7 +217,11 @@ def describe_meetings(queries: Sequence[Run], keys: Run) -> str:
     for run in queries:
         seen = (run.positions[:, None] >= keys.positions[None, :]).sum(axis=1).tolist()
         d = (run.start - keys.start) // run.step
-        sentences.append(f"Queries {run.positions.tolist()}, d = {d}: the rows see the first {seen} keys.")
+        count = len(right_edge(run.length, keys.length, d))
+        tiles = "1 tile" if count == 1 else f"{count} tiles"
+        sentences.append(
+            f"Queries {run.positions.tolist()}, d = {d}: the rows see the first {seen} keys, {tiles}."
+        )
     return f"Which of the keys {keys.positions.tolist()} each query sees. " + " ".join(sentences)
 
 

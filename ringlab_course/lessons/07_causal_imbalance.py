@@ -23,7 +23,6 @@ import torch
 from ringlab import Layout, Run, VirtualCluster, contiguous, dealt, oracle, striped, zigzag
 from ringlab.comm.virtual import Costs
 from ringlab_course import compare, corpus, predict
-from ringlab.errors import DeadlockError
 from ringlab.merge import Partial, merge_into
 from ringlab.plan import tiles, work
 from ringlab.viz import gantt
@@ -194,7 +193,9 @@ compare("07.time", 100 * after / before)
 
 # %%
 both = [unmasked.trace, causal.trace], ["Unmasked", "Causal, contiguous"]
-show(gantt.compare(*both), gantt.describe_all(*both))
+picture = gantt.compare(*both)
+picture.axes[-1].set_xticks([0, 36, 100, 164, 228, 256])
+show(picture, gantt.describe_all(*both))
 
 # %% [markdown]
 # In blue bars a rank computes. In hatched ones it waits until the ranks beside it have posted their exchange of the same
@@ -239,16 +240,7 @@ print(f"an even split: {even}, so the ring takes {times:.2f} times as long as ne
 # **228 seconds, where 132 would be enough.** In general a contiguous causal ring with L tokens on a rank takes as long as a
 # triangle and P − 1 squares, L(L + 1)/2 + (P − 1)L², and the unmasked ring as long as P squares, P·L². For large L the
 # ratio is (P − ½)/P: with more ranks the mask saves *less* time.
-
-# %%
-L = 4096
-for P in (2, 4, 8, 64):
-    time = (L * (L + 1) / 2 + (P - 1) * L * L) / (P * L * L)
-    share = (P * L + 1) / (2 * P * L)
-    limit = (P - 0.5) / P
-    print(f"P = {P:2}: {share:.1%} of the work, {time:.1%} of the time; (P − ½)/P = {limit:.1%}")
-
-# %% [markdown]
+#
 # How busy are the ranks meanwhile?
 
 # %% tags=["nbval-ignore-output"]
@@ -263,15 +255,8 @@ picture = gantt.figure(wide.trace, name)
 picture.axes[0].xaxis.set_major_formatter("{x:,.0f}")
 show(picture, gantt.describe(wide.trace, name))
 compare("07.busy", 100 * chart.busy_fraction)
-
-# %%
-L, P = 64, 8
-visible, longest = P * L * (P * L + 1) / 2, L * (L + 1) / 2 + (P - 1) * L * L
-formula = visible / (P * longest)
+print(f"together the ranks do the work of {8 * chart.busy_fraction:.1f}")
 print(f"rank 0 computes for {chart.busy(0) / chart.makespan:.1%} of the time")
-print(f"all ranks: {chart.busy_fraction:.1%} on the clock, {formula:.1%} by the formula")
-print(f"that is the work of {P * chart.busy_fraction:.1f} ranks")
-print(f"limits for large L: rank 0 {1 / (2 * P - 1):.1%}, all {P / (2 * P - 1):.1%}")
 
 # %% [markdown]
 # The chart is a staircase: you pay for eight ranks and get the work of 4.3. Rank 0 computes least, and yet it leaves the ring
@@ -302,11 +287,11 @@ busy = gantt.chart(limping.trace).busy(0)
 print(f"{end - after:.0f} s later than before; rank 0 computes for {busy:.0f} s")
 
 # %% [markdown]
-# **272**, 44 seconds later than before. **Idle time is not slack.** Follow rank 3. In step 1 it sends to rank 0, and a send
-# is over only when the receiver takes part. Rank 0 begins step 1 after 144 seconds, so rank 3 begins step 2 then, and not at
-# second 100. Rank 0's idle time comes *after* its work; its neighbours need its exchanges earlier, while it still works.
-# Each rank posts before it computes. So a rank may fall behind by about the length of its neighbours' step before they
-# notice, but not by more.
+# **272**, 44 seconds later than before. **Idle time is slack only until a neighbour needs the rank's exchange.** Follow
+# rank 3. In step 1 it sends to rank 0, and a send is over only when the receiver takes part. Rank 0 begins step 1 after
+# 144 seconds, so rank 3 begins step 2 then, and not at second 100. Rank 0's idle time comes *after* its work; its
+# neighbours need its exchanges earlier, while it still works. Each rank posts before it computes. So a rank may fall
+# behind by about one step of its neighbours before they notice.
 
 # %%
 for factor in (2, 4):
@@ -314,42 +299,22 @@ for factor in (2, 4):
     print(f"one rank {factor} times as slow, rank 0 to 3: done after {ends} s")
 brink = {factor: round(run(small, slow={0: factor})[1], 1) for factor in (2.7, 2.8, 2.9)}
 print(f"rank 0, by factor: {brink}; 100/36 = {100 / 36:.2f}")
-slowed = per_step(small) * np.array([[4], [1], [1], [1]])
-slowest = slowed.max(axis=0)
-print("rank 0 at a quarter, slowest of each step:", slowest, "sum", slowest.sum())
 
 # %% [markdown]
 # If rank 0 is 2.7 times as slow, no other rank notices: rank 0 then begins step 1 just before second 100, when rank 3 wants to
 # begin step 2. If rank 3 is slow, the whole ring is slow by the same factor.
 #
-# The last line: the sum of the slowest rank of every step is 336 seconds, but the ring took 272. The sum would be right
-# if all ranks waited for all in every step. In a ring only neighbours wait for each other: rank 3 waited only 44
-# seconds for rank 0, which was 108 seconds late. So the sum is an **upper bound**. It is reached if one rank is the
-# slowest in every step, ties included, as rank 3 is in section 3.
-#
-# Could rank 0 at least leave the ring once it has nothing more to see? Try it.
+# Does section 3's bottom row still give the time?
 
 # %%
-def hasty_ring(ring, layout, whole):
-    """Leaves the ring once all further blocks are hidden."""
-    _, k, v = layout.shard(whole, ring.rank)
-    for step in range(ring.world_size - 1):
-        if not tiles(layout, ring.rank, ring.origin(step)):
-            return step
-        k, v = ring.shift(k, v)
-    return step
-
-
-try:
-    VirtualCluster(4).run(hasty_ring, small, text)
-except DeadlockError as error:
-    for line in str(error).splitlines():
-        print(line if len(line) < 96 else line[:95] + "…")
+slowest = (per_step(small) * np.array([[4], [1], [1], [1]])).max(axis=0)
+print("rank 0 at a quarter, slowest of each step:", slowest, "sum", slowest.sum())
 
 # %% [markdown]
-# Rank 3 waits for rank 0 to take its block, so it never takes block 0 from rank 2. **A rank with nothing to compute still has
-# to take part in every exchange.** Nobody needs the blocks that rank 0 would still pass on: for contiguous shards one could
-# open the ring between the last rank and the first. The layouts of part 2 need the whole ring.
+# The sum is 336 seconds, but the ring took 272. It would be right if all ranks waited for all in every step. In a ring
+# only neighbours wait for each other: rank 3 waited only 44 seconds for rank 0, which was 108 seconds late. So the sum
+# is an **upper bound**. It is reached if one rank is the slowest in every step, ties included, as rank 3 is in section
+# 3.
 
 # %% [markdown]
 # ---
@@ -394,10 +359,11 @@ print("the slices show a triangle:", bool((shifted[1:, :-1] == triangle).all()))
 print("nothing outside of it is visible:", bool(shifted.sum() == triangle.sum()))
 
 # %% [markdown]
-# This holds in general. A layout keeps a rank's tokens as a few *runs* `(start, step, length)`. This `step` is the same
-# in all runs; it is not a step of the ring, and in words we call it the *stride*. Row i of a run of queries sees key j
-# of a run of keys if start_k + step·j ≤ start_q + step·i. Divide by the stride: j ≤ i + d, with d = ⌊(start_q −
-# start_k)/stride⌋. This one number, **the same for all rows**, says how two runs meet. Take keys 10, 14, 18, 22:
+# This holds in general. A layout keeps a rank's tokens as a few *runs* `(start, step, length)`. This `step`, the
+# *stride*, is the same in all runs, and is not a step of the ring. Row i of a run of queries sees key j of a run of
+# keys if start_k + stride·j ≤ start_q + stride·i. Divide by the stride: j ≤ i + d, with d = ⌊(start_q −
+# start_k)/stride⌋. This one number, **the same for all rows**, says how two runs meet. Take keys 10, 14, 18, 22. Thick
+# lines are the tiles:
 
 # %%
 keys = Run(start=10, step=4, length=4)
@@ -410,8 +376,8 @@ show(layout_view.meetings(queries, keys), layout_view.describe_meetings(queries,
 # - **d ≤ −n_q**: even the last row sees nothing. Skip. **d ≥ n_k − 1**: even row 0 sees all keys. Full.
 # - **d = 0**: row i sees keys 0 to i. Causal.
 # - **d = −1**: every row sees one key fewer, and row 0 sees nothing. Causal, shifted by one.
-# - **Any other d**: a triangle again, shifted by more. If d is positive, rectangles lie beside and below it: for d = 2 keys
-#   10 and 14 beside the triangle of keys 18 and 22, and below both the rows that see all keys. So there are three tiles.
+# - **Any other d**: a triangle again, shifted by more. If d is positive, rectangles lie beside and below it, three
+#   tiles in all.
 #
 # The last case never occurs in layouts that are *dealt*, cut into pieces that go to the ranks in turns, like lesson 08's
 # family. Runs cut by hand may have any d, and the exercise asks for those too. Which cases occur in many dealt layouts, also
@@ -485,8 +451,8 @@ show(load_mosaic.figure(three), load_mosaic.describe(three))
 # - A mask compares global positions. Contiguous shards make it full blocks, triangles, and empty blocks.
 # - The last rank computes almost 2P − 1 times as much as the first.
 # - The last rank never skips. So a contiguous causal ring does half the work in (P − ½)/P of the unmasked time.
-# - The slowest rank of every step, added up, is an upper bound of the time; totals per rank hide who waits. Idle time is not
-#   slack: the neighbours need a rank's exchanges, and need them on time.
+# - The slowest rank of every step, added up, is an upper bound of the time; totals per rank hide who waits. Idle time
+#   is slack only until a neighbour needs the rank's exchange.
 # - d = ⌊(start_q − start_k)/stride⌋ says how two runs of one stride meet. In dealt layouts that is skip, full, causal or causal
 #   shifted by one; runs cut by hand have any shift. In all cases a kernel needs one bit, `causal`.
 #

@@ -183,10 +183,11 @@ check("07.ring")
 # %% [markdown]
 # ## 07.makespan · Who waits
 #
-# `seconds[rank, step]` is the time that a rank computes in a step, and a hop takes `hop` seconds. All ranks begin at 0. In
-# every step but the last a rank posts its exchange, computes, and waits until the exchange is over. An exchange
-# involves three ranks: the rank itself, the previous one, from which it receives, and the next one, to which it sends. It is
-# over `hop` seconds after the last of the three has posted. Then this rank begins its next step.
+# This is the clock of exercise 06's 06.makespan, post before compute, with one time for all hops. The idle time is new.
+# `seconds[rank, step]` is the time that a rank computes in a step, and a hop takes `hop` seconds. All ranks begin at 0.
+# In every step but the last a rank posts its exchange, computes, and waits until the exchange is over. An exchange
+# involves three ranks: the rank itself, the previous one, from which it receives, and the next one, to which it sends.
+# It is over `hop` seconds after the last of the three has posted. Then this rank begins its next step.
 #
 # Return `(makespan, idle)`: the time at which the last rank is done, and an array (P,) with the seconds until then in which
 # each rank does not compute.
