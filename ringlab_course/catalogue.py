@@ -293,7 +293,7 @@ LESSONS = (
         "ring_in_jax",
         "The same ring in JAX",
         PARTS[4],
-        75,
+        60,
         "read and write it with shard_map and ppermute; say what autodiff keeps and sends",
         ("08", "09"),
     ),

@@ -8,8 +8,7 @@
 # You need no JAX: if you know NumPy, you can read this lesson. JAX is an extra of this course; if you do not have it, the
 # first cell says how to install it.
 #
-# **Minutes** 75 to read and run, with a task at the end that checks itself. [Exercise 17](../exercises/17_ring_in_jax.ipynb)
-# takes another 60.
+# **Minutes** 60 to read and run; [exercise 17](../exercises/17_ring_in_jax.ipynb) takes another 60.
 #
 # Ring attention was first published in JAX, and many beliefs about it come from there: that a ring needs no `send`, and
 # that its gradients come for free. This lesson writes the rings of lessons 05 and 09 in JAX, on eight *simulated* devices,
@@ -25,12 +24,11 @@ import torch
 
 from ringlab import VirtualCluster, contiguous, oracle, zigzag
 from ringlab.conformance import tolerance
+from ringlab.cost.flops import layout_work
 from ringlab_course import compare, corpus, needs_extra, predict
-from ringlab.merge import Partial
-from ringlab.merge import merge as merge_partials
-from ringlab_course.figures import side_by_side
+from ringlab_course.figures import layout_view, side_by_side
 from ringlab_course.mesh.compiled import traffic
-from ringlab_course.mesh.examine import examine
+from ringlab_course.mesh.message_ring import message_ring
 from ringlab.viz.style import new_figure, show, styled
 
 needs_extra("jax")
@@ -73,7 +71,7 @@ print("each of them holds", q.addressable_shards[0].data.shape)
 #
 # | in JAX | what it is |
 # |---|---|
-# | `jax.jit` | calls a function **once** with placeholders instead of numbers (this is called *tracing*), and compiles the operations that it records; later calls with the same shapes run the compiled program |
+# | `jax.jit` | calls a function **once** with placeholders (*tracing*), records the operations and compiles them; later calls with the same shapes run the compiled program |
 # | `jax.shard_map` | turns a function of *one device's part* into a function of whole arrays; `in_specs` and `out_specs` say how arguments and results are cut |
 # | `lax.axis_index("ring")` | the rank: a placeholder while tracing, a number on each device |
 # | `lax.ppermute` | an exchange: device a sends to device b for each pair (a, b) in a list |
@@ -215,31 +213,7 @@ print("merging it in changes nothing:", same)
 # %% [markdown]
 # ## 4 · The ring, twice
 #
-# First with messages, as you know it; then on the mesh. Both do the same jobs in the same order.
-
-# %%
-def attend_messages(q, k, v, mask):
-    scores = q @ k.mT / math.sqrt(q.shape[-1])
-    scores = scores.masked_fill(~torch.from_numpy(mask), -math.inf)
-    lse = scores.logsumexp(-1)
-    finite = lse.masked_fill(lse == -math.inf, 0)[..., None]
-    return Partial(torch.exp(scores - finite) @ v, lse)
-
-
-def visible(ring, layout, step):
-    own, origin = layout.positions(ring.rank), layout.positions(ring.origin(step))
-    return own[:, None] >= origin
-
-
-def message_ring(ring, q, k, v, layout):
-    state = Partial.identity(q)
-    for step in range(layout.P):
-        mask = visible(ring, layout, step)
-        here = attend_messages(q, k, v, mask)
-        state = merge_partials(state, here)
-        if step < layout.P - 1:
-            k, v = ring.shift(k, v)
-    return state.out, state.lse
+# Lesson 05 wrote the ring with messages. This one does the same jobs in the same order on the mesh:
 
 # %%
 def identity(q):
@@ -256,6 +230,9 @@ def mesh_ring(q, k, v, layout):
             k, v = shift(k, v)
     return state
 
+# %% [markdown]
+# Both run, and both are right. `message_ring` is imported; the picture shows it beside our own ring.
+
 # %%
 even = contiguous(64, P)
 ran = VirtualCluster(P).run(lambda ring: message_ring(ring, *even.shard(text, ring.rank), even))
@@ -266,8 +243,8 @@ for name, found in (("messages", out_messages), ("mesh", np.asarray(out))):
     print(f"{name:8} error below 1e-6: {abs(found - truth.out).max() < 1e-6}")
 
 # %%
-names = ("ranks with messages", "one array on a mesh")
-sources = inspect.getsource(message_ring), inspect.getsource(mesh_ring)
+names = ("message_ring, on each rank", "mesh_ring, on each device")
+sources = tuple(inspect.getsource(each).split(":\n", 1)[1] for each in (message_ring, mesh_ring))
 jobs = [side_by_side.Job(*job) for job in (
     ("begin with no key seen", ("identity",), ("identity",)),
     ("mask: who sees whom in this step", ("mask =",), ("mask =",)),
@@ -281,9 +258,8 @@ drawn = side_by_side.figure(names, sources, jobs, title="The same ring, line by 
 show(drawn, side_by_side.describe(names, sources, jobs))
 
 # %% [markdown]
-# The programs agree line by line. On the left the object `ring` knows the rank; on the right `sees` and `shift` ask the
-# axis `"ring"` for it. On the left every rank runs the loop. On the right Python runs it once, while JAX records, and the
-# compiled program has P copies of its body in a row. That has a consequence.
+# The programs agree line by line, but not in how they run. On the left every rank runs the loop. On the right Python runs it
+# once, while JAX records, and the compiled program has P copies of its body in a row. That has a consequence.
 #
 # ## 5 · What the compiler sends
 #
@@ -379,22 +355,21 @@ compare("17.operations", scanned.as_text().count(" collective-permute("))
 # compiler cannot remove it, because all turns share the same code and the other turns need the shift.
 #
 # The remedy: your own block needs no hop, so meet it *before* the loop. Each turn is then *shift, then meet*, and P − 1
-# turns are enough. (`meet` and `unroll` below are for sections 7 to 9.)
+# turns are enough. (How a block is met is an argument, because sections 6 and 7 will replace it.)
 
 # %%
 def meet(state, q, k, v, mask):
     return merge(state, attend(q, k, v, mask))
 
 
-def ring(q, k, v, layout, meet=meet, unroll=1):
+def ring(q, k, v, layout, meet=meet):
     def body(carry, step):
         state, k, v = carry
         k, v = shift(k, v)
         return (meet(state, q, k, v, sees(layout, step)), k, v), None
 
     state = meet(identity(q), q, k, v, sees(layout, 0))
-    turns = jnp.arange(1, layout.P)
-    (state, _, _), _ = lax.scan(body, (state, k, v), turns, unroll=unroll)
+    (state, _, _), _ = lax.scan(body, (state, k, v), jnp.arange(1, layout.P))
     return state
 
 
@@ -424,25 +399,18 @@ out, lse = on_ring(partial(ring, layout=folded))(*(dealt(folded, x) for x in tex
 print("zig-zag, error below 1e-6:", abs(in_order(folded, out) - truth.out).max() < 1e-6)
 
 # %% [markdown]
-# In lesson 07, rank 0 of a contiguous layout could see one block of eight.
-
-# %% tags=["nbval-ignore-output"]
-predict("17.masked",
-        "Contiguous, causal: for how many of the 8 blocks does device 0 compute scores?",
-        choices=["1", "8"])
+# In lesson 07, rank 0 of a contiguous layout saw one block of eight. Does device 0 compute only that one?
 
 # %%
-branches = mended.as_text().count(" conditional(")
-print("branches in the compiled program:", branches)
-compare("17.masked", "1" if branches else "8")
+print("branches in the compiled program:", mended.as_text().count(" conditional("))
 
 # %% [markdown]
-# **8.** A mask hides scores that have been computed, and the one program that all devices run has no branch. So a zig-zag
-# would save no time. `lax.cond` adds a branch: each device decides at run time which of two functions to call.
+# No. A mask hides scores that have been computed, and the one program that all devices run has no branch: every device
+# computes all eight blocks. `lax.cond` adds a branch. Each device decides at run time which of two functions to call:
 
 # %%
 def meet_if_seen(state, q, k, v, mask):
-    """The state after this tile, which is not computed where the mask hides all of it."""
+    """The state after this block, which is not computed where the mask hides all of it."""
 
     def compute(state):
         return meet(state, q, k, v, mask)
@@ -452,44 +420,38 @@ def meet_if_seen(state, q, k, v, mask):
 
     return lax.cond(mask.any(), compute, leave, state)
 
-# %% [markdown]
-# We cut every shard into `pieces`, so that the two chunks of a zig-zag are decided separately, and let the devices count
-# their tiles.
+
+thrifty = on_ring(partial(ring, layout=folded, meet=meet_if_seen))
+arrays = [dealt(folded, x) for x in text]
+right = abs(in_order(folded, thrifty(*arrays)[0]) - truth.out).max() < 1e-6
+print("zig-zag, error below 1e-6:", right)
+print("branches:", compiled(thrifty, *arrays).as_text().count(" conditional("))
+
+# %% tags=["nbval-ignore-output"]
+predict("17.skipped", "This zig-zag ring skips a block that is hidden entirely. "
+        "How many of the 8 blocks does each device compute?",
+        choices=["1 to 8, by rank", "half of them, or one more", "all 8"])
 
 # %%
-def tile_by_tile(state, q, k, v, mask, pieces):
-    """`state` after this block, and how many of its pieces × pieces tiles were computed."""
-    count, states, n = 0, [], q.shape[2] // pieces
-    spans = [slice(i * n, (i + 1) * n) for i in range(pieces)]
-    for rows in spans:
-        part = state[0][:, :, rows], state[1][:, :, rows]
-        for keys in spans:
-            seen = mask[rows, keys]
-            part = meet_if_seen(part, q[:, :, rows], k[:, :, keys], v[:, :, keys], seen)
-            count += seen.any().astype(int)
-        states.append(part)
-    return tuple(jnp.concatenate(x, axis=2) for x in zip(*states, strict=True)), count
+def computed(layout, tile):
+    """How many tiles each device computes if it skips those that the mask hides entirely."""
+    return (layout_work(layout, tile=(tile, tile)).sum(1) // tile**2).tolist()
 
 
-def thrifty_ring(q, k, v, layout, pieces):
-    state, count = tile_by_tile(identity(q), q, k, v, sees(layout, 0), pieces)
-    for step in range(1, layout.P):
-        k, v = shift(k, v)
-        state, more = tile_by_tile(state, q, k, v, sees(layout, step), pieces)
-        count += more
-    return state[0], count[None, None, None]  # axes to be cut as `tokens` says: 8 counts in all
+print("contiguous, blocks:", computed(even, 8))
+print("zig-zag,    blocks:", computed(folded, 8))
+print("zig-zag,    quarters of blocks:", computed(folded, 4), "of", P * 4)
+most = computed(folded, 8)
+compare("17.skipped", "all 8" if min(most) == P else "half of them, or one more"
+        if max(most) < 6 else "1 to 8, by rank")
 
 # %%
-for layout, pieces in ((even, 1), (folded, 1), (folded, 2)):
-    arrays = [dealt(layout, x) for x in text]
-    out, count = on_ring(partial(thrifty_ring, layout=layout, pieces=pieces))(*arrays)
-    right = abs(in_order(layout, out) - truth.out).max() < 1e-6
-    done = f"tiles computed by each device, of {P * pieces**2}: {count.ravel().tolist()}"
-    print(f"{layout.name:10} right: {right}, {done}")
+show(layout_view.figure([even, folded], tile=4), layout_view.describe([even, folded], tile=4))
 
 # %% [markdown]
-# With the contiguous layout, device 7 computes everything, so the ring finishes no sooner. With a zig-zag and whole blocks,
-# no block is hidden entirely. With half shards, *every* device computes 17 of 32 tiles.
+# **All 8.** With a zig-zag, no square between the dark lines is white: in every block some query sees some key. So the
+# branch saves nothing. It has to decide about smaller tiles: of quarters of blocks, every device computes 17 of 32. With the
+# contiguous layout the branch does skip blocks, but device 7 computes all of them, and the ring finishes no sooner.
 #
 # Put only computation into a branch. If a branch holds a `shift`, some devices send and others do not: the program compiles,
 # and then it hangs.
@@ -512,7 +474,7 @@ print("its backward   ", back[0, 0].astype(int).tolist())
 
 # %% [markdown]
 # But in lesson 09, couriers that were sent backwards made dK and dV wrong. Here all five results are checked against the
-# derived bounds of lesson 10.
+# measured bounds of lesson 10.
 
 # %% tags=["nbval-ignore-output"]
 predict("17.autodiff", "Autodiff sends the gradients of K and V against the blocks. "
@@ -546,9 +508,9 @@ compare("17.autodiff", "yes" if right["dk"] and right["dv"] else "no")
 show(side_by_side.two_ways(4), side_by_side.describe_two_ways(4))
 
 # %% [markdown]
-# Autodiff undoes the forward step by step, the last step first. At each stop, the sum for block 0 finds the very copy of
-# block 0 that this device **kept** when it came by. Lesson 09's backward kept no copies. There the block goes around once
-# more, *forwards*, and a sum that travels backwards would meet other blocks.
+# Autodiff undoes the forward step by step, the last step first. Each device **kept** block 0 when it came by, so on its way
+# back the sum for block 0 finds a copy on every device. Lesson 09's backward kept no copies. There the block goes around
+# once more, *forwards*, and a sum that travels backwards would meet other blocks.
 #
 # The price of autodiff is the word *kept*. The backward function that `jax.vjp` returns holds the kept arrays. We add up
 # their bytes on one device, in units of a K/V block (K and V of one shard).
@@ -582,8 +544,8 @@ compare("17.kept", "stays the same" if growth < 1.1 else grown)
 # %% [markdown]
 # `ring` keeps several arrays of the size of the weights (scores, weights, steps between them) for every pair of blocks.
 # Over all devices that is several times the full S × S matrix of lesson 01. With `jax.checkpoint` the backward
-# recomputes each step ("rematerialises" it), and the weights are not kept. But the *blocks that came by* still are, and so
-# is the state after each step. An all-gather would keep P blocks; this keeps more. Under autodiff, a ring saves no memory.
+# recomputes each step, and the weights are not kept. But the *blocks that came by* still are, and so is the state after
+# each step. An all-gather would keep P blocks; this keeps more. Under autodiff, a ring saves no memory over an all-gather.
 #
 # ## 8 · Couriers
 #
@@ -593,8 +555,8 @@ compare("17.kept", "stays the same" if growth < 1.1 else grown)
 # First the terms. They are lesson 09's formulas: the weights W again, from scores and lse, then dS = W ⊙ (dO Vᵀ −
 # delta). A row that sees nothing has lse = −∞; with +∞ in its place, all its weights become 0.
 #
-# One thing is new: our ring returns lse as well, so a loss may depend on it, and a gradient dlse comes in. As ∂lse/∂s = W,
-# it adds W ⊙ dlse: dS = W ⊙ (dO Vᵀ − delta + dlse). So we pass delta − dlse where lesson 09 passed delta.
+# One thing is new: our ring returns lse too, and a loss may use it. Its gradient dlse adds W ⊙ dlse to dS, because
+# ∂lse/∂s = W. So we pass delta − dlse where lesson 09 passed delta.
 
 # %%
 def attend_backward(dout, q, k, v, lse, delta, mask):
@@ -607,11 +569,14 @@ def attend_backward(dout, q, k, v, lse, delta, mask):
 
 # %% [markdown]
 # Then the ring. The forward keeps q, k, v, out and lse (`saved`), none larger than a shard. In the backward, the blocks come
-# around again, and dK and dV travel with them in float32. The plainest loop has P turns: add my terms, then shift all four.
+# around again, and dK and dV travel with them. The plainest loop has P turns: add my terms, then shift all four.
+#
+# The sums travel in float32 and are rounded once, at the end. Autodiff gives a gradient the type of its variable: with K and
+# V in bfloat16, its sums would be bfloat16 too, and rounded at every stop.
 
 # %%
-def backward(layout, unroll, saved, cotangents):
-    (q, k, v, out, lse), (dout, dlse) = saved, cotangents
+def backward(layout, unroll, saved, gradients):
+    (q, k, v, out, lse), (dout, dlse) = saved, gradients  # gradients of the results: they come in
     delta = (dout * out).sum(-1) - dlse
 
     def body(carry, step):
@@ -627,26 +592,18 @@ def backward(layout, unroll, saved, cotangents):
     return tuple(x.astype(q.dtype) for x in (dq, dk, dv))
 
 # %% [markdown]
-# Last the registration. `custom_vjp` needs three functions: the plain one, a forward that also returns the arrays to
-# keep, and the backward. `nondiff_argnums` names the arguments without a gradient, layout and unroll. They come first
-# in the backward's arguments.
+# Last the registration. `custom_vjp` takes the plain function. `defvjp` adds two: a forward that also returns what to keep,
+# and the backward. (`forward_ring` and `unroll` are for section 9.)
 
 # %%
-def plain(q, k, v, layout, unroll):
-    return ring(q, k, v, layout, unroll=unroll)
+def courier_ring(q, k, v, layout, forward_ring=ring, unroll=1):
+    def keep(q, k, v):
+        out, lse = forward_ring(q, k, v, layout)
+        return (out, lse), (q, k, v, out, lse)
 
-
-def forward(q, k, v, layout, unroll):
-    out, lse = plain(q, k, v, layout, unroll)
-    return (out, lse), (q, k, v, out, lse)
-
-
-couriers = jax.custom_vjp(plain, nondiff_argnums=(3, 4))
-couriers.defvjp(forward, backward)
-
-
-def courier_ring(q, k, v, layout):
-    return couriers(q, k, v, layout, 1)
+    attention = jax.custom_vjp(lambda q, k, v: forward_ring(q, k, v, layout))
+    attention.defvjp(keep, partial(backward, layout, unroll))
+    return attention(q, k, v)
 
 
 print(within(results(partial(courier_ring, layout=folded), folded, text, dout)))
@@ -698,14 +655,14 @@ compare("17.messages", messages(steps["courier_ring"][1]))
 # been everywhere after 7 hops, and only dK and dV have one more to go. Here they share a loop, as in `scan_ring`, and the
 # last hop of K and V is wasted. In the exercise you will write the loop that sends 44.
 #
-# ## 9 · Two traps
+# ## 9 · What the compiler undoes
 #
-# The first is the compiler. `unroll=True` makes `scan` write out its turns one after the other, as Python's `for` does.
-# Nothing else changes.
+# Now the same program with its turns written out one after the other, as Python's `for` does it: `mesh_ring` of section 4
+# forwards, and `unroll=True`, which makes `scan` do the same, backwards. Nothing else changes.
 
 # %%
 def unrolled_couriers(q, k, v, layout):
-    return couriers(q, k, v, layout, True)
+    return courier_ring(q, k, v, layout, forward_ring=mesh_ring, unroll=True)
 
 
 steps["unrolled_couriers"] = [training_step(unrolled_couriers, P) for P in (4, 8)]
@@ -716,76 +673,9 @@ for name, (on_4, on_8) in steps.items():
 
 # %% [markdown]
 # 30 messages: forward and backward are one program, so the compiler sees each block sent to the same device twice,
-# sends it once and **keeps it**. Our ring has become an all-gather: its memory grows with P again. The compiler merges
-# repeats in straight-line code, not across two loops. So measure the *compiled step*, not the source, and not only what
-# `vjp` keeps. (This program was compiled for CPUs. Measure again for another target.)
-#
-# The second trap is invisible in float32. Autodiff gives a gradient the type of its variable. If K and V are bfloat16, then
-# so are the sums that travel, and they are rounded at every stop. `examine`, which the exercise uses as well, reads the
-# types of all messages off the program as JAX recorded it, and counts in blocks of K:
-
-# %%
-def in_bfloat16(program):
-    """What a device sends, by type, and dK's relative error; q, k and v are bfloat16."""
-    positions = np.stack([folded.positions(rank) for rank in range(P)])
-    arrays = [x.numpy()[:, :, positions.ravel()] for x in (*text, dout)]
-    cotangents = arrays.pop(), np.zeros(text[0].shape[:-1], np.float32)
-
-    def on_device(q, k, v, positions):
-        return program(q, k, v, folded)
-
-    found = examine(on_device, positions, arrays, cotangents, dtype="bfloat16")
-    dk = true_dk[:, :, positions.ravel()]
-    return found.types, np.sqrt(((found.results[3] - dk) ** 2).mean() / (dk**2).mean())
-
-
-true_dk = tolerance.truth(*(x.bfloat16() for x in text), dout, causal=True).dk
-for program in (ring, courier_ring):
-    sent, error = in_bfloat16(program)
-    print(f"{program.__name__:12} {sent}, error of dK {error:.1%}")
-
-# %% [markdown]
-# Rounded once, at the end, the couriers' dK is off by half as much.
-#
-# ## Your turn
-#
-# With a sliding window of 17 tokens, a query sees itself and the 16 keys before it. With 8 tokens on a device, these are in
-# its own block and the two before it. The ring below is right, but it lets every block travel all the way. Change
-# `window_ring` so that it sends no more than is needed, and run both cells again.
-
-# %%
-def window_ring(q, k, v, layout, window):
-    deal = jnp.array([layout.positions(rank) for rank in range(layout.P)])
-
-    def near(step):
-        rank = lax.axis_index("ring")
-        ages = deal[rank][:, None] - deal[(rank - step) % layout.P]
-        return (ages >= 0) & (ages < window)
-
-    state = meet(identity(q), q, k, v, near(0))
-    for step in range(1, layout.P):
-        k, v = shift(k, v)
-        state = meet(state, q, k, v, near(step))
-    return state
-
-# %%
-task = on_ring(partial(window_ring, layout=even, window=17))
-ages = np.arange(64)[:, None] - np.arange(64)
-wanted = oracle.attention(*text, mask=((ages >= 0) & (ages < 17))[None, None]).out
-right = abs(np.asarray(task(q, k, v)[0]) - wanted).max() < 1e-6
-sends = messages(compiled(task, q, k, v))
-done = "done" if right and sends == 4 else "not yet: right values with 4 messages are possible"
-print("values right:", right, "  messages:", sends)
-print(done)
-
-# %% [markdown]
-# <details><summary>One answer</summary>
-#
-# After `step` shifts of a contiguous layout, the nearest key here is (step − 1) · L + 1 tokens before the nearest query. The
-# loop can end when that is `window` or more: `range(1, min(layout.P, -(-(window - 1) // q.shape[2]) + 1))`. Python knows
-# this number while JAX traces, so the later steps are never compiled. For a zig-zag the formula would be wrong, because
-# there a distant rank may own a nearby chunk. In [exercise 17](../exercises/17_ring_in_jax.ipynb) you ask the layout.
-# </details>
+# sends it once and **keeps it**. It merges repeats in straight-line code, not across two loops. Our ring has become an
+# all-gather: its memory grows with P again. So measure the *compiled step*, not the source, and not only what `vjp` keeps.
+# (This program was compiled for CPUs. Measure again for another target.)
 #
 # ## Recap
 #

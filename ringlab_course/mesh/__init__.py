@@ -3,6 +3,7 @@
 blocks   attention of one block, its backward, and the merge: lesson 17 writes them, exercise 17 provides them
 compiled the messages of a compiled program, read from its text
 examine  compiles and runs a program, and returns its values, its messages by type, and its memory use
+message_ring  the ring with messages, which lesson 17 draws beside the ring on a mesh
 
 Importing this package does not import JAX.
 """

@@ -155,7 +155,7 @@ check("17.window")
 #
 # A device's memory is read off the *compiled* step, forward and backward together. With the number of tokens per
 # device fixed, two limits hold, from 4 devices to 8: at most 25 % more memory; and at most half a block of K per added
-# device. Remember the first trap of lesson 17, section 9: if Python's `for` writes out the turns, the compiler may hold many of them at once. This
+# device. Remember lesson 17, section 9: if Python's `for` writes out the turns, the compiler may hold many of them at once. This
 # holds for `ring_forward` as well: stage 17.forward accepts a `for`, but here it may cost points.
 #
 # `jax.custom_vjp` is already set up. If a gradient is wanted, `keep` runs in place of the forward, and returns the results
