@@ -10,8 +10,8 @@
 # **Minutes** 60 to read and run, in two parts of 40 and 20; the exercise takes another 75.
 #
 # Lesson 07 ended with a wish: the same work for **every rank** in **every step**. Two published layouts grant it,
-# *striped* and *zig-zag*. With either of them no rank ever waits: all compute 100 % of the time, with the same kernel on
-# the same machines. And yet the zig-zag ends sooner. What do the striped ranks compute that nobody needs?
+# *striped* and *zig-zag*. Simulate both on the same machines with the same kernel: no rank waits for another's work, all
+# compute 100 % of the time. And yet the zig-zag ends sooner. What do the striped ranks compute that nobody needs?
 #
 # Both deal tokens like cards, because a rank need not own *neighbouring* tokens: masks compare global positions. Four
 # words go with that, from the hand that deals to the chip that computes:
@@ -145,7 +145,7 @@ compare("08.striped", by_step(striped(64, 8)).max(axis=0).sum() - 64 * 65 // 2 /
 # %% [markdown]
 # **28 more, 288.** Take two stripes. If the queries' stripe begins at or after the keys', row i sees keys 0 to i. If it
 # begins earlier, row i sees only keys 0 to i − 1. So a rank computes 36 pairs or 28, and in every step some rank computes
-# 36. The difference is a diagonal of 8 pairs, which matters less as shards grow. Now the fold, beside the others, with 32
+# 36. The difference is the diagonal, 8 pairs; longer shards feel it less. Now the fold, beside the others, with 32
 # tokens on 4 ranks:
 
 # %%
@@ -237,14 +237,11 @@ given = chunks, cost, TILE[0], words
 show(layout_view.dial(*given), layout_view.describe_dial(*given))
 
 # %% [markdown]
-# - **Chunks smaller than the tile:** a tile holds early and late pieces alike, so the fold only reorders tokens inside
-#   tiles that are computed anyway.
-# - **From 128 on, folded:** pieces fill whole tiles, and only the diagonals of step 0 remain. The zig-zag is the last
-#   point of the flat part, and has the fewest pieces.
-# - **From 128 on, round-robin:** in every later step some ranks' pieces all come after the visitor's, so these ranks
-#   compute a diagonal of whole pieces. At 128 it costs as much as the half-empty tiles did before, and it grows with the
-#   piece.
-# - **At the right end** one piece is a rank's whole shard. There is no second turn to fold, and the layout is contiguous.
+# Pieces smaller than a tile give nothing to fold: each tile holds early and late pieces alike, and the fold only reorders
+# tokens inside tiles that are computed anyway. From 128 on, pieces fill whole tiles. Folded, only the diagonals of step 0
+# remain, and the zig-zag, the last point of the flat part, has the fewest pieces. Round-robin gets worse: in every later
+# step, some ranks own the later piece of each turn, and compute a diagonal of whole pieces. At the right end one piece is a
+# whole shard, so there is no second turn to fold.
 #
 # ## 4 · Runs and launches
 #
@@ -260,9 +257,9 @@ for layout in (contiguous(32, 4), striped(32, 4), zigzag(32, 4), token_fold):
     print(f"{layout.name:11} rank 1:", *runs)
 
 # %% [markdown]
-# A contiguous or striped rank has one run, a zig-zag or token fold two (the last zig-zag rank's touch). The package turns
-# each pair of runs into a rectangle of rows × keys, and joins rectangles that touch, where it can. Each rectangle is a
-# **launch**: one call of the kernel, which cuts it into tiles, and one merge.
+# A contiguous or striped rank has one run, a zig-zag or token fold two (those of the last zig-zag rank are neighbours). The
+# package turns each pair of runs into a rectangle of rows × keys, and joins rectangles that touch, where it can. Each
+# rectangle is a **launch**: one call of the kernel, which cuts it into tiles, and one merge.
 
 # %% tags=["nbval-ignore-output"]
 predict("08.launches", "A zig-zag rank has 2 runs, and so meets 2 × 2 pairs of runs in each of 4 "
@@ -481,10 +478,8 @@ show(layout_view.figure(packed, tile=2, documents=documents),
 # piece of *every* document, and all have the same work in every step.
 #
 # 2P divides all these lengths. Otherwise some pieces are a token longer: a document of 10 tokens has six pieces
-# of one token and two of two. If the longer pieces always went to the same ranks, thousands of short documents would
-# add up. So let another rank begin each time: rank 0 in the first document, rank 1 in the second, and so on. But if long
-# and short documents alternate on two ranks, rank 0 then begins every long one. In which order must the ranks take turns?
-# The exercise asks.
+# of one token and two of two. If the longer pieces always went to the same ranks, thousands of short documents would add up.
+# So the ranks must take turns. In which order? The exercise asks.
 
 # %% [markdown]
 # ## Recap
