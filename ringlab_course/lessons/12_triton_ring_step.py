@@ -11,7 +11,8 @@
 #
 # So far a step of the ring was two things: attention on the block that is here, then a merge. On a GPU that is two kernels,
 # and everything that passes from one to the other goes through memory. Here the two become one kernel. Part 1 builds it,
-# and counts what each change saves. Part 2 teaches it the causal mask.
+# and counts what each change saves. Part 2 teaches it the causal mask, and says for which blocks a library's two kernels are
+# still faster.
 #
 # The kernels run on the CPU, in Triton's interpreter. It can *count* bytes, tiles and launches. Its seconds mean nothing.
 
@@ -394,11 +395,11 @@ ring_step.play()
 # %% [markdown]
 # ## 7 · A segment: four numbers
 #
-# One kernel should serve all these layouts. So the host works out, for each program, its rows and its keys, and passes
+# One kernel should serve all these layouts. So the CPU works out, for each program, its rows and its keys, and passes
 # two tables. Keys come as **segments**, runs of neighbouring keys.
 #
-# Take a small example: 64 tokens, striped, tiles of 8 × 8. Rank 1 meets the keys of rank 3. Its row 0, token 1, sees none of
-# them and needs no program. One program owns rows 9 to 15, another one rows 1 to 8. This is the first:
+# Take a small example: 64 tokens, striped, tiles of 8 × 8. Rank 1 meets the keys of rank 3. Rank 1's row 0 (token 1) sees none
+# of them and needs no program. One program owns rows 9 to 15, shown here; another owns rows 1 to 8.
 
 # %%
 small, TILE, ours = striped(64, P), 8, (9, 16)
@@ -410,15 +411,16 @@ show(step_report.segment(small, 1, 3, ours, segment),
 # Four numbers describe the picture:
 #
 # - *start* = 0: the first key to visit;
-# - *split* = 8: the tiles before it need no mask. Row 9 sees keys 0 to 8, so 9 would do; but a tile is masked as a whole, so
-#   we round down to the edge of a tile;
+# - *split* = 8: Row 9 sees keys 0 to 8, so keys before 9 need no mask; a tile is masked as a whole, so split is the tile's
+#   edge before it;
 # - *stop* = 15: no row sees key 15, so the visit ends before it;
 # - *shift* = −1: under the mask, row i sees key j where **j ≤ i + shift**.
 #
 # Why −1? Row i is token 4i + 1, and key i is token 4i + 3, which is later. So the last key that row i sees is key i − 1.
 #
-# `row_visits` works out these numbers for a whole launch. `PROGRAMS` says which rows a program owns and which lines of
-# `SEGMENTS` it visits. Here they are for our example, and for the same step under a token fold:
+# `row_visits` works out these numbers for a whole launch. A line of `PROGRAMS` is a program's first row, the row after its
+# last, its first segment, and the segment after its last. A line of `SEGMENTS` has the four numbers. Here they are for our
+# example, and for the same step under a token fold:
 
 # %%
 def launch_tables(layout, origin, every_row, tile=BLOCK):
@@ -433,11 +435,8 @@ def launch_tables(layout, origin, every_row, tile=BLOCK):
 def print_tables(layout):
     """Print both tables where rank 1 meets rank 3 in tiles of 8 × 8."""
     visits = launch_tables(layout, 3, every_row=False, tile=TILE)
-    for number, (begins, ends_at, first, after) in enumerate(visits.programs.tolist()):
-        print(f"PROGRAMS {number}: rows {begins} to {ends_at - 1} visit", end=" ")
-        print(*[f"segment {index}" for index in range(first, after)], sep=" and ")
-    for number, (start, split, stop, shift) in enumerate(visits.segments.tolist()):
-        print(f"SEGMENTS {number}: start {start}, split {split}, stop {stop}, shift {shift}")
+    print("  PROGRAMS", *visits.programs.tolist())
+    print("  SEGMENTS", *visits.segments.tolist())
 
 
 print("striped")
@@ -518,7 +517,8 @@ for name, each in (("zig-zag", layout), ("token fold", dealt(S, P, chunk=1, fold
 print("tiles if every one were computed and then masked:", P * H * (R // BLOCK) * (N // BLOCK))
 
 # %% [markdown]
-# **One launch a step, whatever the layout.** Under zig-zag 36 of 64 tiles are loaded: 9 for each of 4 heads, as in section 6's
+# **One launch a step, whatever the layout.** So lesson 08's last argument for the zig-zag, fewer launches, does not hold for
+# this kernel. Under zig-zag 36 of 64 tiles are loaded: 9 for each of 4 heads, as in section 6's
 # picture. A skipped tile is not even read. Under the token fold no tile can be skipped at this size, but the same kernel serves it.
 #
 # The state moves less than in section 4, too: under zig-zag half of the rows have no program in step 2, so their state stays
@@ -585,7 +585,7 @@ for c in (256, 1024, 8192):
 
 # %% [markdown]
 # The passes cost the same for every block, but the products grow with its keys. Below about 600 keys the carried state
-# wins, and for **longer** blocks the faster kernel. A ring of a million tokens has long blocks: 8,192 keys or more.
+# wins; above, the faster kernel does. A ring of a million tokens has long blocks: 8,192 keys or more.
 # (This is arithmetic with other people's figures. No kernel of this course has run on a GPU yet;
 # [lesson 13](13_multi_gpu.ipynb) says how you measure your own.)
 #
