@@ -116,7 +116,7 @@ talking_kernel[(2,)](torch.tensor([3.0, 1.0, 4.0, 1.0]), BLOCK=2)
 # %% [markdown]
 # | | interpreter | GPU |
 # |---|---|---|
-# | values, masks, order of the operations within a program | right | right, with other rounding |
+# | values, masks, order of the operations within a program | as written | the same, with other rounding |
 # | a masked load without `other` | 0; after `repair()` NaN for floats | undefined |
 # | two programs write one place | one after the other, always the same result | a race: any result |
 # | out of bounds | reads and writes other memory without an error | the same, or a fault |
@@ -326,11 +326,13 @@ kernel_access.play(ladder["flash"], maps, still="programs 0 to 3: run this cell 
                    "them; all four are below")
 
 # %%
-flash_figure = kernel_access.all_programs(ladder["flash"], maps, "flash")
-show(flash_figure, kernel_access.describe(ladder["flash"], maps))
+three = {name: maps[name] for name in ("q_ptr", "k_ptr", "out_ptr")}
+flash_figure = kernel_access.all_programs(ladder["flash"], three, "flash")
+show(flash_figure, kernel_access.describe(ladder["flash"], three))
 
 # %% [markdown]
-# Q and out form a diagonal: every program has its own rows. K and V form a wall: every program reads all rows.
+# Q and out form a diagonal: every program has its own rows. K forms a wall: every program reads all rows. (V is read like K,
+# and lse is written like out.)
 
 # %% tags=["nbval-ignore-output"]
 predict("04.block", "Which of the two block sizes reduces the traffic if you double it?",
@@ -443,8 +445,8 @@ print("tiles visited by programs 0 to 3:", visited, "together", sum(visited))
 compare("04.tiles", kib(skipping, "load"))
 for name in ("q_ptr", "k_ptr", "v_ptr"):
     print(name, f"{kib([a for a in skipping if a.argument == name], 'load'):.0f} KiB")
-skip_figure = kernel_access.all_programs(skipping, maps, "causal: skip")
-show(skip_figure, kernel_access.describe(skipping, maps))
+skip_figure = kernel_access.all_programs(skipping, three, "causal: skip")
+show(skip_figure, kernel_access.describe(skipping, three))
 
 # %% [markdown]
 # Program p visits p + 1 tiles, 10 of 16 together. 10/16 of 288 KiB would be 180, but each program still loads its own Q.
@@ -457,8 +459,8 @@ show(skip_figure, kernel_access.describe(skipping, maps))
 #
 # ## 7 · The ladder
 #
-# The table has all our kernels. Each load of K is one tile. The last column, tiles that are compared with the causal
-# mask, follows from the kernel: no tile, every visited tile, or only the cut ones.
+# The table has all our kernels. Each load of K is one tile. The last column counts tiles that are compared with
+# the causal mask. It is not measured, but follows from the kernel: no tile, every visited tile, or only the cut ones.
 
 # %%
 def tiles(accesses):
@@ -477,9 +479,9 @@ for name, accesses in ladder.items():
 
 # %% [markdown]
 # - **Three kernels → flash:** only out and lse are written, 33 KiB instead of 544, and this ratio grows with S. The
-#   reads shrink only from 896 to 288 KiB. Flash still reads K and V ⌈S / BLOCK_M⌉ times each: with D = 32 and BLOCK_M = 64
-#   that is S² numbers, and Q once, 32 · S. The three kernels read 3.5 · S². So the factor is 3.1 at 256 tokens and 3.5 at
-#   8,192.
+#   reads shrink only from 896 to 288 KiB. Flash still reads K and V ⌈S / BLOCK_M⌉ times each. With D = 32 and BLOCK_M =
+#   64, K and V together are S² numbers, and Q is 32 · S. The three kernels read 3.5 · S². So the factor is 3.1 at 256
+#   tokens and 3.5 at 8,192.
 # - **Larger BLOCK_M:** half of the reads of K and V (Q is read once, as before), and half as many tiles, each twice as
 #   large.
 # - **Mask all → skip:** 10 tiles instead of 16. For many blocks the share of tiles visited tends to one half.
