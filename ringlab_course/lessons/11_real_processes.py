@@ -135,8 +135,8 @@ print("waited for messages:", ", ".join(f"rank {r} {ms:.1f} ms" for r, ms in enu
 
 # %% [markdown]
 # The ranks need not begin together or take equally long. Yet both wait only briefly: most of the hop passed while they
-# computed. (A first block often takes longer: a new process is still warming up.) White is time in which a rank neither
-# computed nor waited: posting, merging, waiting for a core, or not having begun.
+# computed. (A first block often takes longer: a new process is still warming up.) White means that a rank
+# posted, merged, waited for a core, or had not begun.
 #
 # ## 3 · Send, then receive
 #
@@ -326,7 +326,7 @@ compare("11.agree", "an error" if errors else "each applies its own mask")
 # %% [markdown]
 # **Both** get the error, before any block moves. Ranks first compare descriptions of their calls, 512 bytes each, which
 # `bytes_sent` does not count; real processes do the same. If only one rank raised the error and left, the other would
-# wait for it without end.
+# learn only that a neighbour is gone, not why.
 #
 # ## 5 · A rank dies
 #
@@ -422,8 +422,8 @@ show(spread, "A column for each of 8 ranks, a row for each exchange; numbers are
 # A rank that has left the ring counts as dead for its neighbours, whether it was killed or returned early. So news of a
 # death travels **one rank per step**, both ways round, which is the V of the picture: the neighbours miss their first
 # exchange, *their* neighbours the second. Rank 1 could still have received 0, 7, 6, 5, 4. It ends earlier, because its
-# receiver, rank 2, has left. In general: after a death before exchange n (from 0), a rank d places away the shorter way
-# ends with n + d blocks, at most P. Each holds a correct partial over the blocks that came. The exercise keeps it.
+# receiver, rank 2, has left. In general: if a rank dies before exchange n (counted from 0), a rank d places away (the
+# shorter way) ends with n + d blocks, at most P. Each holds a correct partial over the blocks that came. The exercise keeps it.
 #
 # ## 6 · A rank is slow
 #
@@ -465,7 +465,7 @@ compare("11.slow", min(choices, key=lambda choice: abs(float(choice[:3]) - end))
 # **2.0 s**: rank 0 waits for half a second, although the block that it needs has come. An exchange has two ends. Rank 1
 # posts its second exchange only when its first computation is over, at 1.5 s. Until then rank 0 still holds the block
 # that it sends second. So **slowness travels backwards too**, against the direction of the blocks: rank 2 waits for the
-# slow rank's block; rank 0, for the slow rank to take its own. Both may begin step n + 1 when rank 1 begins step n, not
+# slow rank's block; rank 0 waits until the slow rank takes a block. Both may begin step n + 1 when rank 1 begins step n, not
 # earlier. In a longer ring they would wait again and again.
 #
 # Which rank is at fault? **The one that does not wait.** A profile of rank 0 alone would show time spent in `wait`, and you
