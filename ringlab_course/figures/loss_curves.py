@@ -74,20 +74,31 @@ def figure(curves: Curves, title: str) -> Figure:
         above, below = drawing.subplots(2, 1, sharex=True, height_ratios=(3, 2))
         for (name, losses), look in zip(curves.items(), LOOKS, strict=False):
             above.plot(range(1, len(losses) + 1), losses, label=name, **look)
-        for (name, found), look in zip(differences(curves).items(), LOOKS[1:], strict=False):
-            below.semilogy(range(1, len(found) + 1), [max(one, FLOOR) for one in found], label=name, **look)
-        below.axhline(SAME, color=QUIET, linewidth=1.0)
-        steps = max(map(len, curves.values()))
-        below.text(
-            steps, SAME * 1.2, "below 1e-5: rounding", color=QUIET, fontsize=9, ha="right", va="bottom"
-        )
-        below.set(
-            xlabel="step", ylabel=f"relative difference\nfrom {next(iter(curves))}", ylim=(FLOOR / 2, 1.0)
-        )
+        _draw_distances(below, curves)
         above.set(ylabel="loss (nats per byte)")
         above.set_title(title)
         above.legend(loc="upper right")
     return drawing
+
+
+def apart(curves: Curves, title: str) -> Figure:
+    """Return only the distance of each curve from the first, for curves that lie on one another."""
+    with styled():
+        drawing = new_figure((7.2, 3.0))
+        ax = drawing.subplots()
+        _draw_distances(ax, curves)
+        ax.set_title(title)
+        ax.legend(loc="upper right", ncols=len(curves) - 1)
+    return drawing
+
+
+def _draw_distances(ax: Axes, curves: Curves) -> None:
+    for (name, found), look in zip(differences(curves).items(), LOOKS[1:], strict=False):
+        ax.semilogy(range(1, len(found) + 1), [max(one, FLOOR) for one in found], label=name, **look)
+    ax.axhline(SAME, color=QUIET, linewidth=1.0)
+    steps = max(map(len, curves.values()))
+    ax.text(steps, SAME * 1.2, "below 1e-5: rounding", color=QUIET, fontsize=9, ha="right", va="bottom")
+    ax.set(xlabel="step", ylabel=f"relative difference\nfrom {next(iter(curves))}", ylim=(FLOOR / 2, 1.0))
 
 
 def describe(curves: Curves, title: str) -> str:
@@ -164,7 +175,7 @@ def shares(parts: int = 4) -> Figure:
     Each kind of parallelism has its own grid of sequences, tokens, layers and heads.
     """
     with styled():
-        figure = new_figure((8.0, 2.9))
+        figure = new_figure((8.0, 3.2))
         grids = figure.subplots(1, len(SHARDS))
         for number, (ax, (name, cut)) in enumerate(zip(grids, SHARDS.items(), strict=True)):
             _grid(ax, cut, parts)
@@ -172,7 +183,9 @@ def shares(parts: int = 4) -> Figure:
             ax.set_xlabel(f"{parts} sequences,\neach of {parts} token blocks", fontsize=8.5)
             if number == 0:
                 ax.set_ylabel(f"{parts} layers,\neach of {parts} heads", fontsize=8.5)
-        title = "Four ways to cut one training step: the number is the rank that computes a part"
+        keys = [panel.patch(facecolor=rank_colour(rank), label=f"rank {rank}") for rank in range(parts)]
+        figure.legend(handles=keys, loc="outside lower center", ncols=parts)
+        title = "Four ways to cut one training step: the colour is the rank that computes a part"
         figure.suptitle(title, x=0.01, ha="left", fontweight="bold", fontsize=11)
     return figure
 
@@ -197,13 +210,6 @@ def _grid(ax: Axes, cut: str, parts: int) -> None:
         left, top = 1.15 * sequence + token * size, 1.15 * layer + head * size
         look: dict[str, Any] = {"facecolor": rank_colour(at[cut]), "linewidth": 0}
         panel.add_rectangle(ax, (left, top), size, size, **look)
-    for rank in range(parts):  # its number, in the middle of its part of one box
-        layer, sequence = rank if cut == "layers" else 0, rank if cut == "sequences" else 0
-        along = (rank + 0.5) * size
-        left = 1.15 * sequence + (along if cut == "tokens" else 0.5)
-        top = 1.15 * layer + (along if cut == "heads" else 0.5)
-        look = {"ha": "center", "va": "center", "fontsize": 8, "color": INK}
-        ax.text(left, top, str(rank), **look)
     whole = 1.15 * parts - 0.15
     ax.set(xlim=(-0.05, whole + 0.05), ylim=(whole + 0.05, -0.05), aspect="equal", xticks=[], yticks=[])
     ax.grid(visible=False)

@@ -105,7 +105,7 @@ print("by hand as ringlab's Transformer, to 1e-12:", off(logits, model(text)) < 
 # %% tags=["nbval-ignore-output"]
 predict(
     "14.exchanges",
-    "2 layers, 4 ranks, forward pass of the whole decoder. How many times does a rank send?",
+    "2 layers, 4 ranks, one forward pass. An exchange sends K and V together. How many per rank?",
     unit="exchanges",
 )
 
@@ -244,12 +244,6 @@ def total(logits, labels):
     return F.cross_entropy(*flat, ignore_index=IGNORE, reduction="sum")
 
 
-# %% [markdown]
-# A rank can divide its total by the count of all ranks, or by its own. (`ring.all_reduce(x)` returns, on every rank, the
-# sum of all ranks' x.)
-
-
-# %%
 def by_global_count(logits, labels, ring):
     return total(logits, labels) / ring.all_reduce((labels != IGNORE).sum())
 
@@ -259,89 +253,73 @@ def own_mean(logits, labels, ring):
 
 
 # %% [markdown]
-# The next function is one step's work on a rank. ringlab's `Context` holds a ring and a layout: `shard` cuts, `positions` are
-# the rank's, `attend` goes around the ring. The last three arguments are the choices of this lesson: how a rank divides
-# (`share`), by what the summed gradients are multiplied (`factor`), and where positions come from (`place`).
+# So a rank can divide its total by the count of all ranks, or by its own. (`ring.all_reduce(x)` returns, on every rank, the
+# sum of all ranks' x.) The next function is one step's work on a rank. ringlab's `Context` holds a ring and a layout: `shard`
+# cuts, `positions` are the rank's, `attend` goes around the ring. The last three arguments are the choices of this lesson: how a
+# rank divides (`share`), by what the summed gradients are multiplied (`factor`), and whether positions are counted from 0 (`local`).
 
 
 # %%
-def from_layout(context):
-    return context.positions
-
-
-def gradients(ring, layout, tokens, w, share=by_global_count, factor=1.0, place=from_layout):
+def gradients(ring, layout, tokens, w, share=by_global_count, factor=1.0, local=False):
     """On one rank, after communication: the true loss, and the gradient of each weight."""
     context = Context(ring, layout, block="naive", validate=False)
     labels = context.shard(labelled(tokens))
-    logits = decoder(w, context.shard(tokens), place(context), context.attend)
+    positions = counted(layout, ring.rank) if local else context.positions
+    logits = decoder(w, context.shard(tokens), positions, context.attend)
     grads = torch.autograd.grad(share(logits, labels, ring), list(w.values()))
     loss = ring.all_reduce(by_global_count(logits.detach(), labels, ring))
     return loss, [ring.all_reduce(x) * factor for x in grads]
 
 
 # %% [markdown]
-# One process is the standard to which all ways are compared:
-
-
-# %%
-def leaves(values=weights):
-    return {name: x.clone().requires_grad_() for name, x in values.items()}
-
-
-def alone(tokens, w):
-    """The loss and gradients of one process."""
-    logits = decoder(w, tokens, torch.arange(tokens.shape[1]), whole)
-    loss = own_mean(logits, labelled(tokens), None)
-    return loss.detach(), torch.autograd.grad(loss, list(w.values()))
-
-
-def flat(grads):
-    return torch.cat([x.flatten() for x in grads])
-
-
-loss, right = alone(text, leaves())
-
-# %% [markdown]
-# Now five ways to combine the ranks' gradients:
-
+# Five ways to combine the ranks' gradients, each compared with the gradients of one process:
 
 # %%
-def count_from_zero(context):
-    return counted(context.layout, context.ring.rank)
-
-
 WAYS = {
     "sum of shares of the global count": {},
     "mean of shares of the global count": {"factor": 1 / P},
     "mean of each rank's own mean": {"share": own_mean, "factor": 1 / P},
     "sum of each rank's own mean": {"share": own_mean},
-    "sum, positions counted locally": {"place": count_from_zero},
+    "sum, positions counted locally": {"local": True},
 }
 
 
-def error_of(layout, way):
-    def step(ring):
-        return gradients(ring, layout, text, leaves(), **way)
+def leaves(values=weights):
+    return {name: x.clone().requires_grad_() for name, x in values.items()}
 
-    return off(flat(VirtualCluster(P, memory=False).run(step).results[0][1]), flat(right))
 
+def vector(grads):
+    return torch.cat([x.flatten() for x in grads])
+
+
+w = leaves()
+loss = own_mean(decoder(w, text, torch.arange(S), whole), labelled(text), None)
+right = vector(torch.autograd.grad(loss, list(w.values())))
+
+
+def error_of(made, way):
+    step = partial(gradients, layout=made, tokens=text, w=leaves(), **way)
+    return off(vector(VirtualCluster(P, memory=False).run(step).results[0][1]), right)
+
+
+# %% tags=["nbval-ignore-output"]
+errors = {}
+for name, way in WAYS.items():
+    errors[name] = [error_of(made, way) for made in (contiguous(S, P), zigzag(S, P))]
+    told = ["right" if error < 1e-10 else f"{error:.0%} off" for error in errors[name]]
+    print(f"{name:36} contiguous: {told[0]:10} zig-zag: {told[1]}")
 
 # %%
-exact = []  # the ways that are right under both layouts
-for name, way in WAYS.items():
-    errors = [error_of(made, way) for made in (contiguous(S, P), zigzag(S, P))]
-    wrong = [f"{'more' if error > 0.1 else 'less'} than 10% off" for error in errors]
-    said = [w if e > 1e-10 else "right" for e, w in zip(errors, wrong, strict=True)]
-    exact += [name] if max(errors) < 1e-10 else []
-    print(f"{name:36} contiguous: {said[0]:19} zig-zag: {said[1]}")
+exact = [name for name, found in errors.items() if max(found) < 1e-10]
+print("right under both layouts:", ", ".join(exact))
 compare("14.reduce", f"{exact[0].split()[0]} over ranks")
 
 # %% [markdown]
-# **The sum.** The gradient of a weight is a sum over all rows in which it is used, wherever these rows are. N is
-# in it already. Most libraries' data parallelism takes the *mean* (PyTorch's DDP and FSDP by default). That is right if
+# **The sum.** The gradient of a weight is a sum over all rows in which it is used, wherever these rows are. The division by N
+# is already in it. Most libraries' data parallelism takes the *mean* (PyTorch's DDP and FSDP by default). That is right if
 # each rank's loss is a mean over the same number of tokens. Here:
 #
-# - **mean of shares**: all gradients are P times too small;
+# - **mean of shares**: all gradients are P times too small, so they are 75% off;
 # - **mean of own means**: a token counts for more on a rank where few count.
 #
 # The next cell prints how many labels count on each rank, and which ranks' own means are NaN:
@@ -392,15 +370,13 @@ def same(one, other, bound):
 LR = 0.005
 SGD, Adam = partial(torch.optim.SGD, lr=LR), partial(torch.optim.Adam, lr=1e-3)
 slow, quarter = learned(SGD, factor=1 / P), learned(partial(SGD, lr=LR / P))
-print("SGD:  mean and sum give the same curve:", same(slow, learned(SGD), 1e-3))
 print("SGD:  mean gives the curve of the sum at a quarter of the rate:", same(slow, quarter, 1e-5))
 by_sum, by_mean = learned(Adam), learned(Adam, factor=1 / P)
 print("Adam: mean and sum give the same curve, to 1e-3:", same(by_mean, by_sum, 1e-3))
 
 # %% [markdown]
 # **Adam hides it.** It divides a gradient by the gradient's own size, so a factor of 4 cancels. With SGD each number of
-# ranks would need another learning rate; with clipping by the norm, another threshold. So compare *gradients* with one
-# process, not curves.
+# ranks would need another learning rate. So compare *gradients* with one process, not curves.
 #
 # ## 5 · Training runs
 #
@@ -416,9 +392,9 @@ for name, found in loss_curves.differences(curves).items():
     print(f"{name}: largest relative difference of the loss below 1e-5: {max(found) < 1e-5}")
 
 # %% [markdown]
-# They add up the same terms in another order, so the last bits differ, and training passes the difference on. For
-# comparison, three of the mistakes of this lesson, made in the run of section 4. Grey is the right run. The lower half
-# shows how far the others are from it: below the line at 10⁻⁵ the difference is rounding. (0 is drawn at 10⁻⁹.)
+# They add the same terms in another order, so last bits differ, and each step passes this on. For comparison, here are three
+# of the mistakes of this lesson in the run of section 4. Grey is the right run. The lower half shows how far the others are
+# from it: below the line at 10⁻⁵ the difference is rounding. (0 is drawn at 10⁻⁹.)
 
 # %% tags=["nbval-ignore-output"]
 wrong_curves = {
@@ -438,13 +414,13 @@ for name, found in wrong_curves.items():
 
 # %% [markdown]
 # None of these curves looks broken. One even looks better: on this one text, local positions give a *lower* loss at every
-# point. **A lower loss is no proof of a right program.** Now the right ones over 200 steps, recorded, and with
-# them a hybrid of ring and Ulysses (lesson 15). They begin lower, as their weights are not ten times as large:
+# point. **A lower loss is no proof of a right program.** Now the right ones over 200 steps, recorded. A fourth run cuts
+# tokens and heads, as lesson 15 will. How far is each from one process?
 
 # %%
 record = loss_curves.recorded()
 title = "200 steps, recorded"
-show(loss_curves.figure(record.curves, title), loss_curves.describe(record.curves, title))
+show(loss_curves.apart(record.curves, title), loss_curves.describe(record.curves, title))
 print("recorded on", record.machine)
 for name, found in loss_curves.differences(record.curves).items():
     print(f"{name}: largest relative difference {max(found):.1e}")
@@ -472,23 +448,20 @@ show(shares(), describe_shares())
 # | **CP**, context parallelism: this course | some tokens of every sequence | K and V, backward also their gradients; gradients of all weights | each hop; once a step |
 # | **PP**, pipeline parallelism | some layers | activations, to the next rank; their gradients, back | once a sequence |
 #
-# Two have companions. **FSDP**, or ZeRO, is DP that also shards weights, gradients and the optimizer's state: each layer's
-# weights are gathered for its use. **SP**, sequence parallelism, belongs to TP: each rank computes norms and residual sums for its
-# own tokens only. An all-reduce then becomes two halves, each with half of its bytes. SP is *not* context parallelism: in
-# attention a rank still has all tokens, for few heads.
-#
-# Take Llama 3 8B in bfloat16, and 8 ranks that use one of these.
+# Take Llama 3 8B in bfloat16, and 8 ranks that use one of these. It has 8 billion weights and 32 layers. The activations of a
+# token are 4,096 numbers wide, its K and its V 1,024 each.
 
 # %% tags=["nbval-ignore-output"]
 predict(
     "14.bytes",
     "8 sequences of 131,072 tokens, 8 ranks. Which one sends the most bytes in a step?",
-    choices=["DP", "TP with SP", "CP", "PP"],
+    choices=["DP", "TP", "CP", "PP"],
 )
 
 # %% [markdown]
-# The table is *computed* from the model's sizes, not measured. *Sends* are the bytes of one rank in a step. *State* are weights,
-# gradients and the optimizer's numbers; *kept* are the inputs of the layers, for the backward.
+# The table is *computed* from the model's sizes, not measured. *Sends* are the bytes of one rank in one forward and one backward.
+# *State* are weights, gradients and the optimizer's numbers. *Kept* are the inputs of the layers: the backward runs each layer
+# again. *Least batch* is what a way needs to give every rank work.
 
 # %%
 llama, n, B, context_length = published("llama3-8b"), 8, 8, 131_072
@@ -505,31 +478,50 @@ def held(fsdp=1, tp=1, layers=llama.layers, tokens=tokens // n):
     return state, layers * memory.saved_bytes(llama, tokens, recomputation="full")
 
 # %%
-TABLE = {  # works from, bytes that a rank sends, bytes that it holds
-    "DP": ("8 sequences", all_reduce, held()),
-    "FSDP": ("8 sequences", others * (2 * weight_bytes + grad_bytes), held(fsdp=n)),
-    "TP with SP": ("1 sequence",  # 4 collectives a layer, each pass
-                   2 * llama.layers * 4 * others * activations, held(tp=n)),
-    "CP": ("1 sequence",
-           llama.layers * sum(each.total_bytes for each in ring) + all_reduce, held()),
-    "PP": (f"1 sequence; of 8, ranks idle {(n - 1) / (B + n - 1):.0%}",
-           2 * activations,  # to the next stage, and the gradient back
-           held(layers=llama.layers // n, tokens=tokens)),
+HEAD = f"{'':12}{'sends, GB':>10}{'state, GB':>12}{'kept, GB':>10}   least batch"
+
+
+def row(name, sends, held_bytes, least):
+    state, kept = held_bytes
+    print(f"{name:12}{sends / 1e9:10,.0f}{state / 1e9:12,.0f}{kept / 1e9:10,.1f}   {least}")
+
+
+SENDS = {
+    "DP": all_reduce,
+    "TP": llama.layers * 4 * 2 * others * activations,  # 2 all-reduces a layer, and 2 backward
+    "CP": llama.layers * sum(each.total_bytes for each in ring) + all_reduce,
+    "PP": 2 * activations,  # to the next rank, and the gradient back
 }
-print(f"{'':12}{'sends, GB':>10}{'state, GB':>12}{'kept, GB':>10}   works from")
-for name, (least, sends, (state, kept)) in TABLE.items():
-    numbers = f"{sends / 1e9:10,.0f}{state / 1e9:12,.0f}{kept / 1e9:10,.1f}"
-    print(f"{name:12}{numbers}   {least}")
-compare("14.bytes", max(TABLE, key=lambda name: TABLE[name][1]))
+print(HEAD)
+row("DP", SENDS["DP"], held(), "8 sequences")
+row("TP", SENDS["TP"], held(tp=n, tokens=tokens), "1 sequence")
+row("CP", SENDS["CP"], held(), "1 sequence")
+stage, idle = held(layers=llama.layers // n, tokens=tokens), (n - 1) / (B + n - 1)
+row("PP", SENDS["PP"], stage, f"1 sequence; of 8, ranks idle {idle:.0%}")
+compare("14.bytes", max(SENDS, key=SENDS.get))
 
 # %% [markdown]
 # - **Sends.** TP moves whole activations in every layer, so it belongs where links are fastest, inside a node. CP moves K
 #   and V, which are narrow under grouped heads, and attention hides them (lesson 06).
 # - **State.** 145 GB are 18 bytes a weight: 2 for it, 4 for its gradient, 12 for Adam's two moments and a float32 copy. CP
-#   and DP shard none of it. Both hold full copies of the weights, so FSDP can shard over the ranks of both together.
-# - **Works from.** DP and FSDP need a sequence for each rank. With one sequence of a million tokens they have nothing to share
-#   out; CP has. In PP the last rank waits at first for the first ones, and later the first ones wait: with 8 sequences,
-#   7 of every 15 turns are idle.
+#   and DP shard none of it.
+# - **Least batch.** DP needs a sequence for each rank. With one sequence of a million tokens it has nothing to share out; CP
+#   has. In PP the last rank waits at first for the first ones, and later the first ones wait: with 8 sequences, 7 of every
+#   15 turns are idle.
+#
+# 145 GB of state or 275 GB of kept inputs are more than most GPUs hold. DP and TP each have a companion that mends it:
+
+# %%
+print(HEAD)
+row("FSDP", others * (2 * weight_bytes + grad_bytes), held(fsdp=n), "8 sequences")
+row("TP with SP", SENDS["TP"], held(tp=n), "1 sequence")
+
+# %% [markdown]
+# **FSDP**, or ZeRO, is DP that also shards weights, gradients and the optimizer's state. Each layer's weights are gathered for
+# its use. CP's ranks hold full copies, too, so FSDP can shard over the ranks of DP and CP together.
+#
+# **SP**, sequence parallelism, is TP in which each rank keeps, norms and adds up only its own tokens. An all-reduce then becomes
+# two halves, each with half of its bytes. SP is *not* context parallelism: in attention a rank still has all tokens, for few heads.
 #
 # ## 7 · On a mesh
 #
