@@ -327,7 +327,7 @@ def _draw_courier(ax: Axes, place: int, rank: int, frame: Frame, alpha: float, c
             ax, corner, width, HEIGHT, facecolor=fill, edgecolor=RULE, linewidth=0.6, alpha=alpha
         )
         colour = PAPER if fill in DARK else INK
-        size = 8.5 if len(owners) < 2 else 6
+        size = 8.5 if len(owners) < 2 else min(8.5, 24.0 / P)  # three numbers fill a place
         ax.text(
             corner[0] + width / 2,
             rank,

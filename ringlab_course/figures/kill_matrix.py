@@ -20,10 +20,24 @@ if TYPE_CHECKING:
 FOUND, HELD, NONE = "●", "·", "–"
 WORDS = {True: "finds it", False: "holds", None: "does not apply"}
 SIGNS = {True: FOUND, False: HELD, None: NONE}
+GROUPS = {
+    "one result, no mask": ("forward", "lse", "dq", "dk", "dv"),
+    "masks and lengths": ("masks", "causality", "blind rows", "ragged"),
+    "lost digits": ("large logits", "sloped logits", "error growth"),
+    "traffic": ("rounds", "bytes"),
+}
+"""The clinic's checks by what they look at, in the order of the columns."""
 
 
-def figure(matrix: KillMatrix, names: Mapping[str, str] | None = None) -> Figure:
-    """Return the matrix as a static figure; `names` gives rows other names than the patients'."""
+def figure(
+    matrix: KillMatrix,
+    names: Mapping[str, str] | None = None,
+    groups: Mapping[str, Sequence[str]] | None = None,
+) -> Figure:
+    """Return the matrix as a static figure; `names` gives rows other names than the patients'.
+
+    groups: names of groups of neighbouring checks, which stand below the columns.
+    """
     from matplotlib.lines import Line2D
 
     rows, columns = matrix.patients, matrix.checks
@@ -41,8 +55,13 @@ def figure(matrix: KillMatrix, names: Mapping[str, str] | None = None) -> Figure
         ax.set_xticks(range(len(columns)), columns, rotation=55, ha="left", rotation_mode="anchor")
         ax.set_yticks(range(len(rows)), [(names or {}).get(name, name) for name in rows])
         ax.xaxis.tick_top()
-        ax.set(xlim=(-0.5, len(columns) - 0.5), ylim=(len(rows) - 0.5, -0.5))
+        ax.set(xlim=(-0.5, len(columns) - 0.5), ylim=(len(rows) - (0.5 if groups is None else -0.4), -0.5))
         panel.bare(ax, labelcolor=INK)
+        for group, checks in (groups or {}).items():
+            first, last = columns.index(checks[0]), columns.index(checks[-1])
+            below = len(rows) - 0.4
+            ax.plot([first - 0.42, last + 0.42], [below, below], color=INK, linewidth=1.4)
+            ax.text((first + last) / 2, below + 0.15, group, ha="center", va="top", fontsize=9)
         looks = {True: ("s", BLUE), False: (".", QUIET), None: ("_", QUIET)}
         keys = [
             Line2D([], [], linestyle="", marker=marker, color=colour, label=WORDS[found])

@@ -31,7 +31,7 @@ from ringlab_course.notebook.visit import commit, examine, open_helpers, open_so
 from ringlab_course.notebook.visit import report, seen, ward
 from ringlab_course.figures import courier_view
 from ringlab_course.figures import kill_matrix
-from ringlab.viz.style import new_figure, show, styled
+from ringlab.viz.style import BLUE, RED, new_figure, show, styled
 
 torch.set_num_threads(1)
 
@@ -149,8 +149,9 @@ with styled():
     axes = figure.subplots()
     for (name, result, dtype), marker in zip(curves, "osD^", strict=True):
         errors, line = curves[name, result, dtype], "-" if dtype == "float32" else "--"
+        look = {"marker": marker, "color": BLUE if name == "willow" else RED}
         label = f"{name}: {result}, {dtype}"
-        axes.plot(RANKS, [max(e, 1e-8) for e in errors], line, marker=marker, label=label)
+        axes.plot(RANKS, [max(e, 1e-8) for e in errors], line, label=label, **look)
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     axes.set(xlabel="ranks P", ylabel="relative error", xticks=RANKS, ylim=(1e-8, 10))
@@ -213,13 +214,14 @@ predict(
 )
 
 # %% [markdown]
-# A direction and a hop belong to the message, and dk was in it. A mean could have hit dv alone, but then its error
-# would be 1 − 1/P: 0.50 on two ranks and 0.67 on three. The errors above are 0.89 and 0.62. Of these four one is left:
-# the wrong one of two tensors was taken for dv. In the list of section 1 there is another that could hit dv alone,
-# *shared memory*: a sum that is overwritten loses terms. To tell the two apart, use the instrument of lesson 09: probes
-# that show, for each courier, which ranks added to it, and to which block each term belongs. In the picture a box is
-# the sum that a rank holds. Colours: which ranks added to it. Numbers: of whose block. The probes run without a mask,
-# so every rank has a term for every block.
+# - The direction and the last hop belong to the *message*, and dk was in it. That excludes two.
+# - A mean could hit dv alone, but its error would be 1 − 1/P: 0.50 on two ranks and 0.67 on three. The errors above are others.
+# - The wrong one of two tensors can be taken for dv alone. That is left, and from the list of section 1 *shared memory*: a sum
+#   that is overwritten loses terms.
+#
+# To tell these two apart, use the instrument of lesson 09: probes that show, for each courier, which ranks added to it, and to
+# which block each term belongs. In the pictures a box is the sum that a rank holds. Colours: which ranks added to it. Numbers: of
+# whose block. The probes run without a mask, so every rank has a term for every block.
 
 # %%
 layout = contiguous(6, 3)
@@ -234,14 +236,17 @@ of_one_rank = int((last.sum(axis=1) > 0).sum()) == 1
 compare("16.rowan", "sent for received" if of_one_rank else "another fault")
 
 # %%
-title = "Rowan: each dv holds one rank's terms, of all blocks"
-show(courier_view.figure(journeys["rowan"], title), courier_view.describe(journeys["rowan"]))
+TITLES = {
+    "sound": "A sound ring: each dv holds all ranks' terms, of one block",
+    "rowan": "Rowan: each dv holds one rank's terms, of all blocks",
+}
+for name, title in TITLES.items():
+    show(courier_view.figure(journeys[name], title), courier_view.describe(journeys[name]))
 
 # %% [markdown]
-# In lesson 09 a box came to hold *all colours and one number*: the terms of all ranks, for one block. Here each box has one
-# colour and all numbers: the sum never leaves its rank. (A dashed box holds terms of several blocks in one sum.) No term is
-# missing, so nothing was overwritten. The arrows show what was *sent*. Each rank sends its sum, and then goes on with its
-# own instead of the one that arrived.
+# In the sound ring a box comes to hold *all colours and one number*: the terms of all ranks, for one block. Rowan's boxes have one
+# colour and all numbers: the sum never leaves its rank. No term is missing, so nothing was overwritten. The arrows show what was
+# *sent*. Each rank sends its sum, and then goes on with its own instead of the one that arrived.
 
 # %%
 case = {"ranks": 2, "tokens": 1}
@@ -287,12 +292,11 @@ print("blocks in the dv that each rank returns:", home)
 #
 # The three charts have the same parts.
 #
-# - **The smallest case.** With fewer ranks (no more tokens each) or fewer tokens (no more ranks) it is *well*; layout,
-#   mask and dtype stay. You can follow a small case by hand, and the line between ill and well is most of the
-#   diagnosis. If a patient is well on two ranks and ill on three, look for something that two ranks cannot tell apart.
+# - **The smallest case.** With fewer ranks or fewer tokens, and nothing else changed, it is *well*. You can follow a small case by
+#   hand, and the line between ill and well is most of the diagnosis. If a patient is well on two ranks and ill on three, look for
+#   something that two ranks cannot tell apart.
 # - **What matters.** From there change *one* thing: layout, mask or dtype. If the patient gets well, the fault involves
-#   that thing. If it stays ill, the fault does not involve it, unless the case is so small
-#   that the setting changes nothing. Both shorten the list above.
+#   that thing. If it stays ill, it does not, provided the setting changes anything in so small a case.
 # - **A check.** Not every check sees every fault. If none sees it, the fault goes into production.
 
 
@@ -363,8 +367,8 @@ for gap, change in gaps.items():
 #
 # ## 7 · The kill matrix
 #
-# Now run the checks below on every patient. They belong to ringlab's conformance suite. The patients of the exercise are
-# numbered here, in an order that tells nothing, so that their rows do not give them away.
+# Now run ringlab's own checks of a ring attention on every patient. The patients of the exercise are numbered here, in an order
+# that tells nothing, so that their rows do not give them away.
 
 # %%
 order = np.random.default_rng(16).permutation([name for name in PATIENTS if name not in known])
@@ -373,17 +377,10 @@ matrix = suite.kill_matrix([*(PATIENTS[name] for name in known), *numbered])
 print(len(matrix.patients), "patients,", len(matrix.checks), "checks")
 
 # %% [markdown]
-# Their names:
+# The checks come in four groups. Five look at one result each, without a mask. Four try masks and lengths, among them queries
+# that see no key of a block (`blind rows`) and lengths that P does not divide (`ragged`). Three look for lost digits. Two count
+# messages and bytes.
 #
-# - `forward`, `lse`, `dq`, `dk`, `dv`: out, lse or that gradient alone, without a mask. The next ones look at all results.
-# - `masks`: causal by position, in several layouts. `causality`: a changed token changes nothing before it.
-# - `blind rows`: queries that see no key of a block. `ragged`: lengths that P does not divide.
-# - `large logits`: scores of some hundreds. `sloped logits`: scores that rise or fall from block to block.
-# - `error growth`: the errors on many ranks, compared with those on one.
-# - `rounds`: messages to neighbours only, and no more than a ring needs that sends each tensor in a message of its own.
-# - `bytes`: no byte more than needed.
-
-# %% [markdown]
 # Move through the table with the arrow keys: one slider is for the patient, one for the check. The text below says what that
 # check asked and what it saw.
 
@@ -391,7 +388,7 @@ print(len(matrix.patients), "patients,", len(matrix.checks), "checks")
 kill_matrix.play(matrix)
 
 # %%
-show(kill_matrix.figure(matrix), kill_matrix.describe(matrix))
+show(kill_matrix.figure(matrix, groups=kill_matrix.GROUPS), kill_matrix.describe(matrix))
 
 # %% tags=["nbval-ignore-output"]
 predict(
@@ -415,8 +412,8 @@ compare("16.two", 1 if any(covers((a,)) for a in matrix.checks) else 2 if pairs 
 # %% [markdown]
 # **The columns** show what a check is worth. `masks`, which tries masks by position in several layouts, finds all
 # patients but one; so does `ragged`. Both look at all values in a hard case, and both miss the same patient: its values
-# are right, and it sends more than it should. Even `rounds` holds: it allows 2(P − 1) messages, and K and V in one
-# message need only P − 1. Tests of values alone are never enough: *one check must count bytes*.
+# are right, and it sends more than it should. Even `rounds` passes it. That check allows 2(P − 1) messages, one for K and one for V
+# in each hop; with both in one message, P − 1 are enough. Tests of values alone are never enough: *one check must count bytes*.
 #
 # **The rows** help to tell patients apart, but not completely. Some patients have the very same row:
 
@@ -439,25 +436,19 @@ rowans = report("rowan", "dq", "dk", "dv", "bytes")
 # %% [markdown]
 # ## 8 · Four patients from the field
 #
-# Each of the next four patients has a published fault; programs and complaints are ours. A patient returns the mean loss of a
-# row of tokens. The row may hold several documents, and a token sees only its own ([lesson 18](18_packed_batches.ipynb)).
+# The next four are for you to diagnose. Each has a published fault; programs and complaints are ours. A patient returns the mean
+# loss of a row of tokens, dealt as a zig-zag. The row may hold several documents, and a token sees only its own
+# ([lesson 18](18_packed_batches.ipynb)).
 
 # %%
 ward(*field.FIELD)
 
-# %% tags=["nbval-ignore-output"]
-predict(
-    "16.field",
-    "One document of 16 tokens, 2 ranks: how many of the four have a wrong loss?",
-    unit="patients",
-)
-
 # %% [markdown]
-# `4.240 for 5.186` means that the loss is 4.240 where the oracle's is 5.186.
+# We examine them on a row of 16 tokens, as one document and as four. `4.240 for 5.186` means that the loss is 4.240 where the
+# oracle's is 5.186. Their faults are the four answers of the question below, one for each.
 
 # %%
 ROWS = {"one document": (), "documents of 5, 1, 7, 3": (5, 1, 7, 3)}
-ill = 0
 for name, each in field.FIELD.items():
     print(name)
     for row, documents in ROWS.items():
@@ -465,38 +456,48 @@ for name, each in field.FIELD.items():
         found = [field.examine(each.program, case) for case in cases]
         said = "   ".join(f"P={one.case.P} {one.symptom:15}" for one in found)
         print(f"    {row:24} {said.rstrip()}")
-    ill += not field.examine(each.program, Case(2, S=16, B=1)).well
-compare("16.field", ill)
+
+# %% tags=["nbval-ignore-output"]
+faults = sorted(each.fault for each in field.FIELD.values())
+predict(
+    "16.beech",
+    "On two ranks, beech is ill with one document and well with four. Which fault does that?",
+    choices=faults,
+)
+
+# %%
+compare("16.beech", field.FIELD["beech"].fault)
 
 # %% [markdown]
-# With four documents on two ranks, only two tokens (4 and 12) see keys of both ranks. Each of the two is the last of
-# its document, so it predicts nothing. Beech is well here: its fault is in the merge. Maple is ill: it needs no merge
-# to go wrong.
+# **The merge.** On two ranks the zig-zag gives tokens 0 to 3 and 12 to 15 to rank 0, and the rest to rank 1. With the four
+# documents, only tokens 4 and 12 see keys of both ranks. Each of the two is the last of its document, so it predicts nothing.
+# Nothing that is merged counts, and of the four faults only a wrong merge can hide then.
 #
-# Which checks of `ringlab check --kind step` find them?
+# Maple and spruce are ill with both rows, so look at what a check *saw*. `every label` keeps one label at a time. Its rows have
+# 48 tokens, so on two ranks the zig-zag gives tokens 0 to 11 and 36 to 47 to rank 0.
 
 # %%
-four = field.kill_matrix(field.FIELD.values())
-show(kill_matrix.figure(four), kill_matrix.describe(four))
+two = [field.FIELD[name] for name in ("maple", "spruce")]
+saw = field.kill_matrix(two, checks=("every label",)).findings
+for name, findings in saw.items():
+    print(f"{name:8} {seen(findings['every label'].evidence)}")
 
-# %% [markdown]
-# Only `ragged` and `odd documents` find alder: they have lengths that P does not divide. `packed` and `documents` pack two
-# equal documents. A zig-zag gives every rank equal parts of both, and then alder's bounds are right.
-#
-# The other three rows are the same, so look at what a check *saw*. `every label` keeps one label at a time:
-
-# %%
-for name in ("beech", "maple", "spruce"):
-    print(f"{name:8} {seen(four.findings[name]['every label'].evidence)}")
-
-# %% [markdown]
-# Label 12 is the first of a chunk. Spruce loses it, and a mean over no labels is NaN. Beech and maple were told apart above.
-# Now the charts:
+# %% tags=["nbval-ignore-output"]
+predict(
+    "16.spruce",
+    "If only label 12 counts, spruce returns NaN. What is wrong with spruce?",
+    choices=faults,
+)
 
 # %%
+compare("16.spruce", field.FIELD["spruce"].fault)
 print("\n\n".join(each.chart for each in field.FIELD.values()))
 
 # %% [markdown]
+# **The labels.** Token 12 is the label of token 11, the last of rank 0's first chunk. Rank 0 cuts first, so its token 11 gets
+# label 36, and label 12 is lost. A mean over no labels is NaN. Maple loses no label, and is wrong with and without
+# documents: its keys are left. Alder is ill only with documents: their bounds.
+#
 # ## 9 · In which order to ask
 #
 # | ask | think of |

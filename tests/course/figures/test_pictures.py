@@ -39,6 +39,7 @@ from ringlab_course.figures import (
     profiler_lanes,
     ring_step,
     rounding,
+    scaling_view,
     scan_view,
     serving_view,
     side_by_side,
@@ -106,6 +107,7 @@ def ring(x):
 MESH_SOURCE = "def mesh(x):\n    total = nothing()\n    total = plus(total, x)\n    return total\n"
 JOBS = (Job("begin", ("total = 0",), ("nothing",)), Job("add", ("add(",), ("plus(",)))
 PROGRAMS = ("left", "right"), (LEFT, MESH_SOURCE), JOBS
+SCALES = {"same": [1.0, 0.5], "grown": [1.0, 2.0]}, {"same": [1.0, 0.5], "grown": [1.0, 1.0]}
 CURVES = {"one": [2.0, 1.0], "other": [2.0, 1.5]}
 HOLDS = Finding("x", "asks", True, "saw 1", 0.0, True)
 CHECKS = {"masks": HOLDS, "dq": replace(HOLDS, applies=False), "bytes": replace(HOLDS, ok=False)}
@@ -195,6 +197,8 @@ SAYS = {
     "steps": (named(exchanges, "steps", STEPS), ()),
     "losses": (of(loss_curves, CURVES, "Title"), ("other leaves it in step 2.",)),
     "recorded losses": (lambda: (loss_curves.figure(loss_curves.recorded().curves, "Title"), loss_curves.describe(loss_curves.recorded().curves, "Title")), loss_curves.recorded().curves),
+    "strong and weak scaling": (of(scaling_view, (1, 2), *SCALES), ("same: from 1 to 2 ranks the work of a rank goes from 1 to 0.5, and a hop beside a block is 2 on 2 ranks",)),
+    "losses apart": (lambda: (loss_curves.apart(CURVES, "Title"), loss_curves.describe(CURVES, "Title")), ("other leaves it in step 2.",)),
     "shares of the loss": (named(loss_curves, "shares"), ()),
     "distances": (named(loss_curves, "distances", DISTANCES), ()),
     "bits": (named(rounding, "bits", 100.4), ("keeps 100.5",)),
@@ -202,6 +206,7 @@ SAYS = {
     "faults": (of(error_curves, (1, 4), WRONG, figure="fault_figure", words="describe_faults"), ("bf16 accumulator: plain",)),
     "faults that overflow": (of(error_curves, (1, 4), OVERFLOWS, figure="fault_figure", words="describe_faults"), ("all: plain 1e-01 to inf",)),
     "kill matrix": (of(kill_matrix, FOUND), ("ash: found by bytes. elm: found by bytes.",)),
+    "kill matrix in groups": (lambda: (kill_matrix.figure(FOUND, groups={"values": ("masks", "dq"), "traffic": ("bytes",)}), kill_matrix.describe(FOUND)), ("ash: found by bytes.",)),
     "strip": (lambda: (packed_view.strip(*PACKED, LINES, MARKED, title="Title", bounds=True), packed_view.describe(*PACKED, LINES, MARKED, title="Title", bounds=True)), ("cu_seqlens: 0, 3, 4, 8.", "mine: 0 0 0 1 1 2 2 2. Wrong at places 4.")),
     "pairs": (named(packed_view, "pairs", *PACKED, {"causal": SEEN}), ("17 pairs seen, rightly, 19 pairs seen by mistake, 0 pairs lost",)),
     "labels": (named(packed_view, "labels", *LABELS), ("Labels lost at places 5; wrong labels at places none.",)),
