@@ -146,8 +146,8 @@ compare("15.times", ulysses_sent / ring_sent)
 # For H = K this is P/2. With eight query heads to each K/V head it is P/9, so up to 8 ranks the ring sends fewer bytes.
 #
 # **The number of heads limits U.** A row shares the query heads equally, so U must divide H. If U also divides K, each
-# rank gets its own K/V heads. Otherwise U must be a multiple of K. Then U/K ranks need the same K/V head. Each of them
-# receives all tokens of it, so Ulysses sends more than the formula says. One layer of Llama 3 70B, with a million
+# rank gets its own K/V heads. Otherwise U must be a multiple of K. Then U/K ranks each receive the same K/V head whole, which is
+# more than the formula says. One layer of Llama 3 70B, with a million
 # tokens:
 
 # %%
@@ -364,8 +364,8 @@ for name in ("llama2-7b", "llama3-8b"):
         print("".join(f"{each * 1e3:8.1f}" for each in seconds.values()))
 
 # %% [markdown]
-# With 32,768 tokens U = 8 is fastest for Llama 2 7B and U = 4 for Llama 3 8B: more K/V heads make larger hops, which need more
-# work beside them. **The choice matters most for short prompts**: there a plain ring takes 4.9 and 1.9 times as long as the
+# With 32,768 tokens U = 8 is fastest for Llama 2 7B and U = 4 for Llama 3 8B: more K/V heads make larger hops, which only
+# longer rows hide. **The choice matters most for short prompts**: there a plain ring takes 4.9 and 1.9 times as long as the
 # best. **Grouped heads and long sequences both favour the ring.** With 131,072 tokens and only 8 K/V heads it is the fastest,
 # though by 1% only.
 #

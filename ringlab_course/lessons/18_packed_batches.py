@@ -174,7 +174,7 @@ for rank in range(4):
 
 # %% [markdown]
 # Rank 2 sees nothing of rank 0's block, and need not compute with it. It passes the block on all the same: all ranks have to
-# make the same number of exchanges, and in other rows a later rank may need the block.
+# make the same number of exchanges, and in another row rank 3 may need it.
 #
 # ## 3 · The bounds of a shard
 #
@@ -237,9 +237,8 @@ compare("18.divided", "the w and e of while, and itself" if len(seen) == 3 else 
 # of its own word but itself. About half of the pairs that should be seen are lost, and pairs of different words are seen instead.
 #
 # When is the division right? It is right if every rank holds equally many tokens of **every** document. [Lesson 08](08_striped_and_zigzag.ipynb)
-# has a layout for this, *two of each*: it cuts each document into 2P pieces and gives two of them to each rank. So a test of
-# divided bounds passes with that layout, as long as 2P divides all lengths. Some libraries therefore pad every document to a
-# multiple of 2P. (Then the padded row and the real one have different bounds, and mixing them up is [a bug of its
+# has a layout for this, *two of each*: it cuts each document into 2P pieces and gives two of them to each rank. With that layout,
+# and lengths that 2P divides, a test of divided bounds passes. Some libraries therefore pad every document to a multiple of 2P. (Then the padded row and the real one have different bounds, and mixing them up is [a bug of its
 # own](https://github.com/NVIDIA/Megatron-LM/issues/4495).) On four ranks our row would double:
 
 # %%
@@ -356,8 +355,8 @@ compare("18.positions", "not at all, but for rounding" if change < 1e-9 else "a 
 
 # %% [markdown]
 # Not at all. A product of two turned vectors depends only on the *difference* of their numbers. Within a document, position and
-# place differ by a constant, and the constant drops out. (Places do harm with learned positions, and with methods that treat
-# positions beyond a limit differently.)
+# place differ by a constant, and the constant drops out. (Places do harm with learned positions, and with rotary
+# embeddings that are stretched beyond a length.)
 #
 # So what matters is the step from each token to the next one of its word. It has to be 1. In the next picture, red marks the
 # other steps:
@@ -571,7 +570,7 @@ for layout in (zigzag(16, 3), striped(16, 3), row.packing.layout("per_document",
 # label is lost or replaced wherever the next token of the word is on another rank. In a striped shard it always is.</details>
 #
 # <details><summary>3. Position ids count through the whole row. When does it matter?</summary>Not for rotary embedding, which knows differences
-# only; for learned positions and for methods that treat positions beyond a limit differently.</details>
+# only. It does for learned positions, and for rotary embeddings that are stretched beyond a length.</details>
 #
 # <details><summary>4. Four ranks hold one document of four tokens each. Why is the mean of the ranks' means right there?</summary>Each rank
 # has three labels, so all labels have the same weight.</details>

@@ -50,8 +50,8 @@ drawn = runs, ben_s, both_s
 show(serving_view.turns(*drawn), serving_view.describe_turns(*drawn))
 
 # %% [markdown]
-# The picture shows the last ten seconds of Ada's prompt. Time runs from left to right. Each blue piece with the orange piece behind it is one chunk,
-# and each black line is a token for Ben. With long chunks Ben gets one token in nine seconds. With short ones he waits at most 147 ms for a
+# The picture shows the last ten seconds of Ada's prompt. Time runs from left to right. In the upper panel the blue and the orange piece behind it are
+# one chunk; below, the blue pieces are too thin to see. Each black line is a token for Ben. With long chunks Ben gets one token in nine seconds. With short ones he waits at most 147 ms for a
 # chunk. So servers cut prompts into short chunks.
 #
 # Two riddles are in this picture.
@@ -61,8 +61,7 @@ show(serving_view.turns(*drawn), serving_view.describe_turns(*drawn))
 # - On the right, Ada's prompt is done, and each step computes a token for both. Ben's text is as short as before. Still, a step now takes
 #   16.1 ms, and not 9.7 ms as before Ada came.
 #
-# One thing is behind both. Computing with it makes chunks longer, and reading it makes steps longer. It also decides how 16 GPUs should divide the
-# work when sixteen users come with long texts. This lesson looks for it.
+# One thing is behind both. It also decides how 16 GPUs should divide the work when sixteen users come with long texts. This lesson looks for it.
 #
 # (The times come from ringlab's model of a server, not from a measurement. [Serving](../docs/guide/serving.md) says what the model leaves
 # out. Servers can also put Ben's token into the same step as a chunk, as in [arXiv 2403.02310](https://arxiv.org/abs/2403.02310). Here the
@@ -284,8 +283,7 @@ for name, step in {"Ben alone": ben.token, "with Ada ": ada[512].token}.items():
 # - **TP 16 + DCP 2** cuts the weights into 16 parts, as TP 16 does. The two ranks with the same K/V head cache half of the tokens each. vLLM calls
 #   this *decode context parallelism*, DCP.
 #
-# Each panel of the picture is the cache of one user, and the numbers are ranks. Below it stands what each rank holds. (In TP 16 + DCP 2 the two
-# ranks of a K/V head both hold the matrices that make K and V. So a rank has 9.0 GB of weights, and not the 8.8 GB of TP 16.)
+# Each panel of the picture is the cache of one user, and the numbers are ranks. Below it stands what each rank holds.
 
 # %%
 GRIDS = {
@@ -343,7 +341,7 @@ print(f"{users} users: {1e3 * tp_s:.1f} ms with TP 16, {1e3 * cp_s:.1f} ms with 
 compare("19.grid", f"{min((3, 8, 16), key=lambda n: abs(n - users))}")
 
 # %% [markdown]
-# **From three users on.** TP 16 reads 2.6 ms less of weights, and spends 0.8 ms more on messages. So it is 1.8 ms ahead, however large the batch is.
+# **From three users on.** TP 16 reads about 2.6 ms less of weights, and spends about 0.8 ms more on messages. So it is 1.8 ms ahead, however large the batch is.
 # But it loses 0.8 ms to the cache *of each user*, so three users cost it 2.4 ms.
 #
 # TP 16 + DCP 2 divides the caches and nearly all weights by 16. It is fastest for one, three and sixteen users.
@@ -400,8 +398,8 @@ print("rank 0 sends", run.trace.bytes_sent(0), "bytes")
 #
 # ## Recap
 #
-# Look at the first picture once more. Whatever makes Ben wait longer is orange: Ada's cache. It makes each of her chunks longer than the one before,
-# and later it makes each of their common steps longer.
+# Look at the first picture once more. What makes Ben wait longer is Ada's cache, the orange of the pictures. It makes each of her chunks longer than
+# the one before, and later it makes each of their common steps longer.
 #
 # - A chunk of a prompt attends to its cached prefix, a rectangle, and to itself, a triangle. The attention of equal chunks costs
 #   1 : 3 : 5 : 7. Short chunks let others in, and cost little. Positions go on after the prefix.

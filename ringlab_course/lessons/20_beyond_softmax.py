@@ -171,7 +171,7 @@ compare("20.fits", str(exact))
 # %% [markdown]
 # A state of D × D numbers holds at most **D** pairs, one for each independent key. Even the best state does not hold more, and the delta rule, which goes
 # through the tokens once, holds them less exactly. (At an error of 1, a state of zeros would be as good.) So 2 MiB do not stand for a million
-# tokens. They stand for what the heads keep of them, and the model learns what to keep. This is one reason why hybrids such as Qwen3-Next
+# tokens. The heads keep a selection, and the model learns which. This is one reason why hybrids such as Qwen3-Next
 # keep some softmax layers.
 #
 # That is the price of a small state. Now to the queue.
@@ -323,8 +323,8 @@ compare("20.order", ["", "the first", "the first and the second", "all three"][s
 
 # %% [markdown]
 # The order matters: transitions do **not commute**. The third line lets rank 2 come before rank 1. But the brackets do not matter: transitions are
-# **associative**. This is no luck of our numbers. Both of the first two lines say "rank 0, then rank 1, then rank 2", and differ only in which two ranks were put
-# together beforehand. A state passes the same three stretches in the same order, whatever they are.
+# **associative**. This is no luck of our numbers. The first two lines are the same journey, through ranks 0, 1 and 2. They differ only in which two were put
+# together first.
 #
 # The second line is the way out of the queue. T₂ ∘ T₁ needs no state, and nothing from rank 0. While rank 0 is still busy, ranks 1 and 2 can already be put
 # together, and ranks 3 and 4, and ranks 5 and 6.
@@ -380,8 +380,7 @@ show(scan_view.kinds(kinds), scan_view.describe_kinds(kinds))
 #   transition.
 # - *before* leaves its own tokens out. This is what it wants in the end. At first it is (I, 0), the transition that changes nothing.
 #
-# A message m tells of tokens that come earlier than all tokens that the rank knows of. So both compositions go *after* it: *all* becomes all ∘ m, and
-# *before* becomes before ∘ m. The picture shows 8 ranks, and below them the two compositions of rank 5. An arrow is a message, and the thick arrows lead to rank 5.
+# A message m is about earlier tokens. So both compositions come after m: *all* becomes all ∘ m, and *before* becomes before ∘ m. The picture shows 8 ranks, and below them the two compositions of rank 5. An arrow is a message, and the thick arrows lead to rank 5.
 
 # %%
 held = scan_view.known(SCANS["doubling"](P), P)
@@ -390,7 +389,7 @@ show(scan_view.doubling(held, 5), scan_view.describe_doubling(held, 5))
 # %% [markdown]
 # Follow the thick arrows. In round 1 rank 5 hears of rank 4. In round 2 it hears from rank 3, which by then knows of ranks 2 and 3. In round 3 it hears from
 # rank 1, which knows of ranks 0 and 1. Three rounds are enough for eight ranks, and ⌈log₂ P⌉ for P ranks. At the end, B of *before* is the state
-# that enters: the sequence begins with zeros, and A · 0 + B = B.
+# that enters: the sequence begins with zeros, and A · 0 + B = B. For the same reason a rank that knows of everything before it sends its B alone.
 #
 # Back to the eight tokens. Four ranks need two rounds. Here is the B of *before* after each:
 
@@ -499,8 +498,8 @@ compare("20.share", "about 1 %" if share < 0.03 else "about 10 %" if share < 0.3
 #
 # $$A^\top dS + B' .$$
 #
-# The first part comes through the state that leaves, S ↦ A S + B. The second part, B′, comes through the stretch's own outputs. They depend on the
-# entering state linearly, so B′ does not depend on that state, and a rank finds B′ alone. So $(A^\top, B')$ is a transition again, and the backward is
+# The first part comes through the state that leaves, S ↦ A S + B. The second part, B′, comes through the stretch's own outputs. They are
+# linear in the entering state, so their gradient B′ does not contain it, and a rank finds B′ alone. So $(A^\top, B')$ is a transition again, and the backward is
 # the same scan in the reverse order.
 #
 # What if the reverse scan is wrong? In [one library](https://github.com/fla-org/flash-linear-attention/issues/1115) it once loaded wrong decays, while the forward was exact. We leave it out entirely: each of
