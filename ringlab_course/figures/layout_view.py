@@ -191,7 +191,7 @@ def meetings(queries: Sequence[Run], keys: Run) -> Figure:
             for tile in right_edge(run.length, keys.length, d):
                 rows, columns = tile.rows, tile.keys
                 size = columns.stop - columns.start, rows.stop - rows.start
-                outline = {"fill": False, "edgecolor": INK, "linewidth": 2.6, "zorder": 4}
+                outline: dict[str, Any] = {"fill": False, "edgecolor": INK, "linewidth": 2.6, "zorder": 4}
                 panel.add_rectangle(ax, (columns.start, rows.start), *size, **outline)
             ax.set(xlim=(-0.08, keys.length + 0.08), ylim=(run.length + 0.08, -0.08), aspect="equal")
             ax.set_title(f"d = {d}".replace("-", "−"), fontsize=11)
