@@ -8,6 +8,7 @@ from functools import partial
 
 from ringlab.conformance.checks.check import (
     Check,
+    Judge,
     Measure,
     Plan,
     Runs,
@@ -16,7 +17,7 @@ from ringlab.conformance.checks.check import (
     needs_backward,
     needs_own_tensors,
 )
-from ringlab.conformance.checks.values import GROWTH, rms
+from ringlab.conformance.checks.values import GROWTH, rms, typed
 from ringlab.conformance.run.call_patterns import CALL_PATTERNS, OTHER_GROUP
 from ringlab.conformance.run.run import HALVED, Ran, Run
 from ringlab.conformance.target.argument_names import GROUPS
@@ -45,7 +46,7 @@ _ASKS = {
     "two rings": "a group that is not the world: even ranks one ring, odd ranks another",
     "same memory": "other values in the same tensors",
     "many calls": "no more memory after each call",
-    "side effects": "random numbers, modes and process groups as before a call; a right result after one that raised",
+    "side effects": "arguments, random numbers, settings of the process, process groups as before each call; a right result after one that raised",
 }
 _STATE = (
     "inference",
@@ -112,6 +113,7 @@ def _as_called(plan: Plan, rans: Sequence[Ran]) -> Verdict:
     return replace(verdict, evidence="; ".join([verdict.evidence, *refused[:1]])) if verdict.ok else verdict
 
 
+SIDE_EFFECTS = "side effects"
 _COMPARED = {"autocast": "under autocast", "default dtype": "with bfloat16 as default dtype"}
 """The checks whose runs are compared with plain ones, and their words for the run."""
 
@@ -139,6 +141,30 @@ def _rounds_no_more(plan: Plan, rans: Sequence[Ran]) -> Verdict:
             text = f"the error of {name} is {error} {words}, and {before:.2g} without (at most {allowed})"
             return Verdict(False, f"{text}: float32 numbers inside are rounded ({under.run})")
     return within
+
+
+def _of_every_way(plan: Plan) -> list[Run]:
+    """Return the runs of `side effects` first, and then runs of other checks, in which calls may change state too.
+
+    Those of the plain runs are the first calls of a process.
+    """
+    own = [name for name, use in CALL_PATTERNS.items() if use.check == SIDE_EFFECTS]
+    others = [run for check in CALL_CHECKS if check.tier == "quick" and check.name != SIDE_EFFECTS for run in (
+        check.runs(plan) if check.needs(plan) is None else []
+    )]  # fmt: skip
+    return [*_called(own)(plan), *typed(plan), *others]
+
+
+def _left_as_before(plan: Plan, rans: Sequence[Ran]) -> Verdict:
+    """Return the verdict: no call may change the state of the caller, and own runs must give right results.
+
+    Other checks judge what else is wrong in their runs.
+    """
+    for ran in rans:
+        if notes := ran.noted("state"):
+            return Verdict(False, notes[0])
+    own = [ran for ran in rans if ran.run.use and CALL_PATTERNS[ran.run.use].check == SIDE_EFFECTS]
+    return _as_called(plan, own)
 
 
 def _needs(names: Sequence[str], plan: Plan) -> str | None:
@@ -175,11 +201,22 @@ def _by_check() -> dict[str, list[str]]:
     return found
 
 
+def _runs_of(check: str, names: Sequence[str]) -> Runs:
+    if check == SIDE_EFFECTS:
+        return _of_every_way
+    return _beside_plain(names) if check in _COMPARED else _called(names)
+
+
+def _judge_of(check: str) -> Judge:
+    if check == SIDE_EFFECTS:
+        return _left_as_before
+    return _rounds_no_more if check in _COMPARED else _as_called
+
+
 CALL_CHECKS = tuple(
     Check(
         check, _ASKS[check], "full" if check in _FULL else "quick", Measure.STATE if check in _STATE else Measure.TRAINING,
-        _beside_plain(names) if check in _COMPARED else _called(names), _rounds_no_more if check in _COMPARED else _as_called,
-        partial(_needs, names), tolerant=check == "changed in place",
+        _runs_of(check, names), _judge_of(check), partial(_needs, names), tolerant=check in ("changed in place", SIDE_EFFECTS),
     )
     for check, names in _by_check().items()
 )  # fmt: skip

@@ -314,7 +314,7 @@ def _open_or_wrong(
     for ran in made:
         if ran.trouble is not None and not _is_refusal(ran.trouble, table.given(rows[ran.run])):
             return Verdict(False, f"{ran.trouble} ({ran.run})")
-        if noted := [*ran.noted("use"), *ran.noted("padding")]:
+        if noted := [*ran.noted("use"), *ran.noted("state"), *ran.noted("padding")]:
             return Verdict(False, noted[0])
     right = [ran for ran in made if ran.arrays]
     verdict = by_errors(NAMES)(plan, right)

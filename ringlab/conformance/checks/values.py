@@ -49,7 +49,9 @@ def _plain(plan: Plan) -> list[Run]:
     return [plan.run(P, B=2, dtype=dtype) for P in plan.ranks(1, 2, 3, 4, 8) for dtype in dtypes]
 
 
-def _typed(plan: Plan) -> list[Run]:
+
+def typed(plan: Plan) -> list[Run]:
+    """Return plain runs on each number of ranks, and one in each dtype."""
     return [
         *_plain(plan),
         *(plan.run(P, 24, dtype=dtype) for P in plan.ranks(2)[:1] for dtype in plan.claims.dtypes),
@@ -332,7 +334,7 @@ def _has_scale(plan: Plan) -> str | None:
 
 
 VALUE_CHECKS = (
-    Check("types", "shapes, dtypes and devices of all results", "quick", Measure.CALLER, _typed, _types, by_values=False),
+    Check("types", "shapes, dtypes and devices of all results", "quick", Measure.CALLER, typed, _types, by_values=False),
     Check("forward", "out, without a mask where the target computes that", "quick", Measure.ROUNDING, _plain, by_errors(("out",)), names=("out",)),
     Check("lse", "the natural logarithm of the sum of exponentials", "quick", Measure.ROUNDING, _plain, _some_lse, names=("lse",)),
     Check("dq", "the gradient of q", "quick", Measure.GRADIENTS, _plain, by_errors(("dq",)), needs_backward, names=("dq",)),

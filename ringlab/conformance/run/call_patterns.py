@@ -13,13 +13,13 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
 
-import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from ringlab.comm.virtual.threads import in_another_thread
+from ringlab.conformance.run.caller_state import draw_numbers
 from ringlab.conformance.run.meters import PassMeter
 from ringlab.conformance.run.run import (
     COMPILED,
@@ -400,62 +400,20 @@ def _no_collection() -> Iterator[None]:
 
 
 def _side_effects(part: _Part) -> Tensors:
-    """Return the results of a call; note its changes to the state of the whole process.
+    """Return the results of a call; note a change of the number of process groups.
 
-    The state consists of random numbers, the default dtype, modes of autograd and torch, and process groups.
+    Other changes to the state of the process are noted in every call; see `caller_state`.
     """
-    modes = _modes()
+    _whole(part)  # groups that only the first call creates are allowed
     part.meet()
-    _whole(part)  # state that only the first call creates is allowed
+    draw_numbers()
     part.meet()
-    # otherwise a target that sets a seed would leave the same state as its previous call
-    torch.rand(1), np.random.random()
-    part.meet()
-    drawn, groups = _generators(), len(_groups())
+    groups = len(_groups())
     found = _whole(part)
     part.meet()
-    changed = [name for name, value in _modes().items() if value != modes[name]]
-    changed += [name for name, value in _generators().items() if value != drawn[name]]
-    changed += ["the number of process groups"] if len(_groups()) != groups else []
-    part.meet()  # the first rank that ends restores the modes, so no rank may end before all have read them
-    if changed:
-        part.note("use", f"a call changed {' and '.join(changed)}")
+    if len(_groups()) != groups:
+        part.note("state", "a call changed the number of process groups")
     return found
-
-
-def _modes() -> dict[str, Any]:
-    return {
-        "the default dtype": torch.get_default_dtype(),
-        "the grad mode": torch.is_grad_enabled(),
-        "torch's deterministic mode": torch.are_deterministic_algorithms_enabled(),
-    }
-
-
-@contextmanager
-def kept_modes() -> Iterator[None]:
-    """Restore torch's modes after this context, so that a target cannot change them for other runs."""
-    modes = _modes()
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(modes["the default dtype"])
-        torch.set_grad_enabled(modes["the grad mode"])
-        deterministic = modes["torch's deterministic mode"]
-        # The mode is set only if it differs, because setting it imports torch's compiler.
-        if torch.are_deterministic_algorithms_enabled() != deterministic:
-            torch.use_deterministic_algorithms(deterministic)
-
-
-def _generators() -> dict[str, Any]:
-    """Return the states of the random generators, by name.
-
-    Python's own generator is left out, because packages that check types draw from it.
-    """
-    cuda = torch.cuda.get_rng_state().tolist() if torch.cuda.is_initialized() else ()
-    return {
-        "torch's random numbers": (torch.get_rng_state().tolist(), cuda),
-        "NumPy's random numbers": str(np.random.get_state()),
-    }
 
 
 def _groups() -> Any:

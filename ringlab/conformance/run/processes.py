@@ -12,7 +12,7 @@ from ringlab.comm.processes.launch import launch
 from ringlab.comm.processes.rank_process import kill_this_process
 from ringlab.comm.ring import Ring
 from ringlab.comm.wrappers.faulty import Faulty
-from ringlab.conformance.run.call_patterns import kept_modes
+from ringlab.conformance.run.caller_state import kept_modes
 from ringlab.conformance.run.faults import SendFault, faults_of
 from ringlab.conformance.run.folder import begins, joined, leave, ran_path, rank_path, ranks_left
 from ringlab.conformance.run.loading import VIRTUAL, TargetSpec, transport_of

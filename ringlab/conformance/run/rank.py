@@ -19,6 +19,7 @@ from ringlab.comm.subgroup import SubGroup
 from ringlab.comm.wrappers.strict import Strict
 from ringlab.conformance.run.arguments import given
 from ringlab.conformance.run.call_patterns import CALL_PATTERNS
+from ringlab.conformance.run.caller_state import unchanged
 from ringlab.conformance.run.meters import Metered, PassMeter, UnwrittenIsNaN
 from ringlab.conformance.run.run import (
     HALF_AFTERWARDS,
@@ -76,6 +77,7 @@ class RankPart:
         self.dsinks: np.ndarray | None = None
         self.queries: tuple[float, ...] = ()  # sums of the latest call's q
         self.held: dict[str, Tensor] | None = None  # tensors of arguments that keep their memory
+        self.handed: dict[str, Any] = {}  # the latest call's arguments besides q, k and v
         self.calls: Callable[..., Any] = partial(
             called, target.function
         )  # with positional and named arguments
@@ -200,8 +202,13 @@ class RankPart:
         if self.run.meter:
             total = float(qkv[0].detach().double().sum())
             self.queries = total, total * qkv[0].shape[-1] ** -0.5
-        with self._pass() if metered else nullcontext():
-            answer = self.calls(*arguments(self.target.function, qkv, known))
+        positional, named = arguments(self.target.function, qkv, known)
+        self.handed = {name: x for name, x in named.items() if not any(x is each for each in qkv)}
+        with (
+            unchanged({**dict(zip("qkv", qkv, strict=True)), **self.handed}, self._changed),
+            self._pass() if metered else nullcontext(),
+        ):
+            answer = self.calls(positional, named)
             self.returned += 1
             out, lse = self._unpacked(answer)
         q, dims = qkv[0], self.run.dv or qkv[0].shape[-1]
@@ -220,6 +227,17 @@ class RankPart:
 
         Raises: WrongResult if the target returns anything else.
         """
+        with unchanged({**dict(zip("qkv", leaves, strict=True)), "dout": dout, **self.handed}, self._changed):
+            return self._gradients(leaves, dout, out, lse, retain)
+
+    def _gradients(
+        self,
+        leaves: tuple[Float[Tensor, "..."], ...],
+        dout: Float[Tensor, "..."],
+        out: Float[Tensor, "..."],
+        lse: Float[Tensor, "B H L"] | None,
+        retain: bool,
+    ) -> Any:
         if self.target.gradients is not None:
             known = {
                 **self._known(),
@@ -461,6 +479,9 @@ class RankPart:
         if np.array_equal(now, before, equal_nan=True):
             return ""
         return f"{float(np.nanmax(np.abs(now - before), initial=0.0)):.2g}"
+
+    def _changed(self, text: str) -> None:
+        self.note("state", text)
 
     def note(self, kind: str, text: str) -> None:
         """Record an observation for the checks."""

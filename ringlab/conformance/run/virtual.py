@@ -10,7 +10,7 @@ from typing import Any
 from ringlab.comm.ring import Ring
 from ringlab.comm.virtual.cluster import VirtualCluster
 from ringlab.comm.wrappers.faulty import Fault, Faulty
-from ringlab.conformance.run.call_patterns import kept_modes
+from ringlab.conformance.run.caller_state import kept_modes
 from ringlab.conformance.run.faults import faults_of
 from ringlab.conformance.run.loading import TargetSpec
 from ringlab.conformance.run.rank import RankPart
