@@ -244,10 +244,20 @@ def _scaled(plan: Plan) -> list[Run]:
 
 
 def _strided(plan: Plan) -> list[Run]:
+    """Return runs of each form of inputs in memory; those in one buffer are dense for one sequence."""
+    heads = partial(plan.run, H=4, K=2 if plan.claims.grouped else 4)
+    P, Q = (plan.ranks(2, 3) * 2)[:2]
+    mask = plan.claims.causal[-1]
     return [
-        plan.run(P, 24, B=2, H=4, K=2 if plan.claims.grouped else 4, strided=axis, causal=causal)
-        for P, axis in zip(plan.ranks(2, 3) * 2, ("heads", "dims"), strict=False)
-        for causal in plan.claims.causal
+        *(
+            heads(ranks, 24, B=2, strided=form, causal=causal)
+            for ranks, form in ((P, "heads"), (Q, "dims"))
+            for causal in plan.claims.causal
+        ),
+        heads(P, 24, B=2, strided="offset", causal=mask),
+        heads(Q, 24, B=1, strided="one buffer", causal=mask),
+        heads(P, 24, B=2, strided="one buffer", causal=mask),
+        heads(Q, 24, B=2, strided="expanded", causal=mask, values="equal heads"),
     ]
 
 
@@ -352,7 +362,7 @@ VALUE_CHECKS = (
     Check("error growth", "rounding errors on many ranks beside those on one, by dtype", "quick", Measure.ROUNDING, _growth, _grows),
     Check("NaN", "values that are not finite show in the results that depend on them", "quick", Measure.LOGITS, _overflown, _shows, tolerant=True, by_values=False),
     Check("scale", "a scale of its own", "quick", Measure.CALLER, _scaled, by_errors(NAMES), _has_scale),
-    Check("strided", "inputs that do not lie densely in memory", "quick", Measure.CALLER, _strided, by_errors(NAMES), needs_own_tensors),
+    Check("strided", "inputs that do not lie densely in memory, or in the middle of a buffer, or with others in one", "quick", Measure.CALLER, _strided, by_errors(NAMES), needs_own_tensors),
     Check("more seeds", "other inputs on every layout, number of ranks and mask", "full", Measure.MASKS, _seeds, by_errors(NAMES)),
 )  # fmt: skip
 

@@ -9,7 +9,8 @@ from typing import Any, Protocol
 
 from ringlab.conformance.checks import LOADS
 from ringlab.conformance.report.counterexample import small
-from ringlab.conformance.run.run import GIVEN
+from ringlab.conformance.run.memory_forms import WORDS
+from ringlab.conformance.run.run import GIVEN, in_words
 from ringlab.errors import apart
 
 NO_TARGET = "not run: the target could not be imported"
@@ -339,17 +340,22 @@ def _of_trouble(where: Mapping[str, Any]) -> str:
     return f"{_DOES.get(kind, f'The target fails ({kind})')}{place}, with {settings(where['run'])}: {text.rstrip('.')}."
 
 
+_VALUES = {"zeros": "rows of zeros", "equal heads": "equal heads"}
+"""The words for values that say nothing about scores."""
+
+
 def settings(run: Mapping[str, Any]) -> str:
     """Return the main settings of a run in words: ranks, tokens, layout, mask, and anything unusual."""
     mask = "causal" if run["causal"] else "no mask"
     parts = [f"P = {run['P']}", f"S = {run['S']}", str(run["layout"]), mask]
     parts += [run["dtype"]] if run["dtype"] != "float32" else []
-    parts += [f"{run['values']} scores"] if run["values"] != "normal" else []
+    parts += [f"{run['B']} sequences"] if run["B"] > 2 else []
+    parts += [_VALUES.get(run["values"], f"{run['values']} scores")] if run["values"] != "normal" else []
     parts += [f"{run['one_hot']} one-hot"] if run["one_hot"] else []
     parts += [f"H/K = {run['H']}/{run['K']}"] if 1 < run["K"] < run["H"] else []
     parts += [f"scale {run['scale']:g}"] if run["scale"] is not None else []
-    parts += [f"{name} {run[field]}" for field, name in GIVEN.items() if run[field]]
-    parts += [f"inputs strided in {run['strided']}"] if run["strided"] else []
+    parts += [f"{name} {in_words(run[field])}" for field, name in GIVEN.items() if run[field]]
+    parts += [f"inputs {WORDS[run['strided']]}"] if run["strided"] else []
     parts += [f"call “{run['use']}”"] if run["use"] else []
     return ", ".join(parts)
 

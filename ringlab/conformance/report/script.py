@@ -21,6 +21,7 @@ from ringlab.conformance.report.counterexample import as_run
 from ringlab.conformance.report.findings import Report
 from ringlab.conformance.run.arguments import window_and_softcap
 from ringlab.conformance.run.loading import VIRTUAL, named
+from ringlab.conformance.run.memory_forms import AWAY
 from ringlab.conformance.run.run import GIVEN, LOSS_SCALE, VALUES, Run
 from ringlab.conformance.target.argument_names import (
     CU_PADDED,
@@ -316,8 +317,20 @@ _AXES = {
 def _strided(run: Run, target: Target) -> list[str]:
     if not run.strided:
         return []
+    heads = target.axes.index("H")
+    if run.strided not in ("heads", "dims"):
+        return [_FORMS[run.strided].replace("HEADS", str(heads))]
     a, b = (1, 2) if run.strided == "heads" and target.axes != "LHD" else (-2, -1)
     return [f"shards = [x.transpose({a}, {b}).contiguous().transpose({a}, {b}) for x in shards]"]
+
+
+_AWAY = f"torch.cat((x.new_full(({AWAY},), 10_000), x.flatten()))[{AWAY}:].view(x.shape)"
+_FORMS = {
+    "offset": f"shards = [{_AWAY} for x in shards]",
+    "one buffer": "shards = [*torch.cat(shards[:3], HEADS).split([x.shape[HEADS] for x in shards[:3]], HEADS), shards[3]]",
+    "expanded": "shards[1:3] = [x.narrow(HEADS, 0, 1).expand_as(x) for x in shards[1:3]]",
+}
+"""The line that gives the inputs each form of `ringlab.conformance.run.memory_forms`."""
 
 
 ON_VIRTUAL_RANKS = '''\

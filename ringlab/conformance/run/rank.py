@@ -20,6 +20,7 @@ from ringlab.comm.wrappers.strict import Strict
 from ringlab.conformance.run.arguments import given
 from ringlab.conformance.run.call_patterns import CALL_PATTERNS
 from ringlab.conformance.run.caller_state import unchanged
+from ringlab.conformance.run.memory_forms import FORMS, away_in
 from ringlab.conformance.run.meters import Metered, PassMeter, UnwrittenIsNaN
 from ringlab.conformance.run.run import (
     HALF_AFTERWARDS,
@@ -356,10 +357,7 @@ class RankPart:
         rows = (own, keys, keys, own)
         shards = [x[:, :, part].to(self.device) for x, part in zip(inputs(run), rows, strict=True)]
         shards = [as_axes(x, self.target.axes) for x in shards]
-        if run.strided:
-            a, b = (1, 2) if run.strided == "heads" and shards[0].ndim == 4 else (-2, -1)
-            shards = [x.transpose(a, b).contiguous().transpose(a, b) for x in shards]
-        return tuple(shards)
+        return tuple(FORMS[run.strided](shards, self.target.axes.index("H")))
 
     def _call(self, shards: tuple[Tensor, ...]) -> Tensors:
         """Return the results of a forward, and of a backward if the run requires it, by name."""
@@ -394,10 +392,13 @@ class RankPart:
         # A mask says whether it is causal, and ringlab refuses both.
         masks = set() if "mask" in more else {"causal", "is_causal"}
         masks |= {"causal", "is_causal"} & self.target.required
+        positions = tensors_of([each + run.offset for each in self.positions], self.device)
+        if run.strided == "offset":
+            positions, more = away_in(positions), {name: away_in(x) for name, x in more.items()}
         return {
             "ring": self.ring, "comm": self.ring.comm if self.ring else None, **dict.fromkeys(GROUPS, group),
             "rank": self.rank, "world_size": run.P, **dict.fromkeys(masks, SPELLINGS[run.spelled](run.causal)),
-            "layout": layout or run.layout, "positions": tensors_of([each + run.offset for each in self.positions], self.device),
+            "layout": layout or run.layout, "positions": positions,
             "scale": run.scale, "softmax_scale": run.scale, "return_lse": True,
             **more, **self.target.options,
         }  # fmt: skip

@@ -18,6 +18,8 @@ from ringlab.conformance.target.claims import BOTTOM_RIGHT
 from ringlab.mask import Mask
 
 ANY_LAYOUT = ""
+_LISTED = 12
+"""The most lengths that a report lists one by one."""
 GIVEN = {
     "window": "window", "sides": "window sides", "softcap": "softcap", "prefix": "prefix", "documents": "documents",
     "key_documents": "documents of keys", "documents_of": "documents of each sequence", "pads": "padding", "pads_of": "padding of each sequence", "sinks": "sinks",
@@ -46,8 +48,8 @@ COMPILED = "compiled"
 class Run:
     """The request of a run: its computation, its ranks, and any fault.
 
-    values: how the inputs are drawn (see `inputs`). strided: the axis of the inputs that is not dense in
-    memory, "heads" or "dims". use: the name of a call pattern (see `ringlab.conformance.run.call_patterns`).
+    values: how the inputs are drawn (see `inputs`). strided: how the inputs lie in memory, if not densely (see
+    `ringlab.conformance.run.memory_forms`). use: the name of a call pattern (see `ringlab.conformance.run.call_patterns`).
     dout: "normal", "ones", "zeros", "large", which is 2¹⁶ times as large as "normal", "infinite" in the row in
     the middle, or "overflowing", with which, and with large v, gradients exceed float16. dlse: whether lse
     has a gradient too.
@@ -127,10 +129,13 @@ class Run:
         mask = "causal" if self.causal else "full"
         heads = f"H={self.H}" if self.H == self.K else f"H={self.H}/{self.K}"
         text = f"P={self.P} S={self.S} {heads} D={self.D} {self.dtype} {mask} {self.layout} seed {self.seed}"
-        extra = [self.values] if self.values != "normal" else []
+        extra = [f"{self.B} sequences"] if self.B > 2 else []
+        extra += [self.values] if self.values != "normal" else []
         extra += [f"{self.moved[0]} {self.moved[1]} changed"] if self.moved else []
         extra += [f"{self.one_hot} one-hot"] if self.one_hot else []
-        extra += [f"{name} {value}" for field, name in GIVEN.items() if (value := getattr(self, field))]
+        extra += [
+            f"{name} {in_words(value)}" for field, name in GIVEN.items() if (value := getattr(self, field))
+        ]
         extra += [self.use] if self.use else []
         extra += [self.fault] if self.fault else []
         return ", ".join([text, *extra])
@@ -226,6 +231,17 @@ class Run:
             twice=False, meter=False, fault="", use="", dropout=0.0, dropout_seed=0, neutral="", spelled="",
             offset=0,
         )  # fmt: skip
+
+
+def in_words(value: Any) -> str:
+    """Return the value of an argument for a report, which counts lengths that are too many to list.
+
+    >>> in_words((3, 5)), in_words((1,) * 300)
+    ('(3, 5)', '(1, 1, 1, …), 300 of them')
+    """
+    if not isinstance(value, tuple) or len(value) <= _LISTED:
+        return str(value)
+    return f"({', '.join(map(str, value[:3]))}, …), {len(value)} of them"
 
 
 @dataclass(frozen=True)
@@ -356,14 +372,17 @@ VALUES = {
     "gently rising": "q[..., 0], k[..., 0] = 4.0 * D**0.5, 4.5 * np.linspace(-1.0, 1.0, S)",
     "negative": "q[..., 0], k[..., 0] = 128.0 * D**0.5, -128.0",
     "NaN in a key": "k[..., S // 2, :] = np.nan",
+    "zeros": "q[..., 1::5, :], k[..., S // 3 : S - S // 4, :], v[..., 2::7, :] = 0.0, 0.0, 0.0",
+    "equal heads": "k[...], v[...] = k[:, :1].copy(), v[:, :1].copy()",
     "stepped": "q[...], k[..., 0] = 0.0, 16.0 + np.round(k[..., 0]).clip(-8, 7) / 8; q[..., 0] = 8.0 * D**0.5",
 }
-"""How each kind of values is made from standard normal q and k, as a line of the program that `--script` writes.
+"""How each kind of values is made from standard normal q, k and v, as a line of the program that `--script` writes.
 
 "large": scores of some hundreds. "rising" and "falling": scores that grow or shrink with the key's position, so that
 each later block has a larger or smaller maximum. "gently rising": on three ranks, the maxima of blocks differ by about 12,
 so that each block still counts in float32. "negative": all scores about −16,000, as if by a bias, which is
-below the numbers that some code uses for −∞. "stepped": scores that are whole numbers near 128. If D is a power of 4, half
+below the numbers that some code uses for −∞. "zeros": rows of q and v, and a stretch of k, are 0, as after a gate.
+"equal heads": all heads of k, and of v, are the same. "stepped": scores that are whole numbers near 128. If D is a power of 4, half
 dtypes compute them exactly, while an lse of such a size loses its fraction in them.
 """
 
@@ -375,7 +394,7 @@ def inputs(run: Run) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     rows, keys = (run.B, run.H, run.S), (run.B, run.K, run.keys or run.S)
     dims = (run.D, run.D, run.dv or run.D, run.dv or run.D)
     q, k, v, dout = (draw((*x, dim)) for x, dim in zip((rows, keys, keys, rows), dims, strict=True))
-    names: dict[str, Any] = {"np": np, "q": q, "k": k, "D": run.D, "S": run.S}
+    names: dict[str, Any] = {"np": np, "q": q, "k": k, "v": v, "D": run.D, "S": run.S}
     exec(VALUES[run.values], names)
     q, k = names["q"], names["k"]
     large = LOSS_SCALE.get(run.dtype, 2.0**16)
