@@ -173,6 +173,8 @@ def made(reference: str, run: Run) -> tuple[Report, dict[str, Any]]:
         ("values_with_keys", {"moved": ("dout", 5)}),
         ("values_with_keys", {"dtype": "bfloat16", "use": "loss scale", "dout": "large"}),
         ("values_with_keys", {"use": "summed loss", "dout": "ones"}),
+        ("values_with_keys", {"use": "loss of the last token", "dout": "last token"}),
+        ("values_with_keys", {"use": "loss of the second half", "dout": "second half"}),
         ("values_with_keys", {"use": "backward again"}),
         ("values_with_keys", {"use": "no_grad"}),
         ("values_with_keys", {"use": "inference_mode"}),

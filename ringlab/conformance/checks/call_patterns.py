@@ -30,6 +30,7 @@ _LENGTH = 24
 _ASKS = {
     "summed loss": "gradients of out.sum(): dout is one number with stride 0",
     "loss scale": "gradients 2¹⁶ times as large, as under a loss scale",
+    "zeros": "a loss of some tokens, which gives whole ranks a gradient of 0; rows of q, k and v that are 0",
     "gradient of lse": "a loss on lse too, or an lse that autograd knows has no gradient",
     "backward again": "a second backward of the same forward",
     "calls in flight": "five forwards, then their backwards; an evaluation, a skipped step or an error between",

@@ -211,7 +211,12 @@ def inputs_text(run: Run) -> str:
     """Return the function that draws the inputs of this run as `ringlab.conformance.run.run.inputs` does."""
     values = [VALUES[run.values]] if VALUES[run.values] else []
     factor = LOSS_SCALE.get(run.dtype, 2.0**16)
-    values += {"ones": ["dout = np.ones_like(dout)"], "large": [f"dout = dout * {factor}"]}.get(run.dout, [])
+    values += {
+        "ones": ["dout = np.ones_like(dout)"],
+        "large": [f"dout = dout * {factor}"],
+        "last token": ["dout[..., :-1, :] = 0.0"],
+        "second half": ["dout[..., : S // 2, :] = 0.0"],
+    }.get(run.dout, [])
     if run.moved:
         tensors = "(q, k, v)" if run.moved[0] == "token" else "(dout,)"
         values += [
@@ -461,7 +466,7 @@ def expression(
     return f"{text}({', '.join(listed)})"
 
 
-CALLS = ("summed loss", "loss scale", "loss on lse", "backward again", "no_grad", "inference_mode", "q trained", "q and v trained", "k trained")  # fmt: skip
+CALLS = ("summed loss", "loss scale", "loss of the last token", "loss of the second half", "loss on lse", "backward again", "no_grad", "inference_mode", "q trained", "q and v trained", "k trained")  # fmt: skip
 """The call patterns that a script can show; see `ringlab.conformance.run.call_patterns`."""
 
 

@@ -424,6 +424,9 @@ OTHER_GROUP = "half of the ranks in between"
 CALL_PATTERNS: dict[str, CallPattern] = {
     "summed loss": CallPattern("summed loss", _summed, {"dout": "ones"}),
     "loss scale": CallPattern("loss scale", _whole, {"dout": "large"}),
+    "loss of the last token": CallPattern("zeros", _whole, {"dout": "last token"}),
+    "loss of the second half": CallPattern("zeros", _whole, {"dout": "second half", "P": 4}),
+    "rows of zeros": CallPattern("zeros", _whole, {"values": "zeros", "P": 4}, backward=False),
     "loss on lse": CallPattern(
         "gradient of lse", partial(_through_lse, False), {"dlse": True}, autograd=True
     ),

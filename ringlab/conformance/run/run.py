@@ -51,7 +51,8 @@ class Run:
     values: how the inputs are drawn (see `inputs`). strided: how the inputs lie in memory, if not densely (see
     `ringlab.conformance.run.memory_forms`). use: the name of a call pattern (see `ringlab.conformance.run.call_patterns`).
     dout: "normal", "ones", "zeros", "large", which is 2¹⁶ times as large as "normal", "infinite" in the row in
-    the middle, or "overflowing", with which, and with large v, gradients exceed float16. dlse: whether lse
+    the middle, "overflowing", with which, and with large v, gradients exceed float16, or 0 outside of the "last token" or the
+    "second half", as with masked labels. dlse: whether lse
     has a gradient too.
 
     window, softcap, prefix, documents, dropout: arguments of the call; 0 or () if they are not passed. sides:
@@ -400,10 +401,12 @@ def inputs(run: Run) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     large = LOSS_SCALE.get(run.dtype, 2.0**16)
     overflowing = dout * 2.0**13
     v = v * 32.0 if run.dout == "overflowing" else v
-    infinite = np.where(np.arange(run.S)[:, None] == run.S // 2, np.inf, dout)
+    at = np.arange(run.S)[:, None]
+    infinite = np.where(at == run.S // 2, np.inf, dout)
     dout = {
         "normal": dout, "ones": np.ones_like(dout), "zeros": 0.0 * dout, "large": dout * large, "infinite": infinite,
-        "overflowing": overflowing,
+        "overflowing": overflowing, "last token": np.where(at == run.S - 1, dout, 0.0),
+        "second half": np.where(at >= run.S // 2, dout, 0.0),
     }[run.dout]  # fmt: skip
     dout[_in_padding(run)] = 0.0
     q, k, v, dout = _moved(run, q, k, v, dout)
