@@ -246,12 +246,21 @@ def _whole(plan: Plan, run: Run, changes: dict[str, Any]) -> dict[str, Any]:
         return changes
     *lengths, _ = changes["documents"]
     lengths = [-(-length // (2 * run.P)) * 2 * run.P for length in lengths]
-    return {**changes, "documents": (*lengths, run.S - sum(lengths))}
+    if "S" in changes:
+        changes = {**changes, "S": sum(lengths) + 2 * run.P}
+    return {**changes, "documents": (*lengths, changes.get("S", run.S) - sum(lengths))}
 
 
 def _documents(*lengths: int) -> Changes:
     """Return a change to documents of these lengths, followed by a last one that fills the sequence."""
     return lambda run: {"documents": (*lengths, run.S - sum(lengths))}
+
+
+def _many_documents(run: Run) -> dict[str, Any]:
+    """Return more documents than a byte counts, of one token and two, and a few without tokens."""
+    lengths = [1 + (number % 3 == 0) - (number % 7 == 3) for number in range(300)]
+    S = -(-(sum(lengths) + 5) // (2 * run.P)) * 2 * run.P
+    return {"S": S, "documents": (*lengths, S - sum(lengths))}
 
 
 def _documents_of_each(run: Run) -> dict[str, Any]:
@@ -301,6 +310,17 @@ def _sides(causal: tuple[int, int], full: tuple[int, int]) -> Changes:
 def _padding_of_each(run: Run) -> dict[str, Any]:
     """Return padding that differs between two sequences, of which one has none."""
     return {"B": 2, "pads_of": (-7, 0) if run.causal else (7, 0)}
+
+
+def _with_holes(run: Run) -> dict[str, Any]:
+    """Return padding in the midst of sequences: in stretches, in a whole contiguous shard, and of every second token.
+
+    A fourth sequence consists of padding, as in the last batch of a data set.
+    """
+    S, shard = run.S, _shard(run) if run.P > 1 else run.S // 3
+    ones = S // 2 | 1  # so that the rest are tokens
+    in_turn = (0, *[1] * ones, S - ones)
+    return {"B": 4, "holes": ((3, 2, 4, 1, S - 10), (shard, shard, S - 2 * shard), in_turn, (0, S))}
 
 
 def _cut_keys(run: Run) -> dict[str, Any]:
@@ -401,12 +421,14 @@ ARGUMENTS = (
     _Trained("sinks", "", "trained sinks", SINKS, (_always(sinks=True, trained_sinks=True),), by_mask=False, paired=False),
     Argument("alibi", "slopes of ALiBi, by distance in both directions, or a bias of each score: the oracle's result, or an error", "ALiBi slopes", (*ALIBI, *FLEX_SCORES), (_always(alibi=1.0), _always(alibi=2.0**-4)), by_mask=False),
     Argument("alibi", "", "additive bias", BIASES, (_always(bias=True),), by_mask=False),
-    Argument("documents", "packed documents that it takes: even ones; an empty one, one token, one longer than a shard; other ones of the keys", "packed documents", DOCUMENTS, (_documents(12), _documents(5, 0, 1, 13)), others=(_ended_early,)),
+    Argument("documents", "packed documents that it takes: even ones; an empty one, one token, one longer than a shard; 300 of them; other ones of the keys", "packed documents", DOCUMENTS, (_documents(12), _documents(5, 0, 1, 13)), others=(_ended_early, _documents(0, 1, 1, 0, 0, 2, 1, 3, 7, 1))),
+    Argument("documents", "", "many documents", DOCUMENTS, (_many_documents,), paired=False),
     Argument("documents", "", "documents of each sequence", IDS, (_documents_of_each,), by_mask=False, form_of="packed documents"),
     Argument("documents", "", "documents of keys", tuple(name for name in CU_SEQLENS if name.endswith(OF_KEYS)), (_cut_keys,), causal=False, by_mask=False, also=tuple(name for name in CU_SEQLENS if name.endswith("_q"))),
     Argument("padded documents", "packed documents with padding behind each", "padded documents", CU_PADDED, (lambda run: _padded(run, 7, 3),), by_mask=False),
-    Argument("padding", "padding, by a mask that it takes: in front under a causal mask, otherwise at the end; less than a shard and more; of one sequence only", "padding mask", (*PADDING, *VALID), (_padding(5), _padding(3, shards=1)), by_mask=False),
+    Argument("padding", "padding, by a mask that it takes: in front under a causal mask, otherwise at the end; less than a shard and more; of one sequence only; with holes", "padding mask", (*PADDING, *VALID), (_padding(5), _padding(3, shards=1)), by_mask=False),
     Argument("padding", "", "padding of one sequence", (*PADDING, *VALID), (_padding_of_each,), by_mask=False),
+    Argument("padding", "", "padding with holes", (*PADDING, *VALID), (_with_holes,), by_mask=False),
     Argument("joint tokens", "keys that all ranks hold, in front and at the end: each counts once", "joint tokens", JOINT_KEYS, tuple(_always(joint=at) for at in ("front", "rear")), causal=False, by_mask=False),
     Argument("uneven heads", "key/value heads that the ranks do not divide, if ranks divide the heads: the oracle's result, or an error", "uneven heads", (), (_uneven_heads,), paired=False),
     Argument("value dims", "a head dim of v that is not that of q and k: the oracle's result, or an error", "head dim of v", (), (_always(dv=8), _always(dv=24))),

@@ -31,11 +31,12 @@ _NOT_WITH = {
     "sinks": ("way",),
     "window sides": ("window", "prefix"),
     "padding of one sequence": ("padding mask", "packed documents", "padded documents", "prefix"),
+    "padding with holes": ("padding mask", "packed documents", "padded documents", "prefix", "padding of one sequence"),
     "prefix": ("padded documents", "padding mask"),
-    "documents of each sequence": ("packed documents", "padded documents", "padding mask", "prefix"),
+    "documents of each sequence": ("packed documents", "padded documents", "padding mask", "padding with holes", "prefix"),
     **dict.fromkeys(
         ("other sequence", "more keys", "documents of keys", "joint tokens"),
-        ("window", "window sides", "packed documents", "padded documents", "padding mask", "padding of one sequence",
+        ("window", "window sides", "packed documents", "padded documents", "padding mask", "padding of one sequence", "padding with holes",
          "documents of each sequence", "joint tokens", "prefix", "ALiBi slopes", "additive bias", "dropout"),
     ),
     "head dim of v": ("joint tokens", "dropout"),
@@ -134,7 +135,7 @@ class _Table:
             (each.what, value)
             for each in honoured
             for value in self.axes[each.what][1:]
-            if {"pads", "pads_of"} & each.changes(plan, sample, value).keys()
+            if {"pads", "pads_of", "holes"} & each.changes(plan, sample, value).keys()
         }
 
     def given(self, chosen: Chosen) -> list[str]:

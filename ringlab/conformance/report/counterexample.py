@@ -197,7 +197,7 @@ def _lean(counter: Run, whole_heads: bool) -> Run:
     It has one key/value head, or all heads with `whole_heads`.
     """
     H, K = (counter.H, counter.K) if whole_heads else (counter.H // counter.K, 1)
-    B = counter.B if counter.pads_of or counter.documents_of else 1
+    B = counter.B if counter.pads_of or counter.holes or counter.documents_of else 1
     return replace(counter, B=B, H=H, K=K, meter=False, moved=None, twice=False)
 
 

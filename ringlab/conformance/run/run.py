@@ -22,7 +22,7 @@ _LISTED = 12
 """The most lengths that a report lists one by one."""
 GIVEN = {
     "window": "window", "sides": "window sides", "softcap": "softcap", "prefix": "prefix", "documents": "documents",
-    "key_documents": "documents of keys", "documents_of": "documents of each sequence", "pads": "padding", "pads_of": "padding of each sequence", "sinks": "sinks",
+    "key_documents": "documents of keys", "documents_of": "documents of each sequence", "pads": "padding", "pads_of": "padding of each sequence", "holes": "tokens and padding in turn", "sinks": "sinks",
     "trained_sinks": "trained sinks", "alibi": "ALiBi slopes", "bias": "additive bias", "joint": "joint tokens", "keys": "keys",
     "alignment": "aligned", "neutral": "switched off:", "spelled": "causal as", "dv": "head dim of v", "dropout": "dropout",
     "of_keys": "dtypes of k and v", "offset": "positions from",
@@ -60,7 +60,7 @@ class Run:
     dropped pairs. pads: the number of padding tokens after each
     document, or after the whole sequence; a negative number means padding before the sequence. No row sees
     padding keys, and padding rows have no gradient and are not compared. pads_of: the padding of each of B
-    sequences in the same way. documents_of: the lengths of the documents of each of B sequences. sinks: whether each query head has a logit that takes weight and contributes no
+    sequences in the same way. holes: for each of B sequences, the lengths of stretches that are tokens and padding in turn. documents_of: the lengths of the documents of each of B sequences. sinks: whether each query head has a logit that takes weight and contributes no
     value. trained_sinks: whether sinks need a gradient. alibi: if it is not 0, a score falls by
     this number times the query head's slope times the distance of the key, in both directions. bias: whether a number for
     each head, query and key is added to the score. joint: "front" or "rear", the end at which `JOINT`
@@ -116,6 +116,7 @@ class Run:
     dropout_seed: int = 0
     sides: tuple[int, ...] = ()
     pads_of: tuple[int, ...] = ()
+    holes: tuple[tuple[int, ...], ...] = ()
     key_documents: tuple[int, ...] = ()
     documents_of: tuple[tuple[int, ...], ...] = ()
     alignment: str = ""
@@ -182,11 +183,13 @@ class Run:
     @property
     def any_padding(self) -> bool:
         """Return whether there are padding tokens."""
-        return bool(self.pads or self.pads_of)
+        return bool(self.pads or self.pads_of or self.holes)
 
     @property
     def padded_tokens(self) -> Bool[np.ndarray, "_ S"]:
         """Return a mask of the padding tokens of each sequence, or one row for all sequences."""
+        if self.holes:
+            return np.stack([np.repeat(np.arange(len(each)) % 2 == 1, each) for each in self.holes])
         if not self.pads_of:
             return self.padding[None]
         at = np.arange(self.S)
@@ -213,7 +216,7 @@ class Run:
         if self.documents_of:
             ids = self.ids
             seen = seen & (ids[:, :, None] == ids[:, None])
-        if self.pads_of:
+        if self.pads_of or self.holes:
             padding = self.padded_tokens
             seen = seen & (padding[:, :, None] == padding[:, None])
         return seen[:, None]
