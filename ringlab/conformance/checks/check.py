@@ -95,7 +95,7 @@ class Measure(StrEnum):
     GRADIENTS = "dQ, dK and dV against the oracle"
     LOGITS = "large and sloped logits"
     ROUNDING = "bounds near rounding, up to P = 8, by dtype"
-    LENGTHS = "lengths that do not divide, P = 3 and 4, and long ones"
+    LENGTHS = "lengths that do not divide, P = 3 and 4, long ones, and many sequences and heads"
     WORK = "tiles computed"
     CALLER = "the caller's memory left alone, and equal results"
     TRAINING = "gradients as training code asks for them"

@@ -81,7 +81,7 @@ def _axes(plan: Plan, honoured: Sequence[Argument]) -> Axes:
         if (claims.autograd or not CALL_PATTERNS[name].autograd)
         and (claims.backward or not CALL_PATTERNS[name].backward)
     ]
-    heads = ((2, 1), (4, 2), (2, 2)) if claims.grouped else ((2, 2),)
+    heads = ((2, 1), (4, 2), (2, 2), (10, 2)) if claims.grouped else ((2, 2), (5, 5))
     return {
         **{each.what: (None, *range(len(each.values + each.others))) for each in honoured},
         "way": ("", *ways),
@@ -90,9 +90,9 @@ def _axes(plan: Plan, honoured: Sequence[Argument]) -> Axes:
         "P": tuple(plan.ranks(3, 2, 4)),
         "dtype": tuple(plan.dtypes("float32", "bfloat16", "float16", "float64")),
         "heads": heads,
-        "sequences": (1,) if claims.axes == "LHD" else (1, 2),
-        "more tokens": (0, 5) if claims.ragged else (0,),
-        "strides": ("",) if needs_own_tensors(plan) else ("", "heads", "dims"),
+        "sequences": (1,) if claims.axes == "LHD" else (1, 2, 5),
+        "more tokens": (0, 5, 77) if claims.ragged else (0, 72),
+        "strides": ("",) if needs_own_tensors(plan) else ("", "heads", "dims", "offset", "one buffer"),
         "scale": (None, 0.3) if claims.scale else (None,),
     }
 

@@ -46,8 +46,15 @@ the error on eight ranks."""
 
 def _plain(plan: Plan) -> list[Run]:
     dtypes = plan.dtypes("float32", "float64")
-    return [plan.run(P, B=2, dtype=dtype) for P in plan.ranks(1, 2, 3, 4, 8) for dtype in dtypes]
+    return [
+        plan.run(P, B=_SEQUENCES.get(P, 2), dtype=dtype)
+        for P in plan.ranks(1, 2, 3, 4, 8)
+        for dtype in dtypes
+    ]
 
+
+_SEQUENCES = {2: 5, 4: 17}
+"""The numbers of sequences of plain runs, by ranks; no power of two, because a table of 4 or 16 would hold that."""
 
 
 def typed(plan: Plan) -> list[Run]:
@@ -83,13 +90,14 @@ def _masks(plan: Plan) -> list[Run]:
     heads = partial(plan.run, causal=True, B=2, H=4, K=2 if plan.claims.grouped else 4)
     scale = 0.5 if plan.claims.scale else None
     many = [P for P in (8, 16) if P in plan.claims.ranks and (P == 8 or plan.claims.over == RING)]
+    more = {"B": 5, **({"H": 6} if plan.claims.grouped else {})}
     any_order = "positions" in plan.claims.takes and "layout" not in plan.claims.takes
     backwards = [heads(ranks[0], layout=DESCENDING)] if any_order else []
     return backwards + [
         run
         for layout in plan.claims.layouts
         for run in (
-            *(heads(P, layout=layout) for P in ranks),
+            *(heads(P, layout=layout, **(more if P == 3 else {})) for P in ranks),
             *(heads(ranks[0], LENGTH // 2, layout=layout, dtype=dtype, scale=scale) for dtype in plan.half),
             *(plan.run(P, 4 * P, layout=layout, causal=True) for P in many),
         )
@@ -108,13 +116,28 @@ def _groups(plan: Plan) -> list[Run]:
     heads = (
         ((4, 4), (4, 2), (6, 1), (6, 3), (12, 4))
         if plan.quick
-        else ((4, 4), (4, 2), (6, 2), (6, 3), (8, 1), (12, 4))
+        else ((4, 4), (4, 2), (6, 2), (6, 3), (8, 1), (12, 4), (7, 1), (9, 1), (24, 2))
     )
-    return [
+    odd = [
+        plan.run(plan.ranks(2)[0], 24, H=H, K=K, causal=plan.claims.causal[-1]) for H, K in ((10, 2), (17, 1))
+    ]
+    return odd + [
         plan.run(P, 30, H=H, K=K, causal=causal)
         for P in plan.ranks(2, 3)[: 1 if plan.quick else 2]
         for H, K in heads
         for causal in plan.claims.causal
+    ]
+
+
+def _many(plan: Plan) -> list[Run]:
+    """Return short runs with more sequences and heads than a byte counts, and than the threads of a warp or a block."""
+    P, half = plan.ranks(2)[0], plan.half or plan.dtypes("float32")
+    grouped, masks = plan.claims.grouped, plan.claims.causal
+    return [
+        plan.run(P, 8, B=260, D=8, causal=masks[-1]),
+        plan.run(P, 8, B=33, H=36, K=12 if grouped else 36, D=8, causal=masks[0]),
+        plan.run(P, 8, B=3, H=72, K=72, D=8, dtype=half[0], causal=masks[-1]),
+        plan.run(P, 8, H=264, K=132 if grouped else 264, D=8, causal=masks[-1]),
     ]
 
 
@@ -126,6 +149,7 @@ def _dims(plan: Plan) -> list[Run]:
     P = plan.ranks(2)[0]
     return [
         *(plan.run(P, 24, D=D, causal=causal) for D in (40, 128) for causal in plan.claims.causal),
+        *(plan.run(P, 24, D=D, causal=plan.claims.causal[-1]) for D in (80, 192, 256)),
         *(plan.run(P, 24, D=D, dtype=dtype) for dtype in plan.half for D in (4, 12)),
     ]
 
@@ -138,11 +162,16 @@ def _long(plan: Plan) -> list[Run]:
     """
     P = plan.ranks(2)[0]
     run = partial(plan.run, P, H=1, K=1)
+    one = [1] if P > 1 and 1 in plan.claims.ranks else []  # the tokens of all ranks, more than 2,048
     rising = partial(run, causal=plan.claims.causal[-1], values="rising", layout=plan.claims.layouts[-1])
     lengths = {"bfloat16": 600, "float16": 1_100}
     return [
-        *(run(600 * P, causal=causal) for causal in plan.claims.causal),
-        run(1_100 * P, causal=plan.claims.causal[-1]),
+        *(
+            run(600 * P, causal=causal, H=2, K=1 if plan.claims.grouped else 2)
+            for causal in plan.claims.causal
+        ),
+        *(replace(run(1_100 * P, causal=plan.claims.causal[-1]), P=ranks) for ranks in (P, *one)),
+        *([] if plan.quick else [run(2_100 * P, causal=plan.claims.causal[-1])]),
         *(rising(lengths[dtype] * P, dtype=dtype) for dtype in lengths if dtype in plan.claims.dtypes),
     ]
 
@@ -354,9 +383,10 @@ VALUE_CHECKS = (
     Check("layouts", "no mask, in every layout that it claims", "quick", Measure.MASKS, _unmasked, by_errors(NAMES), _needs_unmasked),
     Check("blind rows", "rows that see no key of a block; scores about −16,000", "quick", Measure.MASKS, _blind, by_errors(NAMES), needs_causal),
     Check("grouped heads", "fewer key/value heads than query heads", "quick", Measure.GRADIENTS, _groups, by_errors(NAMES), _grouped),
-    Check("head dims", "head dims of 4 to 128, powers of two and others", "quick", Measure.GRADIENTS, _dims, by_errors(NAMES)),
+    Check("head dims", "head dims of 4 to 256, powers of two and others", "quick", Measure.GRADIENTS, _dims, by_errors(NAMES)),
+    Check("sizes", "33 and 260 sequences, 36 to 264 heads", "quick", Measure.LENGTHS, _many, by_errors(NAMES)),
     Check("ragged", "lengths that do not divide, and ranks without tokens, with each mask", "quick", Measure.LENGTHS, _ragged, by_errors(NAMES), _uneven),
-    Check("long shards", "600 and 1,100 tokens on a rank: more than tiles hold, and than half dtypes count", "quick", Measure.LENGTHS, _long, by_errors(NAMES)),
+    Check("long shards", "600 to 2,200 tokens on a rank: more than tiles hold, and than half dtypes count", "quick", Measure.LENGTHS, _long, by_errors(NAMES)),
     Check("large logits", "scores of some hundreds, which overflow without a maximum", "quick", Measure.LOGITS, _values("large"), by_errors(NAMES)),
     Check("sloped logits", "scores that grow or shrink from block to block, steeply or not", "quick", Measure.LOGITS, _values("rising", "falling", "gently rising"), by_errors(NAMES)),
     Check("error growth", "rounding errors on many ranks beside those on one, by dtype", "quick", Measure.ROUNDING, _growth, _grows),
