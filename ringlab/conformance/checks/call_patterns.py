@@ -19,9 +19,9 @@ from ringlab.conformance.checks.check import (
 )
 from ringlab.conformance.checks.values import GROWTH, rms, typed
 from ringlab.conformance.run.call_patterns import CALL_PATTERNS, OTHER_GROUP
-from ringlab.conformance.run.run import HALVED, Ran, Run
+from ringlab.conformance.run.run import HALVED, TWO_AT_ONCE, Ran, Run
 from ringlab.conformance.target.argument_names import GROUPS
-from ringlab.conformance.target.claims import TORCH
+from ringlab.conformance.target.claims import RING, TORCH
 from ringlab.conformance.tolerance import NAMES
 from ringlab.errors import apart
 
@@ -45,6 +45,7 @@ _ASKS = {
     "compilation": "calls that torch.compile traces, by the backend aot_eager: the same results, or an error",
     "second derivatives": "a loss on gradients: its own gradients, or an error",
     "two rings": "a group that is not the world: even ranks one ring, odd ranks another",
+    "two threads": "two calls at once in a process, each on a ring of its own",
     "same memory": "other values in the same tensors",
     "many calls": "no more memory after each call",
     "side effects": "arguments, random numbers, settings of the process, process groups as before each call; a right result after one that raised",
@@ -53,6 +54,7 @@ _STATE = (
     "inference",
     "two rings",
     "two groups",
+    "two threads",
     "same memory",
     "many calls",
     "side effects",
@@ -61,7 +63,7 @@ _STATE = (
 """The checks of the state that a call leaves or finds; the other checks are about gradients."""
 _FULL = ("compilation",)
 """The checks of the full tier: the compiler takes some seconds."""
-_OF_HALVES = {*HALVED, OTHER_GROUP}
+_OF_HALVES = {*HALVED, OTHER_GROUP, TWO_AT_ONCE}
 """The call patterns in which some ranks are a group."""
 
 
@@ -74,7 +76,8 @@ def _called(names: Sequence[str]) -> Runs:
 
     def runs(plan: Plan) -> list[Run]:
         claims = plan.claims
-        P = _worlds(plan)[0] if _OF_HALVES & {*names} else plan.ranks(2)[0]
+        halved = _OF_HALVES & {*names} and (TWO_AT_ONCE not in names or claims.over == RING)
+        P = _worlds(plan)[0] if halved else plan.ranks(2)[0]
 
         def planned(name: str) -> Run:
             changes = {"P": P, "S": _LENGTH, "layout": claims.layouts[-1], "causal": claims.causal[-1]}

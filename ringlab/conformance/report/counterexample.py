@@ -15,7 +15,7 @@ import numpy as np
 
 from ringlab.conformance.checks.check import size
 from ringlab.conformance.checks.measuring import Measured, expected, expected_of, measure
-from ringlab.conformance.run.run import COMPILED, HALVED, Ran, Run
+from ringlab.conformance.run.run import COMPILED, HALVED, TWO_AT_ONCE, Ran, Run
 from ringlab.conformance.target.claims import Claims
 from ringlab.conformance.tolerance import NAMES, Results
 
@@ -142,7 +142,7 @@ def _gross(measured: Measured) -> bool:
 def smaller_runs(counter: Run, claims: Claims) -> list[Run]:
     """Return smaller runs within the claims that may show the same error as `counter`, the smallest first.
 
-    There are none for a run whose arguments fix its sizes, for two rings, or for compiled calls.
+    There are none for a run whose arguments fix its sizes, for two rings, for two calls at once, or for compiled calls.
     """
     if _fixed(counter):
         return []
@@ -188,7 +188,7 @@ def wide_runs(
 def _fixed(run: Run) -> bool:
     """Return whether the arguments of a run fix its sizes."""
     given = run.documents or run.documents_of or run.any_padding or run.keys or run.dv or run.dropout
-    return bool(given) or run.use in (*HALVED, COMPILED)
+    return bool(given) or run.use in (*HALVED, TWO_AT_ONCE, COMPILED)
 
 
 def _lean(counter: Run, whole_heads: bool) -> Run:

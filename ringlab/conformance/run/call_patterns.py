@@ -7,7 +7,9 @@ same oracle as the results of a plain call, because a way of calling must not ch
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator, Mapping
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -24,6 +26,7 @@ from ringlab.conformance.run.meters import PassMeter
 from ringlab.conformance.run.run import (
     COMPILED,
     HALF_AFTERWARDS,
+    TWO_AT_ONCE,
     TWO_RINGS,
     Run,
     cotangent_of_lse,
@@ -47,6 +50,7 @@ class _Part(Protocol):
     run: Run
     device: str
     target: Target
+    ring: Any
 
     def shards(self, shift: int = 0) -> tuple[Tensor, ...]: ...
     def own(self, whole: Float[Tensor, "B H S"]) -> Float[Tensor, "B H L"]: ...
@@ -60,6 +64,9 @@ class _Part(Protocol):
     def compiled(self) -> AbstractContextManager[None]: ...
     def with_other_arguments(self) -> AbstractContextManager[None]: ...
     def meet(self) -> None: ...
+    def turn(self) -> AbstractContextManager[None]: ...
+    def meet_all(self) -> None: ...
+    def twins(self) -> Sequence[Any]: ...
     def counted(self) -> AbstractContextManager[PassMeter]: ...
 
 
@@ -332,6 +339,54 @@ def _backward_elsewhere(part: _Part) -> Tensors:
     return {**_results(out, lse), **_named(gradients)}
 
 
+def _two_at_once(part: _Part) -> Tensors:
+    """Return the results of a call during which the process makes another one, on another ring with other inputs.
+
+    Note it if they are not those of the same call alone. Over ringlab's Comm, two rings call at once: virtual ranks
+    take turns at messages, and the ranks of both rings with the same number share what a module keeps. Over
+    torch.distributed, each process has two threads.
+    """
+    if part.ring is not None:
+        with part.turn():
+            alone = _whole(part)
+        part.meet_all()
+        *qkv, dout = part.shards()
+        leaves = _leaves(tuple(qkv), "qkv" if part.run.backward else "")
+        out, lse = part.attend(leaves)
+        found = _results(out, lse)
+        part.meet_all()
+        found |= _named(part.gradients(leaves, dout, out, lse)) if part.run.backward else {}
+        _compare_with_alone(part, found, alone)
+        part.meet_all()
+        return found
+    twins = part.twins()
+    alone_of = [_whole(twin) for twin in twins]
+    part.meet()
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(_SOON)
+    try:
+        with ThreadPoolExecutor(len(twins)) as threads:
+            made = [list(threads.map(_whole, twins)) for _ in range(_TIMES)]
+    finally:
+        sys.setswitchinterval(interval)
+    part.meet()
+    for together in made:
+        for twin, found, alone in zip(twins, together, alone_of, strict=True):
+            _compare_with_alone(twin, found, alone)
+    return made[0][0]
+
+
+_TIMES, _SOON = 5, 1e-5
+"""How often two threads call at once, and after how many seconds the other thread may run."""
+
+
+def _compare_with_alone(part: _Part, found: Tensors, alone: Tensors) -> None:
+    for name, x in found.items():
+        right = alone[name]
+        if not torch.allclose(x.double(), right.double(), rtol=0.01, atol=0.01 * float(right.abs().max())):
+            part.note("use", f"{name} is another one while another thread of the process makes a call too")
+
+
 def _compiled(part: _Part) -> Tensors:
     """Return the results of the second call of a function that torch.compile has traced in a first call.
 
@@ -458,6 +513,7 @@ CALL_PATTERNS: dict[str, CallPattern] = {
     "backward in another thread": CallPattern("other threads", _backward_elsewhere, autograd=True),
     COMPILED: CallPattern("compilation", _compiled, backward=False),
     TWO_RINGS: CallPattern("two rings", _whole, backward=False),
+    TWO_AT_ONCE: CallPattern("two threads", _two_at_once, backward=False),
     HALF_AFTERWARDS: CallPattern("two groups", _whole, backward=False),
     "same memory": CallPattern("same memory", _same_memory, backward=False),
     "many calls": CallPattern("many calls", _many_calls, backward=False),

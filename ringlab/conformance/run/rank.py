@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from copy import copy
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -14,6 +15,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ringlab import oracle
+from ringlab.comm.protocol import Comm
 from ringlab.comm.ring import Ring
 from ringlab.comm.subgroup import SubGroup
 from ringlab.comm.wrappers.strict import Strict
@@ -26,6 +28,7 @@ from ringlab.conformance.run.run import (
     HALF_AFTERWARDS,
     HALVED,
     SPELLINGS,
+    TWO_AT_ONCE,
     Meter,
     RankResult,
     Run,
@@ -60,10 +63,11 @@ class RankPart:
         on_send: Callable[[], None] = lambda: None,
     ) -> None:
         self.group: Any = None
+        self.target = target
         self.all = run, rank, ring
-        if run.use in HALVED:
+        if run.use in HALVED or (run.use == TWO_AT_ONCE and ring is not None):
             run, rank, ring = self._halved(run, rank, ring)
-        self.target, self.run, self.rank, self.device, self.on_send = target, run, rank, device, on_send
+        self.run, self.rank, self.device, self.on_send = run, rank, device, on_send
         self.positions = self._dealt(run.S)
         self.key_positions = self._dealt(run.keys)[rank] if run.keys else self.positions[rank]
         self.metered: Metered | None = None
@@ -110,7 +114,7 @@ class RankPart:
             with self._as_part_of(*self.all, None):
                 self.attend(self.shards(1)[:3])
         if self.run.use:
-            with self._turn():
+            with self.turn() if self.run.use != TWO_AT_ONCE else nullcontext():
                 found = CALL_PATTERNS[self.run.use].call(self)
             arrays = {name: self._whole_precision(name, x) for name, x in found.items()}
             self._finite(arrays)
@@ -154,7 +158,13 @@ class RankPart:
             self.group = [torch.distributed.new_group(list(ranks)) for ranks in every][rank % 2]
         # Results are joined in rank order, so the odd ring's results replace the even ring's. The even ring
         # gets other inputs, by another seed.
-        return replace(run, P=run.P // 2, seed=run.seed + 1 - rank % 2), rank // 2, ring
+        half = replace(run, P=run.P // 2, seed=run.seed + 1 - rank % 2)
+        return half if rank % 2 or run.use != TWO_AT_ONCE else self._another(half), rank // 2, ring
+
+    def _another(self, run: Run) -> Run:
+        """Return the run with another mask and scale, as far as the target takes them."""
+        causal = not run.causal if len({*self.target.causal}) > 1 else run.causal
+        return replace(run, causal=causal, scale=0.3 if self.target.takes_scale else None)
 
     @property
     def _is_short(self) -> bool:
@@ -162,21 +172,42 @@ class RankPart:
         return self.run.fault == "wrong shape" and self.rank == 1
 
     @contextmanager
-    def _turn(self) -> Iterator[None]:
+    def turn(self) -> Iterator[None]:
         """Let two rings over ringlab's Comm call one after the other, because both may be in one process.
 
         Virtual ranks with the same number in two rings would share the state that a module keeps for a rank.
         Processes share nothing.
         """
-        comm = self.ring.comm if self.ring is not None else None
-        comm = comm.inner if isinstance(comm, Metered) else comm
-        if not isinstance(comm, SubGroup):
+        world = self._world
+        if world is None:
             yield
             return
         for turn in (0, 1):
-            if comm.inner.rank % 2 == turn:
+            if world.rank % 2 == turn:
                 yield
-            comm.inner.barrier()
+            world.barrier()
+
+    @property
+    def _world(self) -> Comm | None:
+        """Return the transport of both rings if this part's ring is one of two, else None."""
+        comm = self.ring.comm if self.ring is not None else None
+        comm = comm.inner if isinstance(comm, Metered) else comm
+        return comm.inner if isinstance(comm, SubGroup) else None
+
+    def meet_all(self) -> None:
+        """Wait for the other ranks of both rings."""
+        if self._world is not None:
+            self._world.barrier()
+
+    def twins(self) -> list[RankPart]:
+        """Return two parts of this rank over torch.distributed, with other inputs and process groups of their own."""
+        found = []
+        for shift in (0, 1):
+            part = copy(self)
+            part.run = self._another(replace(self.run, seed=self.run.seed + 1)) if shift else self.run
+            part.group = torch.distributed.new_group()
+            found.append(part)
+        return found
 
     def shards(self, shift: int = 0) -> tuple[Tensor, ...]:
         """Return this rank's q, k, v and dout, drawn with the run's seed plus `shift`."""
@@ -271,7 +302,7 @@ class RankPart:
         group = self.group
         run, rank, ring = self._halved(self.run, self.rank, self.ring)
         self.group, half = group, self.group
-        with self._as_part_of(run, rank, ring, half), self._turn():
+        with self._as_part_of(run, rank, ring, half), self.turn():
             yield
 
     @contextmanager

@@ -40,6 +40,8 @@ are compared."""
 HALF_AFTERWARDS = "half of the ranks afterwards"
 """The call pattern of two rings after a call of all ranks."""
 HALVED = (TWO_RINGS, HALF_AFTERWARDS)
+TWO_AT_ONCE = "two at once"
+"""The call pattern of two calls at the same time in one process, each on a ring of its own."""
 COMPILED = "compiled"
 """The call pattern of a function that torch.compile traces, which takes seconds."""
 
