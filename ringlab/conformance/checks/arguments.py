@@ -291,7 +291,7 @@ def _padding(more: int, shards: int = 0) -> Changes:
     """
 
     def changes(run: Run) -> dict[str, Any]:
-        pad = shards * _shard(run) + more
+        pad = min(shards * _shard(run) + more, run.S - 5)
         return {"pads": (-pad if run.causal else pad,)}
 
     return changes

@@ -19,6 +19,7 @@ from ringlab.conformance.checks.measuring import measure
 from ringlab.conformance.pairwise_cases import Axes, Chosen, completed, covering_pairs, pairs_in
 from ringlab.conformance.run.call_patterns import CALL_PATTERNS
 from ringlab.conformance.run.run import RAISED, Ran, Run, Trouble
+from ringlab.conformance.target.claims import RING
 from ringlab.conformance.tolerance import NAMES
 
 WAYS = (
@@ -87,7 +88,9 @@ def _axes(plan: Plan, honoured: Sequence[Argument]) -> Axes:
         "way": ("", *ways),
         "layout": claims.layouts[::-1],
         "causal": claims.causal[::-1],
-        "P": tuple(plan.ranks(3, 2, 4)),
+        "P": tuple(
+            plan.ranks(3, 2, 4, 1, *([8] if claims.over == RING else []))
+        ),  # eight processes take long to start
         "dtype": tuple(plan.dtypes("float32", "bfloat16", "float16", "float64")),
         "heads": heads,
         "sequences": (1,) if claims.axes == "LHD" else (1, 2, 5),
