@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
@@ -81,8 +82,7 @@ def truth_of(
     dlse = cotangent_of_lse(plain).double().numpy() if plain.dlse else None
     true = truth(*exact, v, dout, dlse=dlse, **scoring)
     if plain.of_keys:
-        q, k, v, dout = _in_fewest_digits(q, k, v, dout)
-        limits = bounds(q, k, v, dout, dlse=dlse, **scoring)
+        limits = _of_mixed_dtypes(q, k, v, dout, lambda *tensors: bounds(*tensors, dlse=dlse, **scoring))
     else:
         limits = bounds(q, k, v, dout, dlse=dlse, true=true, **scoring)
     tens = plain.moved or plain.alibi  # whether the scores are in the tens, not near 1
@@ -98,10 +98,26 @@ def truth_of(
     return true, {name: CHANCE * limits[name] for name in NAMES}
 
 
-def _in_fewest_digits(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """Return all tensors in the dtype with the fewest digits among theirs, in which a target may compute."""
-    dtype = max((x.dtype for x in tensors), key=lambda dtype: torch.finfo(dtype).eps)
-    return tuple(x.to(dtype) for x in tensors)
+def _of_mixed_dtypes(
+    q: Tensor, k: Tensor, v: Tensor, dout: Tensor, bounds_of: Callable[..., dict[str, float]]
+) -> dict[str, float]:
+    """Return the bounds of results for tensors of different dtypes, of which none may be rounded to another's dtype.
+
+    lse depends on q and k alone, and has the digits of the dtype to which torch promotes a product of both. In other
+    results, what meets a tensor in a product may be rounded to its dtype, as kernels round weights to that of v: weights
+    meet v in out, and dout in dv; the gradients of scores meet q and k, and depend on dout and v.
+    """
+    of = {"lse": (q, k), "out": (q, v), "dv": (q, v), "dq": (q, k, v), "dk": (q, k, v)}
+    wide = torch.promote_types(q.dtype, k.dtype)
+    dtypes = {name: _fewest_digits([x.dtype for x in tensors]) for name, tensors in of.items()} | {
+        "lse": wide
+    }
+    limits = {dtype: bounds_of(*(x.to(dtype) for x in (q, k, v, dout))) for dtype in {*dtypes.values()}}
+    return {name: limits[dtype][name] for name, dtype in dtypes.items()}
+
+
+def _fewest_digits(dtypes: Sequence[torch.dtype]) -> torch.dtype:
+    return max(dtypes, key=lambda dtype: torch.finfo(dtype).eps)
 
 
 def _added(plain: Run) -> Float[Tensor, "#B H S S"]:
