@@ -18,7 +18,7 @@ from ringlab.conformance.checks.dropout import IN_PAIRS as DROPOUT
 from ringlab.conformance.checks.measuring import measure
 from ringlab.conformance.pairwise_cases import Axes, Chosen, completed, covering_pairs, pairs_in
 from ringlab.conformance.run.call_patterns import CALL_PATTERNS
-from ringlab.conformance.run.run import RAISED, Ran, Run, Trouble
+from ringlab.conformance.run.run import RAISED, Ran, Run, Trouble, in_words
 from ringlab.conformance.target.claims import RING
 from ringlab.conformance.tolerance import NAMES
 
@@ -239,7 +239,7 @@ class _Table:
         P = self.axes["P"][0]
         run = self.plan.run(P, Argument.length(self.plan, P))
         changes = self.honoured[axis].changes(self.plan, run, value)
-        return f"{axis} {', '.join(map(str, changes.values()))}"
+        return f"{axis} {', '.join(map(in_words, changes.values()))}"
 
 
 def _judge(plan: Plan, rans: Sequence[Ran]) -> Verdict:

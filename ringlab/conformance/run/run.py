@@ -245,6 +245,8 @@ def in_words(value: Any) -> str:
     >>> in_words((3, 5)), in_words((1,) * 300)
     ('(3, 5)', '(1, 1, 1, …), 300 of them')
     """
+    if isinstance(value, tuple) and value and isinstance(value[0], tuple):
+        return f"({', '.join(map(in_words, value))})"
     if not isinstance(value, tuple) or len(value) <= _LISTED:
         return str(value)
     return f"({', '.join(map(str, value[:3]))}, …), {len(value)} of them"
