@@ -111,7 +111,7 @@ class Argument:
         return self.runs_in(plan, self.places(plan, layout)[0])[:2]
 
     def made(self, plan: Plan, done: Mapping[Run, Ran]) -> list[Ran]:
-        """Return what was made of this argument's runs, in the last layout and in others."""
+        """Return the outcomes of this argument's runs in the last layout, and in the others."""
         every = [run for layout in plan.claims.layouts[::-1] for run in self.runs(plan, layout)]
         return [done[run] for run in dict.fromkeys(every) if run in done]
 
@@ -225,7 +225,7 @@ def _where(run: Run) -> str:
 
 
 FORMS = ("TypeError", "IndexError", "AttributeError", "unpack", "MismatchError")
-"""Parts of errors that are raised if a value has another form than the function expects."""
+"""Parts of errors that are raised if the form of a value differs from the one that the function expects."""
 
 
 def _unchanged(before: Ran, after: Ran) -> bool:

@@ -41,7 +41,7 @@ _ASKS = {
     "frozen inputs": "gradients where only some of q, k and v need one",
     "changed in place": "inputs or out changed before backward: the same gradients, or autograd's error",
     "recomputation": "the forward made again in backward, under torch.utils.checkpoint",
-    "other threads": "backward in another thread than forward, as autograd runs it on a GPU",
+    "other threads": "backward in a thread other than that of forward, as autograd runs it on a GPU",
     "compilation": "calls that torch.compile traces, by the backend aot_eager: the same results, or an error",
     "second derivatives": "a loss on gradients: its own gradients, or an error",
     "two rings": "a group that is not the world: even ranks one ring, odd ranks another",

@@ -108,7 +108,7 @@ def _repeated(kept: Bool[np.ndarray, "B H S S"], weights: Float[np.ndarray, "B H
     }
     for place, (one, seen) in tiles.items():
         if seen.sum() >= _COMMON and any((one == line)[seen].all() for line in (one[:1], one[:, :1])):
-            return f"all rows, or all keys, of a tile are dropped alike: {_named(place)}"
+            return f"all rows, or all keys, of a tile are dropped in the same way: {_named(place)}"
     for (a, (one, seen)), (b, (other, too)) in combinations(tiles.items(), 2):
         if one.shape == other.shape and (seen & too).sum() >= _COMMON and (one == other)[seen & too].all():
             return f"the same pairs are dropped in two places: {_named(a)} and {_named(b)}"

@@ -15,7 +15,7 @@ from ringlab.conformance.target.calling import AXES
 from ringlab.conformance.target.claims import Claims
 
 PLAIN = {"types", "forward", "masks", "layouts"}
-"""The checks that fail if a target expects its inputs in another form than it gets them."""
+"""The checks that fail if a target expects its inputs in a form that differs from the one it gets."""
 
 
 @dataclass(frozen=True)

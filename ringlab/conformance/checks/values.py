@@ -351,7 +351,7 @@ _SHOWN = {
     "infinite": "an infinite gradient shows in dq, dk and dv",
     "overflowing": "gradients beyond float16 are not finite",
 }
-"""What a passing run has shown, by its `dout`."""
+"""The property that a passing run has shown, by its `dout`."""
 
 
 def _grouped(plan: Plan) -> str | None:
@@ -389,7 +389,7 @@ VALUE_CHECKS = (
     Check("long shards", "600 to 2,200 tokens on a rank: more than tiles hold, and than half dtypes count", "quick", Measure.LENGTHS, _long, by_errors(NAMES)),
     Check("large logits", "scores of some hundreds, which overflow without a maximum", "quick", Measure.LOGITS, _values("large"), by_errors(NAMES)),
     Check("sloped logits", "scores that grow or shrink from block to block, steeply or not", "quick", Measure.LOGITS, _values("rising", "falling", "gently rising"), by_errors(NAMES)),
-    Check("error growth", "rounding errors on many ranks beside those on one, by dtype", "quick", Measure.ROUNDING, _growth, _grows),
+    Check("error growth", "rounding errors on many ranks, compared with those on one, by dtype", "quick", Measure.ROUNDING, _growth, _grows),
     Check("NaN", "values that are not finite show in the results that depend on them", "quick", Measure.LOGITS, _overflown, _shows, tolerant=True, by_values=False),
     Check("scale", "a scale of its own", "quick", Measure.CALLER, _scaled, by_errors(NAMES), _has_scale),
     Check("strided", "inputs that do not lie densely in memory, or in the middle of a buffer, or with others in one", "quick", Measure.CALLER, _strided, by_errors(NAMES), needs_own_tensors),

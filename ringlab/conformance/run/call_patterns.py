@@ -331,7 +331,7 @@ def _recomputed(part: _Part) -> Tensors:
 
 
 def _backward_elsewhere(part: _Part) -> Tensors:
-    """Return the results if backward runs in another thread than forward, as autograd's does on a GPU."""
+    """Return the results if backward runs in a thread other than that of forward, as autograd's does on a GPU."""
     *qkv, dout = part.shards()
     leaves = _leaves(tuple(qkv))
     out, lse = part.attend(leaves)
@@ -390,7 +390,7 @@ def _compare_with_alone(part: _Part, found: Tensors, alone: Tensors) -> None:
 def _compiled(part: _Part) -> Tensors:
     """Return the results of the second call of a function that torch.compile has traced in a first call.
 
-    An error while the compiler traces is a refusal, but neither is a wrong form of the result, nor are ranks that wait for each other.
+    An error during tracing counts as a refusal. A result of a wrong form, and ranks that wait for each other, do not.
     """
     with part.compiled():
         try:
