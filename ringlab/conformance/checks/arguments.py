@@ -408,6 +408,12 @@ class _Trained(Argument):
         return verdict
 
 
+def _of_dtypes(of_queries: str, of_keys: str, of_values: str) -> tuple[Changes, ...]:
+    """Return changes to these dtypes, also with scores of some hundreds: rounded keys move out most there."""
+    changes = {"dtype": of_queries, "of_keys": (of_keys, of_values)}
+    return _always(**changes), _always(**changes, values="large")
+
+
 def _shard(run: Run) -> int:
     return run.S // run.P
 
@@ -432,10 +438,10 @@ ARGUMENTS = (
     Argument("joint tokens", "keys that all ranks hold, in front and at the end: each counts once", "joint tokens", JOINT_KEYS, tuple(_always(joint=at) for at in ("front", "rear")), causal=False, by_mask=False),
     Argument("uneven heads", "key/value heads that the ranks do not divide, if ranks divide the heads: the oracle's result, or an error", "uneven heads", (), (_uneven_heads,), paired=False),
     Argument("value dims", "a head dim of v that is not that of q and k: the oracle's result, or an error", "head dim of v", (), (_always(dv=8), _always(dv=24))),
-    _Dtypes("mixed dtypes", "keys, values or both in bfloat16 beside float32, in float32 beside float64, and values in bfloat16 beside float16: the oracle's result, or an error", "dtype of keys and values", (), (_always(dtype="float32", of_keys=("bfloat16", "bfloat16")),), paired=False, claimed=("float32", "bfloat16")),
-    _Dtypes("mixed dtypes", "", "dtype of keys", (), (_always(dtype="float32", of_keys=("bfloat16", "float32")),), paired=False, claimed=("float32", "bfloat16")),
-    _Dtypes("mixed dtypes", "", "dtype of values", (), (_always(dtype="float32", of_keys=("float32", "bfloat16")),), paired=False, claimed=("float32", "bfloat16")),
-    _Dtypes("mixed dtypes", "", "dtype of queries", (), (_always(dtype="float64", of_keys=("float32", "float32")),), paired=False, claimed=("float64", "float32")),
+    _Dtypes("mixed dtypes", "keys, values or both in bfloat16 beside float32, in float32 beside float64, and values in bfloat16 beside float16: the oracle's result, or an error", "dtype of keys and values", (), _of_dtypes("float32", "bfloat16", "bfloat16"), paired=False, claimed=("float32", "bfloat16")),
+    _Dtypes("mixed dtypes", "", "dtype of keys", (), _of_dtypes("float32", "bfloat16", "float32"), paired=False, claimed=("float32", "bfloat16")),
+    _Dtypes("mixed dtypes", "", "dtype of values", (), _of_dtypes("float32", "float32", "bfloat16"), paired=False, claimed=("float32", "bfloat16")),
+    _Dtypes("mixed dtypes", "", "dtype of queries", (), _of_dtypes("float64", "float32", "float32"), paired=False, claimed=("float64", "float32")),
     _Dtypes("mixed dtypes", "", "half dtype of values", (), (_always(dtype="float16", of_keys=("float16", "bfloat16")),), paired=False, claimed=("float16", "bfloat16")),
     Argument("cross-attention", "keys of another sequence, more and fewer than the queries; more of them under a causal mask: the oracle's result, or an error", "other sequence", (), (lambda run: {"keys": 2 * run.S}, lambda run: {"keys": run.S // (4 * run.P) * 2 * run.P}), causal=False),
     _Aligned("cross-attention", "", "more keys", (), (_more_keys,), causal=True),

@@ -82,7 +82,9 @@ def truth_of(
     dlse = cotangent_of_lse(plain).double().numpy() if plain.dlse else None
     true = truth(*exact, v, dout, dlse=dlse, **scoring)
     if plain.of_keys:
-        limits = _of_mixed_dtypes(q, k, v, dout, lambda *tensors: bounds(*tensors, dlse=dlse, **scoring))
+        limits = _of_mixed_dtypes(
+            q, k, v, dout, lambda *tensors: bounds(*tensors, dlse=dlse, **scoring), true
+        )
     else:
         limits = bounds(q, k, v, dout, dlse=dlse, true=true, **scoring)
     tens = plain.moved or plain.alibi  # whether the scores are in the tens, not near 1
@@ -99,21 +101,20 @@ def truth_of(
 
 
 def _of_mixed_dtypes(
-    q: Tensor, k: Tensor, v: Tensor, dout: Tensor, bounds_of: Callable[..., dict[str, float]]
+    q: Tensor, k: Tensor, v: Tensor, dout: Tensor, bounds_of: Callable[..., dict[str, float]], true: Results
 ) -> dict[str, float]:
-    """Return the bounds of results for tensors of different dtypes, of which none may be rounded to another's dtype.
+    """Return the bounds of results for tensors of different dtypes, of which q and k may not be rounded.
 
-    lse depends on q and k alone, and has the digits of the dtype to which torch promotes a product of both. In other
-    results, what meets a tensor in a product may be rounded to its dtype, as kernels round weights to that of v: weights
-    meet v in out, and dout in dv; the gradients of scores meet q and k, and depend on dout and v.
+    Scores, and so lse and weights, have the digits of the dtype to which torch promotes a product of q and k. Kernels
+    round weights to the dtype of v before they multiply them, and a partial out after it: each moves out by at most
+    ε/2 · max |v|. In the gradients any tensor may be rounded to the dtype with the fewest digits.
     """
-    of = {"lse": (q, k), "out": (q, v), "dv": (q, v), "dq": (q, k, v), "dk": (q, k, v)}
     wide = torch.promote_types(q.dtype, k.dtype)
-    dtypes = {name: _fewest_digits([x.dtype for x in tensors]) for name, tensors in of.items()} | {
-        "lse": wide
-    }
-    limits = {dtype: bounds_of(*(x.to(dtype) for x in (q, k, v, dout))) for dtype in {*dtypes.values()}}
-    return {name: limits[dtype][name] for name, dtype in dtypes.items()}
+    narrow = _fewest_digits([x.dtype for x in (q, k, v)])
+    exact, limits = (bounds_of(*(x.to(dtype) for x in (q, k, v, dout))) for dtype in (wide, narrow))
+    eps = torch.finfo(_fewest_digits([q.dtype, v.dtype])).eps
+    of_weights = eps * float(v.abs().max()) / float(np.abs(true.out).max())
+    return {**limits, "lse": exact["lse"], "out": exact["out"] + of_weights}
 
 
 def _fewest_digits(dtypes: Sequence[torch.dtype]) -> torch.dtype:
