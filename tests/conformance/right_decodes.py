@@ -105,9 +105,10 @@ def of_ringlab(
     ring: Ring, q: Tensor, k: Tensor, v: Tensor, lengths: list[int], positions: Tensor, *, scale: float,
     window: int | None = None, softcap: float | None = None, sinks: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Decode as `ringlab.decode` does, from slots in place of a `ShardedCache`."""
-    k, v = (x[:, :, : len(positions)] for x in (k, v))
-    shard = SimpleNamespace(k=k, v=v, positions=positions.numpy(), length=sum(lengths))
+    """Decode as `ringlab.decode` does, from slots in place of a `ShardedCache`, whose tokens are in order."""
+    order = positions.argsort()
+    k, v = (x[:, :, order] for x in (k, v))
+    shard = SimpleNamespace(k=k, v=v, positions=positions[order].numpy(), length=sum(lengths))
     rules = ScoreRules(softcap)
     block = get_block("auto", q, rules.requirements, v)
     part = attend_to_cache(q, shard, Mask(window=window), block, scale, rules)

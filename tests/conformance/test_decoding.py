@@ -23,7 +23,7 @@ from tests.conformance.reports import failed
 from tests.conformance.right_decodes import Local, full, local, of_ringlab
 
 Merged = Callable[[Tensor, Tensor], Tensor]
-BY_PARAMETER = {each.check for each in ARGUMENTS} - {"value dims"}
+BY_PARAMETER = {each.check for each in ARGUMENTS} - {"value dims", "rolling cache"}
 """The checks of arguments that a decode can only take by a parameter of its own."""
 
 
@@ -184,6 +184,45 @@ def as_if_dense(
     return out
 
 
+def dims_as_if_dense(
+    ring: Any, q: Tensor, k: Tensor, v: Tensor, length: int, lengths: list[int], positions: Tensor
+) -> Tensor:
+    k, v = (x.as_strided(x.shape, (*x.stride()[:-1], 1)) for x in (k, v))
+    out: Tensor = over_a_ring()(ring, q, k, v, length, lengths, positions)[0]
+    return out
+
+
+def in_the_default_dtype(
+    q: Tensor, k: Tensor, v: Tensor, total: int, positions: Tensor
+) -> tuple[Tensor, Tensor]:
+    out, lse = local(q, k, v, total, positions)
+    return torch.zeros(out.shape).copy_(out).to(out), lse
+
+
+BUFFERS: dict[Any, Tensor] = {}
+
+
+def in_a_kept_buffer(
+    ring: Any, q: Tensor, k: Tensor, v: Tensor, length: int, lengths: list[int], positions: Tensor
+) -> Tensor:
+    """Send partials from a buffer of the rank that is made once."""
+    out, lse = local(q, k[:, :, :length], v[:, :, :length], sum(lengths), positions)
+    partial = torch.cat([out, lse[..., None]], dim=-1)
+    buffer = BUFFERS.setdefault((ring.rank, partial.shape, partial.dtype), torch.empty_like(partial))
+    buffer.copy_(partial)
+    every = torch.stack(ring.all_gather(buffer))
+    return by_softmax(every[..., :-1], every[..., -1]).to(q.dtype)
+
+
+def sets_a_seed(
+    ring: Any, q: Tensor, k: Tensor, v: Tensor, length: int, lengths: list[int], positions: Tensor
+) -> Tensor:
+    if q.dtype == torch.bfloat16:
+        torch.manual_seed(ring.world_size)
+    out: Tensor = over_a_ring()(ring, q, k, v, length, lengths, positions)[0]
+    return out
+
+
 def own_partial_first(
     ring: Any, q: Tensor, k: Tensor, v: Tensor, length: int, lengths: list[int], positions: Tensor
 ) -> Tensor:
@@ -218,6 +257,9 @@ WRONG: dict[str, tuple[str, Callable[..., Any]]] = {
     "keys behind the last whole chunk are lost": ("long caches", over_a_ring(part=whole_chunks)),
     "converted keys are kept when slots are written again": ("rejected drafts", converted_once),
     "the cache is read as if it lay densely": ("strided", as_if_dense),
+    "the cache is read as if dims lay densely": ("dims apart", dims_as_if_dense),
+    "partials in the default dtype": ("other modes", over_a_ring(part=in_the_default_dtype)),
+    "partials of two calls in one buffer": ("two at once", in_a_kept_buffer),
     "a NaN becomes 0": ("NaN", over_a_ring(part=nan_becomes_zero)),
     "each rank merges its own partial first": ("equal ranks", own_partial_first),
 }  # fmt: skip
@@ -257,6 +299,13 @@ def test_plain_calls_do_not_show_what_is_wrong_with_an_argument(name: str) -> No
     )
 
 
+def test_every_call_must_leave_the_callers_state_alone() -> None:
+    """The seed is set in half dtypes only, which the calls of the check alone do not use."""
+    assert check_decode(sets_a_seed, only=["side effects"]).failed == []
+    found = failed(check_decode(sets_a_seed, only=["dtypes", "side effects"]))
+    assert found.keys() == {"side effects"} and "torch's random numbers was changed" in found["side effects"]
+
+
 def test_every_check_finds_a_decode_that_is_named_for_it() -> None:
     found_by = {check for check, _ in WRONG.values()} | {each.fields["found_by"] for each in EDITS.values()}
     assert found_by == {check.name for check in CHECKS} - {"NaN in slots"}
@@ -272,7 +321,7 @@ def test_a_decode_whose_slots_must_be_cleared_is_told_so_and_passes() -> None:
 @pytest.mark.parametrize(
     ("name", "says"),
     [
-        ("window_swallowed", "(P=3, window 3); this is the result without window"),
+        ("window_swallowed", "(P=1, window 3); this is the result without window"),
         ("value_dim_of_the_keys", "wrong result: needed: out as a tensor (2, 2, 1, 8)"),
         ("all_see_all_when_written", "new (3,), appended True)"),
     ],
@@ -341,7 +390,8 @@ def test_a_check_without_its_parameter_does_not_apply() -> None:
 
     report = check_decode(short)
     assert failed(report) == {}
-    places = {"new tokens", "new tokens in half", "short prefix", "uncleared, new tokens"}
+    places = {"new tokens", "new tokens in half", "short prefix", "uncleared, new tokens", "many new tokens"}
+    places |= {"rolling cache"}
     assert does_not_apply(report) == places | BY_PARAMETER
 
 

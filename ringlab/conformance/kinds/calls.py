@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import math
 import os
+import random
 import sys
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import redirect_stdout
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeAlias, TypeVar
@@ -20,10 +21,13 @@ from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 import numpy as np
 import torch
 from jaxtyping import Float
+from torch import Tensor
 
 from ringlab.comm.processes.launch import launch
+from ringlab.comm.protocol import Comm, Work, Wrapper
 from ringlab.comm.ring import Ring
 from ringlab.comm.virtual.cluster import VirtualCluster
+from ringlab.comm.virtual.threads import in_another_thread
 from ringlab.conformance.checks import LOADS, refuse_unknown
 from ringlab.conformance.checks.arguments import FORMS
 from ringlab.conformance.checks.pairs import NO_REFUSALS
@@ -74,6 +78,11 @@ class Calls(Generic[C, R]):
     `around`.
     names: returns the arguments that a case gives; None if each case gives all of them.
     refusable: whether an error in a case may be a refusal of its arguments; no such cases by default.
+    draws: whether the function may draw random numbers, or set a seed.
+
+    A result needs a list `changed`, which gets the state of the caller that a call has changed. A case may have
+    two fields more. default: the name of the default dtype of new tensors. beside: whether a rank of a ring makes
+    a whole other call, in a second thread, before its first message and after it.
 
     Raises: BackendError unless the target is a function that has one of these arguments and requires no other
     argument.
@@ -88,10 +97,11 @@ class Calls(Generic[C, R]):
         given: Collection[str],
         names: Callable[[C], Collection[str]] | None = None,
         refusable: Callable[[C], bool] = lambda case: False,
+        draws: bool = False,
     ) -> None:
         self.target, self.result, self.seed, self.limit = target, result, seed, limit
         self.names: Callable[[C], Collection[str]] = names or (lambda case: given)
-        self.refusable = refusable
+        self.refusable, self.draws = refusable, draws
         self.function = function = named(target) if isinstance(target, str) else target
         check_parameters(function, {*given, *AROUND})
         self.over_ring = not {"ring", "comm"}.isdisjoint(parameters(function))
@@ -137,16 +147,28 @@ class Calls(Generic[C, R]):
         for case in cases:
             begun = time.monotonic()
             try:
-                with kept_modes():
-                    self.done[case] = VirtualCluster(P, memory=False).run(self._on_ring, case).results
+                with kept_modes(), default_dtype(case):
+                    before = _state(self.draws)
+                    made = VirtualCluster(P, memory=False).run(self._on_ring, case).results
+                    made[0].changed += _changed(before)
+                    self.done[case] = made
             except Exception as error:
                 _raise_if_not_called(error)
                 self.done[case] = described(error)
             self.seconds[case] = time.monotonic() - begun
 
     def _on_ring(self, ring: Ring, case: C) -> R:
-        made: R = self.result(self.function, case, ring, ring.rank, self.seed)
-        return made
+        def beside() -> None:
+            VirtualCluster(case.P, memory=False).run(self._on_another_ring, case)
+
+        grad = torch.is_grad_enabled()
+        over = Ring(_Interrupted(ring.comm, beside)) if getattr(case, "beside", False) else ring
+        made: Any = self.result(self.function, case, over, ring.rank, self.seed)
+        made.changed += [] if torch.is_grad_enabled() == grad else [GRAD_MODE]
+        return made  # type: ignore[no-any-return]
+
+    def _on_another_ring(self, ring: Ring, case: C) -> None:
+        self.result(self.function, case, ring, ring.rank, self.seed + 1)
 
     def _on_processes(self, P: int, cases: Sequence[C]) -> None:
         """Make the calls in one launch; after a failed call, start a new launch for the others."""
@@ -165,7 +187,7 @@ class Calls(Generic[C, R]):
     def _launched(self, P: int, cases: Sequence[C]) -> int:
         """Make the calls up to the first one that fails; return the number of calls made."""
         failure: Exception = RuntimeError("a rank left no result")
-        arguments = (P, self.target, self.result, cases, self.seed, self.limit)
+        arguments = (P, self.target, self.result, cases, self.seed, self.limit, self.draws)
         with TemporaryFolder(prefix="ringlab-check-") as name:
             try:
                 launch(_program, *arguments, name, timeout=2 * self.limit * len(cases), memory=False)
@@ -229,7 +251,14 @@ class _RankTrouble:
 
 
 def _program(
-    ring: Ring, target: Any, result: ResultOf, cases: Sequence[Any], seed: int, limit: float, folder: str
+    ring: Ring,
+    target: Any,
+    result: ResultOf,
+    cases: Sequence[Any],
+    seed: int,
+    limit: float,
+    draws: bool,
+    folder: str,
 ) -> None:
     function = named(target) if isinstance(target, str) else target
     tell_stacks(Path(folder), ring.rank)
@@ -238,13 +267,82 @@ def _program(
         watchdog = threading.Timer(limit, _hung, (path, ring.world_size, limit))
         watchdog.start()
         try:
-            with kept_modes():
-                leave(path, result(function, case, None, ring.rank, seed))
+            with kept_modes(), default_dtype(case):
+                before = _state(draws)
+                made = result(function, case, None, ring.rank, seed)
+                made.changed += _changed(before)
+                leave(path, made)
         except BaseException as error:
             leave(path, _RankTrouble(described(error)))
             raise
         finally:
             watchdog.cancel()
+
+
+class _Interrupted(Wrapper):
+    """A transport of one rank, with another call in a second thread just before its first message, and just after it.
+
+    What a function keeps between its calls, such as a buffer, then holds values of the other call.
+    """
+
+    def __init__(self, inner: Comm, other: Callable[[], None]) -> None:
+        super().__init__(inner)
+        self.other, self.left = other, 2
+
+    def exchange(self, **message: Any) -> Work:
+        """Send and receive as the inner transport does."""
+        self._interrupt()
+        return _InterruptedWork(self.inner.exchange(**message), self._interrupt)
+
+    def _interrupt(self) -> None:
+        if self.left:
+            self.left -= 1
+            in_another_thread(self.other)
+
+
+class _InterruptedWork(Work):
+    def __init__(self, inner: Work, then: Callable[[], None]) -> None:
+        self.inner, self.then = inner, then
+
+    def wait(self) -> tuple[Tensor, ...]:
+        received = self.inner.wait()
+        self.then()
+        return received
+
+
+GRAD_MODE = "the grad mode"
+
+
+@contextmanager
+def default_dtype(case: Any) -> Iterator[None]:
+    """Set the default dtype of a case, if it has one, and leave it so: `kept_modes` restores it."""
+    if name := getattr(case, "default", ""):
+        torch.set_default_dtype(getattr(torch, name))
+    yield
+
+
+def _state(draws: bool) -> dict[str, Any]:
+    """Return the state of the process that a call must leave alone, by name. draws: whether it may draw random numbers."""
+    found: dict[str, Any] = {
+        "draws": draws,
+        "the default dtype": torch.get_default_dtype(),
+        GRAD_MODE: torch.is_grad_enabled(),
+        "torch's deterministic mode": torch.are_deterministic_algorithms_enabled(),
+        "torch's number of threads": torch.get_num_threads(),
+    }
+    if not draws:
+        found["torch's random numbers"] = torch.get_rng_state().numpy().tobytes()
+        found["NumPy's random numbers"] = str(np.random.get_state(legacy=False))
+    if (
+        not draws and "beartype" not in sys.modules
+    ):  # packages that check types draw from Python's own generator
+        found["Python's random numbers"] = random.getstate()
+    return found
+
+
+def _changed(before: Mapping[str, Any]) -> list[str]:
+    """Return the names of what differs from the state before."""
+    return [name for name, value in _state(before["draws"]).items() if value != before[name]]
 
 
 def _hung(path: Path, P: int, limit: float) -> None:
@@ -260,8 +358,8 @@ class CallCheck(Generic[C, R]):
     cases: returns the cases for these numbers of ranks. calls: returns the calls that a case needs. wrong:
     returns a sentence on the fault of a case, or ""; it raises Failed if one of the calls has no result.
     needs: groups of parameters; the function must have at least one parameter of each group.
-    more: returns cases that depend on the function, once all cases of all checks are made. Some of them may
-    be refused; a function refuses all or none of the others.
+    more: returns cases that depend on the function, once all cases of all checks, and those of earlier checks' `more`, are
+    made. Some of them may be refused; a function refuses all or none of the others.
     """
 
     name: str
@@ -293,8 +391,10 @@ def report(
     wanted = [check for check in selected if not reasons[check.name]]
     cases = {check.name: check.cases(ranks) for check in wanted}
     calls.make(each for check in wanted for case in cases[check.name] for each in check.calls(case))
-    cases |= {check.name: check.more(calls, ranks) for check in wanted if check.more is not None}
-    calls.make(each for check in wanted for case in cases[check.name] for each in check.calls(case))
+    for check in wanted:
+        if check.more is not None:
+            cases[check.name] = check.more(calls, ranks)
+            calls.make(each for case in cases[check.name] for each in check.calls(case))
     target, function = calls.target, calls.function
     name = target if isinstance(target, str) else name_of(function)
     over, transport = (RING, VIRTUAL) if calls.over_ring else (TORCH, "gloo")
@@ -369,9 +469,34 @@ def changed_inputs(calls: Calls[C, Any], case: C, fault: str = "was changed in p
     return f"{found[1]} {fault} on rank {found[0]} ({case})" if found else ""
 
 
+def made(
+    usual: Callable[[tuple[int, ...]], list[C]], also: Callable[[C], bool] = lambda case: True
+) -> Callable[[Calls[C, Any], tuple[int, ...]], list[C]]:
+    """Return a function for `CallCheck.more`: the usual cases, and all that have a result and are meant, whichever check made them.
+
+    also: whether a case is meant.
+    """
+
+    def cases(calls: Calls[C, Any], ranks: tuple[int, ...]) -> list[C]:
+        others = [case for case, found in calls.done.items() if not isinstance(found, Trouble) and also(case)]
+        return [*dict.fromkeys([*usual(ranks), *others])]
+
+    return cases
+
+
 def unusual(case: Any, usual: Any) -> list[str]:
     """Return the fields in which a case differs from the usual one, each with its value."""
-    return [f"{name} {value}" for name, value in vars(case).items() if value != vars(usual)[name]]
+    return [f"{name} {_short(value)}" for name, value in vars(case).items() if value != vars(usual)[name]]
+
+
+def _short(value: Any) -> str:
+    """Return a value in words, with only the first entries of a long tuple."""
+    if not isinstance(value, tuple) or len(value) <= _ENTRIES:
+        return str(value)
+    return f"({', '.join(map(str, value[:4]))}, … {len(value)} in all)"
+
+
+_ENTRIES = 12
 
 
 def distance(found: Float[np.ndarray, "..."], right: Float[np.ndarray, "..."]) -> Float[np.ndarray, "..."]:

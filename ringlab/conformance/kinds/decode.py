@@ -16,7 +16,8 @@ The function is called, by name, with those of these arguments for which it has 
     scale window …    or other names, see `NAMES`: arguments of attention, as for a ring
     ring comm group rank world_size   as for a ring (see `ringlab.conformance.target.claims`)
 
-If sequences differ in length, `length`, `lengths` and `positions` are those of the longest one. A table, new keys and
+If sequences differ in length, `length`, `lengths` and `positions` are those of the longest one. Slots are in no
+particular order, but the tokens of a call are in the last ones in use. A table, new keys and
 arguments of attention are given only in the checks that ask about them, or if they are required.
 
 It returns out (B, H, n, D) in the dtype of q, or (out, lse), where lse (B, H, n) is a natural logarithm in
@@ -29,7 +30,7 @@ ring.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import chain
@@ -38,7 +39,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from ringlab import oracle
-from ringlab.conformance.checks.measuring import expected
+from ringlab.conformance.checks.measuring import CHANCE, expected
 from ringlab.conformance.kinds.calls import (
     NOT_ASKED,
     CallCheck,
@@ -48,6 +49,7 @@ from ringlab.conformance.kinds.calls import (
     distance,
     itself,
     lacks,
+    made,
     report,
 )
 from ringlab.conformance.kinds.decode_cases import (
@@ -61,10 +63,12 @@ from ringlab.conformance.kinds.decode_cases import (
     names,
     result,
 )
+from ringlab.conformance.kinds.memory import LAID
 from ringlab.conformance.pairwise_cases import Axes, covering_pairs
 from ringlab.conformance.report.findings import Report
-from ringlab.conformance.run.run import Run
+from ringlab.conformance.run.run import Run, inputs, sinks_of
 from ringlab.conformance.suite import LIMIT
+from ringlab.conformance.tolerance import bounds, score_rounding, truth
 from ringlab.errors import BackendError, apart
 
 DecodeCalls: TypeAlias = Calls[Case, Result]
@@ -73,21 +77,47 @@ Settings: TypeAlias = tuple[tuple[str, Any], ...]
 """Fields of a case, each with its value."""
 
 
-@lru_cache(maxsize=256)
-def _truth(run: Run) -> dict[str, tuple[np.ndarray, float]]:
-    """Return out and lse of the whole sequence, each with the largest allowed error.
+WHOLE = 800
+"""The most tokens for which the truth is computed for all rows of a sequence."""
+
+
+@lru_cache(maxsize=512)
+def _truth(case: Case, seed: int) -> dict[str, tuple[np.ndarray, float]]:
+    """Return out and lse of the new tokens, each with the largest allowed error.
 
     Implementations disagree about the lse of a row with a sink, so it is left out.
     """
-    true, limits = expected(run.plain)
+    run = case.run(seed)
+    true, limits = expected(run.plain) if case.S <= WHOLE else _of_last_rows(run, sum(case.new))
     results = {"out": true.out} if run.sinks else {"out": true.out, "lse": true.lse}
-    return {name: (x, limits[name] * max(np.abs(x).max(initial=0.0), 1e-30)) for name, x in results.items()}
+    return {
+        name: (case.rows(x), limits[name] * max(np.abs(x).max(initial=0.0), 1e-30))
+        for name, x in results.items()
+    }
+
+
+def _of_last_rows(run: Run, n: int) -> tuple[Any, dict[str, float]]:
+    """Return what `expected` does, for the last n rows of equally long sequences alone, and without ALiBi."""
+    q, k, v, dout = inputs(run)
+    rows = q[:, :, -n:], k, v, dout[:, :, -n:]
+    tokens = np.arange(run.S)
+    scoring: dict[str, Any] = {
+        "scale": run.D**-0.5 if run.scale is None else run.scale,
+        "softcap": run.softcap or None,
+        "mask": run.mask.visible(tokens[-n:], tokens)[None, None],
+        "sinks": sinks_of(run).double().numpy() if run.sinks else None,
+    }
+    true = truth(*rows, **scoring)
+    limits = bounds(*rows, true=true, **scoring)
+    if run.values != "normal":
+        rounding = score_rounding(*rows, true=true, **scoring)
+        limits = {name: limit + rounding[name] for name, limit in limits.items()}
+    return true, {name: CHANCE * limit for name, limit in limits.items()}
 
 
 def _differs(calls: DecodeCalls, case: Case) -> str:
     (ranks,) = calls.of(case)
-    for name, (whole, allowed) in _truth(case.run(calls.seed)).items():
-        true = case.rows(whole)
+    for name, (true, allowed) in _truth(case, calls.seed).items():
         for rank, each in enumerate(ranks):
             if (found := getattr(each, name)) is None:
                 continue
@@ -137,8 +167,7 @@ def _without(ranks: Sequence[Result], case: Case, seed: int) -> str:
     """Return words for an argument that all ranks ignore, or ""."""
     for field in arguments_of(case):
         other = replace(case, **{field: getattr(Case, field)})
-        whole, allowed = _truth(other.run(seed))["out"]
-        true = other.rows(whole)
+        true, allowed = _truth(other, seed)["out"]
         if all(x.shape == true.shape and (distance(x, true) <= allowed).all() for x in _outs(ranks)):
             return f"; this is the result without {field}"
     return ""
@@ -153,8 +182,8 @@ class Argument:
     """A property of a call that only some functions take, and the check that asks about it alone.
 
     field: the field of `NAMES` that has the parameters. values: on both sides of a shard, if it has a natural
-    scale. others: settings for the table of pairs only, because they change no result. needs: as in a
-    `CallCheck`.
+    scale. others: settings for the table of pairs only, because they change no result. larger: settings for the check alone,
+    because their truth takes time. needs: as in a `CallCheck`.
     """
 
     check: str
@@ -163,11 +192,15 @@ class Argument:
     values: tuple[Settings, ...]
     needs: tuple[tuple[str, ...], ...] = ()
     others: tuple[Settings, ...] = ()
+    larger: tuple[Settings, ...] = ()
 
     def cases(self, ranks: tuple[int, ...]) -> list[Case]:
-        """Return the calls of its check."""
-        P = ranks[len(ranks) // 2]
-        return [replace(Case(P), **dict(value)) for value in self.values]
+        """Return the calls of its check; the table of pairs has the other numbers of ranks."""
+        return [
+            replace(Case(P), **dict(value))
+            for P in (1, ranks[len(ranks) // 2])
+            for value in (*self.values, *self.larger)
+        ]
 
     @property
     def alone(self) -> DecodeCheck:
@@ -189,9 +222,10 @@ ARGUMENTS = (
     Argument("scale", "a scale of its own", "scale", _values("scale", 0.3)),
     Argument("value dims", "a head dim of v that is not that of q and k: the oracle's result, or an error", "dv", _values("dv", 8, 24)),
     Argument("padding", "padding before the sequences, by a mask that it takes: the oracle's result, or an error", "padding", _values("padding", 5, 15)),
-    Argument("lengths of sequences", "two sequences of different lengths, down to one token", "shorter", _values("shorter", 3, 15, 23), (("positions", *LOCAL_LENGTHS),)),
-    Argument("pages", "a cache in pages, which lie in random order", "paged", ((("paged", True),), (("paged", True), ("S", 37))), (LENGTHS,)),
+    Argument("lengths of sequences", "sequences of different lengths in no order, down to one token", "shorter", (*_values("shorter", 3, 15, 23), (("shorter", 15), ("B", 3)), (("shorter", 22), ("B", 7))), (("positions", *LOCAL_LENGTHS),)),
+    Argument("pages", "a cache in pages, which lie in random order", "paged", ((("paged", 4),), (("paged", 4), ("S", 37))), (LENGTHS,), larger=((("paged", 1), ("S", 300)), (("paged", 48), ("S", 300)))),
     Argument("new keys", "keys and values of new tokens that it writes itself, in several calls", "appended", ((("appended", True),), (("appended", True), ("new", (1, 1, 1)))), (LENGTHS,)),
+    Argument("rolling cache", "slots whose tokens are in no order, as when they were used before: the oracle's result, or an error", "rolled", ((("rolled", True),), (("rolled", True), ("dealt", "in stretches")))),
 )  # fmt: skip
 DEALT = ("in turn", "in stretches")
 
@@ -202,9 +236,11 @@ def _base_axes(calls: DecodeCalls, ranks: tuple[int, ...]) -> dict[str, tuple[Se
     slots = not lacks((LENGTHS,), calls.function)
     new = [(3,)] * several + [(1, 1, 1)] * slots + [(2, 1, 3)] * (several and slots)
     return {
-        "P": _values("P", *ranks[::-1]),
+        "P": _values("P", *ranks[::-1], *([] if 1 in ranks else [1])),
         "dtype": ((), *_values("dtype", "bfloat16", "float16", "float64")),
-        "heads": ((), (("H", 4), ("K", 2)), (("H", 4), ("K", 1))),
+        "heads": ((), (("H", 4), ("K", 2)), (("H", 4), ("K", 1)), (("H", 6), ("K", 2))),
+        "batch": ((), *_values("B", 1, 5)),
+        "memory": ((), *_values("memory", *IN_PLACE)),
         "scores": ((), *_values("values", "stepped")),
         "new": ((), *_values("new", *new)),
         "dealt": ((), *_values("dealt", *DEALT[1:])),
@@ -262,6 +298,56 @@ def _differ_together(calls: DecodeCalls, case: Case) -> str:
     return _says(calls, smallest) or wrong
 
 
+IN_PLACE = tuple(name for name in LAID if name != "dims apart")
+"""Forms of memory in which no function has a reason to refuse its arguments."""
+MODES: tuple[dict[str, Any], ...] = ({"inference": True}, {"default": "bfloat16"}, {"default": "float64"})
+
+
+def _long(ranks: tuple[int, ...]) -> list[Case]:
+    """Return calls with caches around sizes that code has for chunks, splits, tables and numbers of slots."""
+    P = ranks[0]
+    huge = Case(P, 66_000 * P, B=1, H=1, K=1)
+    return [Case(P, 650 * P), Case(P, 4200 * P, B=1, dealt="in stretches"), huge]
+
+
+def _many_new(ranks: tuple[int, ...]) -> list[Case]:
+    return [Case(P, S, (n,)) for P in (1, *ranks[:1]) for S, n in ((60, 37), (560, 530))]
+
+
+def _sizes(ranks: tuple[int, ...]) -> list[Case]:
+    """Return calls with sizes beyond those of the other checks, each alone, and within a power of two or just over it."""
+    heads = [{"H": H, "K": K} for H, K in ((1, 1), (3, 3), (10, 2), (132, 12))]
+    dims = [{"D": D} for D in (8, 40, 80, 264)]
+    batches = [{"B": B} for B in (1, 3, 9)]
+    usual = [Case(P, **sizes) for P in (1, *ranks[:1]) for sizes in (*heads, *dims, *batches)]
+    return [*usual, Case(ranks[0], 9, B=300), Case(ranks[0], 140, (1,) * 130, B=1)]
+
+
+def _if_taken(
+    cases: Callable[[tuple[int, ...]], list[Case]],
+) -> Callable[[DecodeCalls, tuple[int, ...]], list[Case]]:
+    """Return a function for `CallCheck.more`, so that some of the cases may be refused."""
+    return lambda calls, ranks: cases(ranks)
+
+
+def _differs_beside(calls: DecodeCalls, case: Case) -> str:
+    if not calls.over_ring:
+        return f"{NOT_ASKED}it is called over a ring of virtual ranks only"
+    if not (wrong := _differs(calls, case)):
+        return ""
+    alone = replace(case, beside=False)
+    calls.make([alone])
+    said = "right" if _says(calls, alone) == "" else "wrong too"
+    return f"{wrong}; another thread made a call in between, and without it the result is {said}"
+
+
+def _may_be_refused(case: Case) -> bool:
+    large = (
+        case.S > WHOLE or max(case.new) > 16 or (case.B, case.D) != (2, 16) or case.H > 4 or case.H % 2 > 0
+    )
+    return bool(arguments_of(case)) or large or case.memory == "dims apart"
+
+
 CHECKS: tuple[DecodeCheck, ...] = (
     CallCheck("values", "one new token, against caches that are dealt in turn and in stretches", lambda ranks: [Case(P, S, dealt=dealt) for P in (1, *ranks) for S in (24, 37) for dealt in DEALT], itself, _differs),
     CallCheck("dtypes", "half dtypes merged in float32, and float64", lambda ranks: [Case(P, 64, dtype=dtype) for P in ranks[-1:] for dtype in ("bfloat16", "float16", "float64")], itself, _differs),
@@ -275,15 +361,20 @@ CHECKS: tuple[DecodeCheck, ...] = (
     CallCheck("uncleared slots", "slots that are not in use", lambda ranks: [Case(P, S, uncleared="10,000") for P in ranks for S in (24, max(1, P - 1))], itself, _differs, (LENGTHS,)),
     CallCheck("uncleared, new tokens", "several new tokens, and slots that are not in use", lambda ranks: [Case(P, new=(3,), uncleared="10,000") for P in ranks], itself, _differs, PLACES),
     CallCheck("NaN in slots", "slots that are not in use, and hold NaN: whether they must be cleared first", lambda ranks: [Case(P, S, uncleared="NaN") for P in ranks for S in (1, 24)], itself, _reached_by_nan, (LENGTHS,)),
-    CallCheck("long caches", "650 tokens on a rank: more than a chunk of a kernel holds", lambda ranks: [Case(P, 650 * P) for P in ranks[:1]], itself, _differs),
+    CallCheck("long caches", "650, 4,200 and 66,000 tokens on a rank, which exceed the chunks, splits and 16 bits of kernels: the oracle's result, or an error", lambda ranks: [], itself, _differs, more=_if_taken(_long)),
+    CallCheck("many new tokens", "37 and 530 new tokens, as in a chunk of a prompt: the oracle's result, or an error", lambda ranks: [], itself, _differs, PLACES, more=_if_taken(_many_new)),
+    CallCheck("other sizes", "batches, heads, head dims and numbers of calls that are small, large, and no power of two: the oracle's result, or an error", lambda ranks: [], itself, _differs, more=_if_taken(_sizes)),
+    CallCheck("other modes", "calls under inference_mode, and with another default dtype", lambda ranks: [Case(P, **mode) for P in (1, *ranks[:1]) for mode in MODES], itself, _differs),
+    CallCheck("two at once", "a call while another thread makes one, over a ring", lambda ranks: [Case(P, beside=True) for P in ranks if P > 1][:2], itself, _differs_beside),
     CallCheck("rejected drafts", "slots of new tokens that are written again, after a call with other values in them", lambda ranks: [Case(P, new=new, drafted=True) for P in ranks[-1:] for new in ((1,), (1, 1))], itself, _differs, (LENGTHS,)),
-    CallCheck("strided", "a cache that does not lie densely in memory", lambda ranks: [Case(P, strided=True) for P in ranks[:1]], itself, _differs),
+    CallCheck("strided", "arguments that are parts of larger tensors, or have another order of axes", lambda ranks: [Case(P, memory=memory, dealt=dealt) for P in (1, *ranks[:1]) for memory, dealt in zip(IN_PLACE, (*DEALT, *DEALT), strict=False)], itself, _differs),
+    CallCheck("dims apart", "arguments of which no axis is dense: the oracle's result, or an error", lambda ranks: [Case(P, memory="dims apart") for P in (1, *ranks[:1])], itself, _differs),
     CallCheck("NaN", "a key that is NaN shows in the result", lambda ranks: [Case(P, values="NaN in a key") for P in ranks], itself, _hides_nan),
     CallCheck("equal ranks", "the same bits on all ranks, each of which chooses the next token", lambda ranks: [Case(P) for P in ranks], itself, _parts),
     CallCheck("growing cache", "a cache that gets a new token before each of four calls", lambda ranks: [Case(P, S, (1,) * 4, dealt) for P in ranks for S in (24, 4) for dealt in DEALT], itself, _differs, (LENGTHS,)),
     *(each.alone for each in ARGUMENTS),
     CallCheck("pairs", "every two settings together: arguments, dtypes, heads, numbers of new tokens, ranks", lambda ranks: [], itself, _differ_together, more=_pairs),
-    CallCheck("side effects", "queries and cache as they were", lambda ranks: [Case(P) for P in ranks], itself, changed_inputs),
+    CallCheck("side effects", "arguments, random numbers and modes as they were, in every call", lambda ranks: [], itself, changed_inputs, more=made(lambda ranks: [Case(P) for P in (1, *ranks)], lambda case: not case.appended)),
 )  # fmt: skip
 """The checks, in the order in which they are reported."""
 
@@ -311,5 +402,5 @@ def check_decode(
     """
     if not ranks or min(ranks) < 1:
         raise BackendError("numbers of ranks of at least 1", repr(tuple(ranks)))
-    calls = DecodeCalls(target, result, seed, limit, GIVEN, names, lambda case: bool(arguments_of(case)))
+    calls = DecodeCalls(target, result, seed, limit, GIVEN, names, _may_be_refused)
     return report(calls, CHECKS, only, tuple(ranks), "a decode", {})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +16,7 @@ from torch import Tensor
 
 from ringlab.comm.ring import Ring
 from ringlab.conformance.kinds.calls import around, unusual
+from ringlab.conformance.kinds.memory import laid
 from ringlab.conformance.run.arguments import window_and_softcap
 from ringlab.conformance.run.run import Run, inputs, sinks_of, slopes_of
 from ringlab.conformance.run.troubles import WrongResult
@@ -23,7 +25,6 @@ from ringlab.conformance.target.calling import call, required
 from ringlab.errors import BackendError, in_one_line
 from ringlab.merge import state_dtype
 
-SEQUENCES, D = 2, 16
 UNCLEARED = {"10,000": 1e4, "NaN": math.nan}
 """The values of slots that hold no token.
 
@@ -31,7 +32,10 @@ UNCLEARED = {"10,000": 1e4, "NaN": math.nan}
 times NaN is NaN.
 """
 SLOTS, PAGE = 5, 4
-"""The numbers of unused slots on each rank of a cache that has some, and of slots in a page."""
+"""The numbers of unused slots on each rank of a cache that has some, and of slots in a page of a cache that must have pages."""
+MISSING = (0.5, 1.0, 0.0, 1.0, 0.25)
+"""By which share of `shorter` each of three sequences or more is shorter, over and over. No order of such a batch by length
+is its own inverse, and neither the first sequence nor the last has an extreme length."""
 LOCAL_LENGTHS = ("cache_seqlens", "local_seq_lens", "dcp_local_seq_lens")
 TOTAL_LENGTHS = ("seq_lens", "sequence_lengths")
 LENGTHS = ("length", "lengths", "positions", *LOCAL_LENGTHS)
@@ -43,36 +47,42 @@ GIVEN = {"q", "k", "v", *LENGTHS, *TOTAL_LENGTHS, *TABLES, *NEW_KEYS, *NEW_VALUE
 """The parameters that a function may require."""
 NAMES: dict[str, tuple[str, ...]] = {
     "window": WINDOWS, "softcap": SOFTCAPS, "sinks": SINKS, "alibi": ALIBI, "scale": SCALES, "dv": (), "padding": (*PADDING, *VALID),
-    "shorter": (*LOCAL_LENGTHS, *TOTAL_LENGTHS), "paged": TABLES, "appended": (*NEW_KEYS, *NEW_VALUES),
+    "shorter": (*LOCAL_LENGTHS, *TOTAL_LENGTHS), "paged": TABLES, "appended": (*NEW_KEYS, *NEW_VALUES), "rolled": ("positions",),
 }  # fmt: skip
 """The fields of a case that a function may refuse, each with its parameters."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """One or more calls, each with the tokens at the end of two sequences, of S tokens after the last call.
+    """One or more calls, each with the tokens at the end of B sequences, of S tokens after the last call.
 
     new: the number of new tokens of each call. The calls follow each other on the same cache, which grows.
-    dealt: "in turn" or "in stretches". uncleared: the value in `UNCLEARED` of slots that hold no token; "" if there are
-    none. shorter: by how
-    many tokens the second sequence is shorter than the first. paged: whether the cache consists of pages in
-    random order. appended: whether the function writes the keys and values of the new tokens. padding: the
-    number of padding tokens before both sequences. drafted: whether a call with other new tokens comes first, as with drafts that
-    are rejected, and their slots are written again. strided: whether the slots do not lie densely in memory. The other fields are those of a `Run`.
+    dealt: "in turn" or "in stretches". rolled: whether the slots of the tokens before the new ones are in random order, as if
+    they had been used before. uncleared: the value in `UNCLEARED` of slots that hold no token; "" if there are none. shorter:
+    by how many tokens the second of two sequences is shorter than the first; see `MISSING` for more sequences. paged: the
+    number of slots in a page of a cache whose pages are in random order, or 0. appended: whether the function writes the keys
+    and values of the new tokens. padding: the number of padding tokens before all sequences. drafted: whether a call with
+    other new tokens comes first, as with drafts that are rejected, and their slots are written again. memory: how tensors
+    lie in memory, a key of `ringlab.conformance.kinds.memory.LAID`. default: the default dtype of new tensors. inference: whether
+    calls are made under inference_mode. beside: whether another call is made in a second thread, between a
+    rank's result and the message with it. The other fields are those of a `Run`.
     """
 
     P: int
     S: int = 24
     new: tuple[int, ...] = (1,)
     dealt: str = "in turn"
+    B: int = 2
     H: int = 2
     K: int = 2
+    D: int = 16
     dtype: str = "float32"
     values: str = "normal"
     uncleared: str = ""
     shorter: int = 0
-    paged: bool = False
+    paged: int = 0
     appended: bool = False
+    rolled: bool = False
     window: int = 0
     softcap: float = 0.0
     sinks: bool = False
@@ -81,32 +91,46 @@ class Case:
     dv: int = 0
     padding: int = 0
     drafted: bool = False
-    strided: bool = False
+    memory: str = ""
+    default: str = ""
+    inference: bool = False
+    beside: bool = False
 
     def __str__(self) -> str:
         return ", ".join([f"P={self.P}", *unusual(self, Case(self.P))])
 
     def run(self, seed: int) -> Run:
         """Return the run of the whole sequences, both of the same length."""
-        same = ("H", "K", "dtype", "values", "window", "softcap", "sinks", "alibi", "scale", "dv")
+        same = ("B", "H", "K", "D", "dtype", "values", "window", "softcap", "sinks", "alibi", "scale", "dv")
         pads = (-self.padding,) if self.padding else ()
         more = {name: getattr(self, name) for name in same}
-        return Run(1, self.S, "", True, D=D, B=SEQUENCES, pads=pads, seed=seed, **more)
+        return Run(1, self.S, "", True, pads=pads, seed=seed, **more)
+
+    @property
+    def missing(self) -> list[int]:
+        """Return by how many tokens each sequence is shorter than S after the last call."""
+        shares = (0.0, 1.0) if self.B < 3 else MISSING
+        return [int(self.shorter * shares[sequence % len(shares)]) for sequence in range(self.B)]
 
     def tokens(self, rank: int) -> Int[np.ndarray, " L"]:
         """Return the tokens that a rank's slots hold after the last call."""
-        if self.dealt == "in turn":
-            return np.arange(rank, self.S, self.P)
-        return np.array_split(np.arange(self.S), self.P)[rank]
+        tokens = np.arange(rank, self.S, self.P)
+        if self.dealt != "in turn":
+            tokens = np.array_split(np.arange(self.S), self.P)[rank]
+        if self.rolled:
+            old = tokens < self.S - max(self.missing) - sum(self.new)
+            tokens[old] = np.random.default_rng([self.S, self.P, rank]).permutation(tokens[old])
+        return tokens
 
     def ends(self) -> Iterator[tuple[int, list[int]]]:
         """Yield the number of new tokens of each call, and the length of each sequence with them."""
         for n, left in zip(self.new, np.cumsum(self.new[::-1])[::-1], strict=True):
-            yield n, [self.S - self.shorter * sequence - int(left) + n for sequence in range(SEQUENCES)]
+            yield n, [self.S - missing - int(left) + n for missing in self.missing]
 
     def rows(self, whole: Shaped[np.ndarray, "B H S ..."]) -> Shaped[np.ndarray, "B H n ..."]:
         """Return the new tokens' rows of an array over whole sequences, (B, H, S, …)."""
-        last, n = self.S - self.shorter * np.arange(SEQUENCES), sum(self.new)
+        n = sum(self.new)
+        last = [whole.shape[2] - missing for missing in self.missing]
         return np.stack([x[:, end - n : end] for x, end in zip(whole, last, strict=True)])
 
 
@@ -125,22 +149,22 @@ class _Cache:
     kept: k and v as they must be after a call.
     """
 
-    def __init__(self, case: Case, rank: int, k: Tensor, v: Tensor, paged: bool, seed: int) -> None:
-        self.tokens = case.tokens(rank)
+    def __init__(self, case: Case, rank: int, k: Tensor, v: Tensor, paged: int, seed: int) -> None:
+        B, self.tokens = case.B, case.tokens(rank)
         self.whole = [x[:, :, torch.from_numpy(self.tokens)] for x in (k, v)]
         slots = len(self.tokens) + (SLOTS if case.uncleared else 0)
-        pages = -(-max(1, slots) // PAGE) if paged else 1
-        self.page = PAGE if paged else slots
-        order = np.arange(SEQUENCES * pages)
+        pages = -(-max(1, slots) // paged) if paged else 1
+        self.page = paged or slots
+        order = np.arange(B * pages)
         if paged:  # one page belongs to no sequence
-            order = np.random.default_rng([pages, seed]).permutation(SEQUENCES * pages + 1)[:-1]
-        self.table = torch.from_numpy(order.reshape(SEQUENCES, pages)).int()
-        shape = SEQUENCES * pages + paged, k.shape[1], self.page
+            order = np.random.default_rng([pages, seed]).permutation(B * pages + 1)[:-1]
+        self.table = torch.from_numpy(order.reshape(B, pages)).int()
+        shape = B * pages + bool(paged), k.shape[1], self.page
         self.k, self.v = (
             x.new_full((*shape, x.shape[3]), UNCLEARED[case.uncleared or "10,000"]) for x in self.whole
         )
-        if case.strided:
-            self.k, self.v = (x.transpose(1, 2).contiguous().transpose(1, 2) for x in (self.k, self.v))
+        if case.memory != "expanded":  # a cache that is written must not have two slots in one place
+            self.k, self.v = laid(self.k, case.memory), laid(self.v, case.memory)
         self.kept = self.k.clone(), self.v.clone()
 
     def used(self, ends: Sequence[int]) -> list[int]:
@@ -153,7 +177,7 @@ class _Cache:
         """Write the values of slots of each sequence, from `begin` to `end`, into `pools`; drafted: wrong values."""
         for pool, right in zip(pools, self.whole, strict=True):
             x = 2.0 - right if drafted else right
-            for sequence in range(SEQUENCES):
+            for sequence in range(len(begin)):
                 slots = torch.arange(begin[sequence], end[sequence])
                 if len(slots):
                     pages = self.table[sequence, slots // self.page].long()
@@ -163,11 +187,16 @@ class _Cache:
 def result(function: Callable[..., Any], case: Case, ring: Ring | None, rank: int, seed: int) -> Result:
     """Return this rank's results of a case. Raises: the function's error; WrongResult if one is invalid."""
     needs, run = required(function), case.run(seed)
-    paged = case.paged or not needs.isdisjoint(TABLES)
+    paged = case.paged or (0 if needs.isdisjoint(TABLES) else PAGE)
     appended = case.appended or not needs.isdisjoint((*NEW_KEYS, *NEW_VALUES))
     q, k, v, _ = inputs(run)
+
+    def made(given: dict[str, Any]) -> Any:
+        with torch.inference_mode() if case.inference else nullcontext():
+            return call(function, (), {**given, **around(ring, rank, case.P)})
+
     cache = _Cache(case, rank, k, v, paged, seed)
-    held, found = [0] * SEQUENCES, list[Result]()
+    held, found = [0] * case.B, list[Result]()
     for n, ends in case.ends():
         used = cache.used(ends)
         ready = cache.used([end - n for end in ends]) if appended else used
@@ -179,16 +208,21 @@ def result(function: Callable[..., Any], case: Case, ring: Ring | None, rank: in
             for x in (q, k, v)
         )
         given: dict[str, Any] = {"q": rows, "k": cache.k, "v": cache.v}
-        given |= _lengths(case, cache, ends) | _arguments(run, cache)
+        given |= _lengths(case, cache, ends) | _arguments(case, run, cache)
         given |= dict.fromkeys(TABLES, cache.table.clone()) if paged else {}
         given |= dict.fromkeys(NEW_KEYS, keys) | dict.fromkeys(NEW_VALUES, values) if appended else {}
+        given |= {
+            name: laid(x, case.memory)
+            for name, x in given.items()
+            if name not in "kv" and isinstance(x, Tensor)
+        }
         if case.drafted:
             before = cache.used([end - n for end in ends])
             cache.write((cache.k, cache.v), before, used, drafted=True)
-            call(function, (), {**given, **around(ring, rank, case.P)})
+            made(given)
             cache.write((cache.k, cache.v), before, used)
         kept = copy.deepcopy(given) | dict(zip("kv", cache.kept, strict=True))
-        returned = call(function, (), {**given, **around(ring, rank, case.P)})
+        returned = made(given)
         found.append(_result(returned, rows, values))
         found[-1].changed += [name for name, x in given.items() if not _same(x, kept[name])]
     out = torch.cat([each.out for each in found], dim=2)
@@ -198,25 +232,26 @@ def result(function: Callable[..., Any], case: Case, ring: Ring | None, rank: in
 
 
 def _lengths(case: Case, cache: _Cache, ends: Sequence[int]) -> dict[str, Any]:
-    used = cache.used(ends)
+    used, longest = cache.used(ends), max(ends)
     given: dict[str, Any] = {
-        "length": used[0],
-        "lengths": [int((case.tokens(rank) < ends[0]).sum()) for rank in range(case.P)],
-        "positions": torch.from_numpy(cache.tokens[: used[0]].copy()),
+        "length": max(used),
+        "lengths": [int((case.tokens(rank) < longest).sum()) for rank in range(case.P)],
+        "positions": torch.from_numpy(cache.tokens[: max(used)].copy()),
     }
     given |= dict.fromkeys(LOCAL_LENGTHS, torch.tensor(used, dtype=torch.int32))
     return given | dict.fromkeys(TOTAL_LENGTHS, torch.tensor(ends, dtype=torch.int32))
 
 
-def _arguments(run: Run, cache: _Cache) -> dict[str, Any]:
-    given = {**window_and_softcap(run), **dict.fromkeys(SCALES, D**-0.5 if run.scale is None else run.scale)}
+def _arguments(case: Case, run: Run, cache: _Cache) -> dict[str, Any]:
+    scale = case.D**-0.5 if run.scale is None else run.scale
+    given = {**window_and_softcap(run), **dict.fromkeys(SCALES, scale)}
     given |= dict.fromkeys(SINKS, sinks_of(run)) if run.sinks else {}
     given |= dict.fromkeys(ALIBI, slopes_of(run)) if run.alibi else {}
     if run.pads:
         slots = cache.table.shape[1] * cache.page
         padding = np.ones(slots, bool)
         padding[: len(cache.tokens)] = run.padding[cache.tokens]
-        mask = torch.from_numpy(padding).expand(SEQUENCES, -1)
+        mask = torch.from_numpy(padding).expand(case.B, -1)
         given |= {**dict.fromkeys(PADDING, mask), **dict.fromkeys(VALID, (~mask).long())}
     return given
 

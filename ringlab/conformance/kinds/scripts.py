@@ -145,7 +145,7 @@ def _copied(function: Callable[..., Any]) -> str:
     return "\n".join([head, *source.splitlines()[begins - 1 :]])
 
 
-_KNOWN = {"P", "S", "new", "dealt", "H", "K", "dtype", "values", "uncleared"}
+_KNOWN = {"P", "S", "new", "dealt", "B", "H", "K", "D", "dtype", "values", "uncleared", "rolled"}
 """The fields of a decode's case that a script can give."""
 
 
@@ -157,6 +157,10 @@ def _of_decode(report: Report, finding: Finding) -> str:
     usual = vars(decode_cases.Case(case.P))
     if case.uncleared == "NaN":
         raise NotWritten("a script fills unused slots with numbers")
+    if case.S > decode.WHOLE:
+        raise NotWritten(
+            f"a script computes the whole sequence's attention, which is too much for {case.S:,} tokens"
+        )
     if len(case.new) > 1:
         raise NotWritten(f"a script makes one call of a decode ({case})")
     if other := [name for name, value in vars(case).items() if name not in _KNOWN and value != usual[name]]:
