@@ -221,6 +221,8 @@ def _of_step(report: Report, finding: Finding) -> str:
         raise NotWritten(
             f"a script compares a step with the same step on one rank, and the check “{finding.name}” does not"
         )
+    if case.memory:
+        raise NotWritten(f"a script gives dense tensors ({case})")
     function, name, virtual = named(report.target), report.target.partition(":")[2], report.over == RING
     packed_only = not required(function).isdisjoint(step_cases.PACKED)
     given = step_cases.given(case, report.seed, packed_only)

@@ -34,6 +34,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -45,11 +46,14 @@ from ringlab.conformance.kinds.calls import (
     changed_inputs,
     distance,
     itself,
+    lacks,
+    made,
     report,
 )
 from ringlab.conformance.kinds.step_cases import (
     BY_TOKEN,
     GIVEN,
+    IDS_OF_A_ROW,
     LABELS,
     LENGTH,
     MASK,
@@ -64,6 +68,7 @@ from ringlab.conformance.kinds.step_cases import (
     names,
     result,
 )
+from ringlab.conformance.pairwise_cases import Axes, covering_pairs
 from ringlab.conformance.report.findings import Report
 from ringlab.conformance.run.run import Trouble
 from ringlab.conformance.suite import LIMIT
@@ -285,9 +290,10 @@ def _ahead(calls: StepCalls, case: Case) -> str:
 
 
 def _each_alone(case: Case) -> list[Case]:
-    return [
-        replace(case.plain, alone=d) for d, tokens in enumerate(case.documents or case.lengths) if tokens > 1
-    ]
+    """Return cases of each document or sequence that has a label, or of `group` of them at a time."""
+    lengths = case.documents or case.lengths
+    begins = range(0, len(lengths), case.group)
+    return [replace(case.plain, alone=d) for d in begins if max(lengths[d : d + case.group]) > 1]
 
 
 def _with_each_alone(case: Case) -> list[Case]:
@@ -297,9 +303,12 @@ def _with_each_alone(case: Case) -> list[Case]:
 def _alone(calls: StepCalls, case: Case) -> str:
     """Return a sentence if documents, or padded sequences, do not give the mean of each of them alone, or ""."""
     *parts, found = calls.of(*_with_each_alone(case))
-    counts = [tokens - 1 for tokens in case.documents or case.lengths if tokens > 1]
-    by_tokens = [count / sum(counts) for count in counts]
-    by_sequences = [1 / len(counts)] * len(counts)
+    lengths = case.documents or case.lengths
+    groups = [lengths[d : d + case.group] for d in range(0, len(lengths), case.group)]
+    labels = [[tokens - 1 for tokens in group if tokens > 1] for group in groups]
+    labels = [each for each in labels if each]
+    by_tokens = [sum(each) / sum(map(sum, labels)) for each in labels]
+    by_sequences = [len(each) / sum(map(len, labels)) for each in labels]
     weights = by_tokens if case.loss == "tokens" else by_sequences
     true = _mixed([*zip(weights, [part[0] for part in parts], strict=True)])
     what = "documents" if case.documents else "sequences"
@@ -330,6 +339,112 @@ def _counts(calls: StepCalls, case: Case) -> str:
     if math.isfinite(found.loss) and found.loss > 0.0:
         return ""
     return f"the loss is {found.loss:g} if all labels are token {case.only}, which is a token like any other ({case})"
+
+
+def _with_training(case: Case) -> list[Case]:
+    return [replace(case.plain, evaluate=False), case]
+
+
+def _evaluated(calls: StepCalls, case: Case) -> str:
+    (true, *_), found = calls.of(*_with_training(case))
+    return _loss_differs(true, found, case, "in training on one rank")
+
+
+def _together(calls: StepCalls, case: Case) -> str:
+    return _evaluated(calls, case) if case.evaluate else _equal(calls, case)
+
+
+def _with_its_plain(case: Case) -> list[Case]:
+    return _with_training(case) if case.evaluate else _with_plain(case)
+
+
+def _vocabulary(calls: StepCalls) -> int:
+    """Return how many token ids one rank takes without an error, at most `_MOST_IDS`."""
+
+    def takes(token: int) -> bool:
+        case = Case(1, B=1, only=token)
+        calls.make([case])
+        return not isinstance(calls.done[case], Trouble)
+
+    if takes(_MOST_IDS - 1):
+        return _MOST_IDS
+    least, most = VOCABULARY, _MOST_IDS - 1  # `least` ids are taken, and id `most` is not
+    while most - least > 0:
+        middle = (least + most) // 2
+        least, most = (middle + 1, most) if takes(middle) else (least, middle)
+    return least
+
+
+_MOST_IDS, _MANY_IDS = 2**17, 512
+"""The number of token ids up to which a vocabulary is searched, and up to which all of its ids are tested."""
+
+
+def _every_id(calls: StepCalls, ranks: tuple[int, ...]) -> list[Case]:
+    """Return cases that have each id several times on all ranks; of a large vocabulary, its first ids and its last."""
+    count, rows = _vocabulary(calls), 2 * SEQUENCES
+    some = rows * IDS_OF_A_ROW
+    last = range(max(some, count - _MANY_IDS + some), count, some)
+    parts = [(begin, min(begin + some, count)) for begin in (0, *last)]
+    few = dict.fromkeys((ranks[0], ranks[-1]))
+    sizes = {"B": rows, "repeated": True}
+    return [Case(P, length(P, 96), lowest=a, ids=b, **sizes) for P in few for a, b in parts]
+
+
+def _met(calls: StepCalls, ranks: tuple[int, ...]) -> list[Case]:
+    """Return cases for `metrics`, one of which has so many labels that a model without training guesses some."""
+    usual = [_case(P, labels=which) for P in ranks for which in ("all", "late")]
+    calls.make([usual[0].plain])
+    first = calls.done[usual[0].plain]
+    if isinstance(first, Trouble) or not first[0].metrics:
+        return usual[:1]
+    ids = min(_vocabulary(calls), _MANY_IDS)
+    many = _case(ranks[0], S=length(ranks[0], max(LENGTH, 2 * ids)), labels="early", ids=ids)
+    calls.make([many.plain])
+    return usual if isinstance(calls.done[many.plain], Trouble) else [*usual, many]
+
+
+def _pairs(ragged: bool) -> Callable[[StepCalls, tuple[int, ...]], list[Case]]:
+    """Return a function that returns the table of pairs, with the options for which a step has parameters."""
+
+    def cases(calls: StepCalls, ranks: tuple[int, ...]) -> list[Case]:
+        def there(*values: Any, of: Sequence[str]) -> tuple[Any, ...]:
+            return () if lacks((of,), calls.function) else values
+
+        axes: Axes = {
+            "P": (*ranks, 1),
+            "B": (SEQUENCES, 1, 3, 7),
+            "S": (LENGTH, 150, *((61,) if ragged else ())),
+            "labels": ("all", *there("late", "early", of=LABELS)),
+            "micro_batches": (1, *there(2, 3, 5, of=OPTIONS["micro_batches"])),
+            "replicas": (1, *there(2, 3, of=OPTIONS["replicas"])),
+            "recompute": (False, *there(True, of=OPTIONS["recompute"])),
+            "evaluate": (False, *there(True, of=OPTIONS["evaluate"])),
+            "packed": (False, *there(True, of=PACKED)),
+            "memory": ("", "a part"),
+        }
+        return [_of_row(row) for row in covering_pairs(axes, partial(_fits, calls.function))]
+
+    return cases
+
+
+def _fits(function: Any, chosen: Mapping[str, Any]) -> bool:
+    """Return whether these settings have a meaning together: replicas share ranks and sequences, and parts the sequences."""
+    case = {"P": 0, "B": 0, "replicas": 1, "micro_batches": 1, "packed": False, "labels": "all"} | chosen
+    P, B, replicas = case["P"], case["B"], case["replicas"]
+    if (P and P % replicas) or (B and B < replicas * case["micro_batches"]):
+        return False
+    if case["labels"] == "late" and B == 1:
+        return False  # no label would be left
+    return not case["packed"] or B < 2 or not lacks((BY_TOKEN,), function)
+
+
+def _of_row(row: Mapping[str, Any]) -> Case:
+    """Return the case of a row of the table of pairs."""
+    P, S, packed = row["P"], row["S"], row["packed"]
+    S = S if S % 2 else length(P, S)
+    documents = (S // 4 // (2 * P) * 2 * P, S - S // 4 // (2 * P) * 2 * P) * row["B"] if packed else ()
+    others = {name: value for name, value in row.items() if name not in ("P", "S", "packed")}
+    return Case(P, S, documents=documents, **others)
 
 
 def _uninterrupted(case: Case) -> list[Case]:
@@ -465,6 +580,37 @@ def _padded(P: int, **changes: Any) -> Case:
     return _case(P, lengths=(30, S, 8, 42), **changes)
 
 
+def _batch_of_nine(P: int) -> Case:
+    S = length(P)
+    return _case(P, B=9, lengths=(30, S, 8, 42, 8, S - 1, 2, S, 17))
+
+
+def _long(ranks: tuple[int, ...]) -> list[Case]:
+    P = ranks[0]
+    return [Case(P, 600 * P, 1), Case(P, length(P, 2100), 1)]
+
+
+def _large(ranks: tuple[int, ...]) -> list[Case]:
+    """Return cases of 70 sequences and 8,400 tokens, which are compared with ten sequences at a time."""
+    return [
+        Case(P, S, 70, lengths=(S,) * 70, group=10) for P in (1, ranks[0]) for S in (length(ranks[0], 120),)
+    ]
+
+
+def _many_documents(ranks: tuple[int, ...]) -> list[Case]:
+    """Return cases of 300 documents in no order of length, which are compared with thirty at a time."""
+    lengths = np.random.default_rng(0).integers(1, 7, 300).tolist()
+    lengths[7] += length(ranks[0], sum(lengths)) - sum(lengths)
+    return [_docs(P, *lengths, group=30) for P in (1, ranks[0])]
+
+
+def _in_other_memory(calls: StepCalls, ranks: tuple[int, ...]) -> list[Case]:
+    """Return cases of arguments that are parts of larger tensors; with documents too if the step takes them."""
+    kinds = ("a part", "a layer", "dims apart")
+    make = [_case] if lacks((PACKED,), calls.function) else [_case, _even]
+    return [new(P, memory=memory) for new in make for P in (1, ranks[0]) for memory in kinds]
+
+
 def _rows(P: int) -> Case:
     """Return a case of three sequences, each of which has other documents."""
     half = length(P, 24)
@@ -477,47 +623,59 @@ CHECKS: tuple[CallCheck[Case, Result], ...] = (
     CallCheck("loss", "the loss on P ranks, on each of them", lambda ranks: _on(ranks), _with_plain, _loss),
     CallCheck("gradients", "the gradients of all weights on P ranks, on each of them", lambda ranks: _on(ranks), _with_plain, _gradients),
     CallCheck("equal ranks", "the same bits on all ranks", lambda ranks: _on(ranks), itself, _agree),
-    CallCheck("side effects", "tokens, labels and documents as they were", lambda ranks: _on((1, *ranks)), itself, changed_inputs),
     CallCheck("every label", "the loss of one label, around the ends of shards", lambda ranks: [case for P in ranks for case in _around_ends(P)], _with_plain, _loss, (LABELS,)),
     CallCheck("every token", "a batch of one token alone, for the first tokens and the last: each may be a label", lambda ranks: [Case(1, B=1, only=token) for token in (0, 1, 2, VOCABULARY - 1)], itself, _counts),
-    CallCheck("long sequences", "600 tokens on a rank, more than a chunk of the loss holds", lambda ranks: [Case(P, 600 * P, 1) for P in ranks[:1]], _with_plain, _equal),
+    CallCheck("long sequences", "600 tokens on a rank, and 2,100 in all: more than a chunk of the loss holds", lambda ranks: [], _with_plain, _equal, more=lambda calls, ranks: _long(ranks)),
+    CallCheck("large batches", "70 sequences of 120 tokens: the mean over all of them", lambda ranks: [], _with_each_alone, _alone, (LABELS,), more=lambda calls, ranks: _large(ranks)),
+    CallCheck("every id", "each id of the vocabulary many times on all ranks, or the first and the last ones of more than 512", lambda ranks: [], _with_plain, _equal, more=_every_id),
+    CallCheck("strided", "arguments that are parts of larger tensors", lambda ranks: [], _with_plain, _equal, more=_in_other_memory),
     CallCheck("uneven labels", "labels that count on some ranks only", lambda ranks: _on(ranks, labels="late"), _with_plain, _equal, (LABELS,)),
     CallCheck("mean of labels", "loss and gradients are means over labels; first ones do not count", lambda ranks: [_few(P) for P in (1, *ranks)], lambda case: [*_one_by_one(case), case], _mean, (LABELS,)),
-    CallCheck("metrics", "numbers that it reports, as on one rank", lambda ranks: [_case(P, labels=which) for P in ranks for which in ("all", "late")], _with_plain, _metrics, (LABELS,)),
+    CallCheck("metrics", "numbers that it reports, as on one rank", lambda ranks: [], _with_plain, _metrics, (LABELS,), more=_met),
     CallCheck("look-ahead", "a label's loss moves with the token before it, and with no later one", lambda ranks: [case for P in (1, *ranks) for case in _middle(P)], _around_the_label, _ahead, (LABELS,)),
     CallCheck("ragged", "lengths that the ranks do not divide", lambda ranks: [Case(P, S) for P in ranks for S in (26, 7)], _with_plain, _equal),
-    CallCheck("padded batch", "padding behind shorter sequences: the mean over the sequences, each alone", lambda ranks: [_padded(P) for P in (1, *ranks)], _with_each_alone, _alone, (LABELS,)),
+    CallCheck("padded batch", "padding behind shorter sequences: the mean over the sequences, each alone", lambda ranks: [*(_padded(P) for P in (1, *ranks)), *(_batch_of_nine(P) for P in (1, *ranks[:1]))], _with_each_alone, _alone, (LABELS,)),
     CallCheck("attention mask", "padding in front of shorter sequences, which moves nothing", lambda ranks: [_padded(P, left=True) for P in (1, *ranks)], _with_other_padding, _padding_moves, (LABELS, MASK)),
     CallCheck("large ids", "token ids of more than 8 and 16 bits: as on one rank, and each id counts; a smaller vocabulary is said", lambda ranks: [], _with_a_raised_token, _many_ids, more=_ids),
     CallCheck("second step", "the loss after an update of the weights; after two by gradients of one label, which are large", lambda ranks: [*_on(ranks, steps=2), *_on(ranks, steps=3, labels=(LENGTH // 2,))], _with_plain, _second_step, (OPTIONS["steps"],)),
     CallCheck("resumption", "a step after a checkpoint is that of a run without one", lambda ranks: _on((1, *ranks), steps=3, resumed=True), _uninterrupted, _resumed, (OPTIONS["steps"], OPTIONS["checkpoint"])),
     CallCheck("other ranks", "steps after a checkpoint of more ranks, and of fewer: as without one, or an error", lambda ranks: [], _without_a_break, _resumed_elsewhere, (OPTIONS["steps"], OPTIONS["checkpoint"]), more=_on_other_ranks),
     CallCheck("micro-batches", "gradients summed over parts with unequal numbers of labels", lambda ranks: [_case(P, labels="late", micro_batches=n) for P in (1, *ranks[:1]) for n in (2, 3, SEQUENCES)], _with_plain, _equal, (OPTIONS["micro_batches"], LABELS)),
-    CallCheck("recomputation", "activations made again in backward", lambda ranks: _on(ranks[:2], recompute=True), _with_plain, _equal, (OPTIONS["recompute"],)),
-    CallCheck("evaluation", "the loss without gradients", lambda ranks: _on(ranks, evaluate=True), _with_plain, _loss, (OPTIONS["evaluate"],)),
+    CallCheck("recomputation", "activations made again in backward", lambda ranks: _on((1, *ranks), recompute=True), _with_plain, _equal, (OPTIONS["recompute"],)),
+    CallCheck("evaluation", "the loss of training, without gradients", lambda ranks: _on((1, *ranks), evaluate=True), _with_training, _evaluated, (OPTIONS["evaluate"],)),
     CallCheck("replicas", "sequences dealt to replicas, tokens to the ranks of each", lambda ranks: [_case(2 * n, labels=which, replicas=2) for n in (1, 2) for which in ("all", "late")], _with_plain, _equal, (OPTIONS["replicas"], LABELS)),
     CallCheck("replicas and parts", "micro-batches of replicas", lambda ranks: [_case(2 * n, labels="late", replicas=2, micro_batches=2) for n in (1, 2)], _with_plain, _equal, (OPTIONS["replicas"], OPTIONS["micro_batches"], LABELS)),
     CallCheck("recomputed parts", "activations made again for each micro-batch", lambda ranks: _on(ranks[:1], recompute=True, micro_batches=2), _with_plain, _equal, (OPTIONS["recompute"], OPTIONS["micro_batches"])),
     CallCheck("packed", "packed documents on P ranks", lambda ranks: [_even(P) for P in ranks], _with_plain, _equal, (PACKED,)),
     CallCheck("documents", "packed documents as each by itself", lambda ranks: [_even(P) for P in (1, *ranks)], _with_each_alone, _alone, (PACKED,)),
     CallCheck("odd documents", "lengths of documents that the ranks do not divide, one token, and none", lambda ranks: [_docs(P, *each) for P in (1, *ranks) for each in ODD], _with_each_alone, _alone, (PACKED,)),
+    CallCheck("many documents", "300 documents in no order of length", lambda ranks: [], _with_each_alone, _alone, (PACKED,), more=lambda calls, ranks: _many_documents(ranks)),
     CallCheck("other documents", "a token of one document moves no label of another", lambda ranks: [_even(P, labels=(2 * length(P, 24) - 1,)) for P in (1, *ranks)], _two_tokens, _other_documents, (PACKED, LABELS)),
     CallCheck("empty documents", "boundaries that are repeated, at the end and within", lambda ranks: [case for P in (1, *ranks) for case in _empty(P)], _with_each_alone, _alone, (("cu_seqlens",),)),
     CallCheck("packed rows", "several sequences of packed documents, each with its own: each document by itself", lambda ranks: [_rows(P) for P in (1, *ranks)], _with_each_alone, _alone, (BY_TOKEN,)),
     CallCheck("recomputed documents", "packed documents, and activations made again", lambda ranks: [_even(P, recompute=True) for P in ranks[:1]], _with_plain, _equal, (OPTIONS["recompute"], PACKED)),
     CallCheck("evaluated documents", "packed documents in evaluation, as each by itself", lambda ranks: [_even(P, evaluate=True) for P in ranks[:1]], _with_each_alone, _alone, (OPTIONS["evaluate"], PACKED)),
+    CallCheck("pairs", "every two settings together: ranks, sizes of a batch, labels, parts, replicas, recomputation, evaluation, documents", lambda ranks: [], _with_its_plain, _together, more=_pairs(True)),
+    CallCheck("side effects", "tokens, labels, documents and torch's modes as they were, in every call", lambda ranks: [], itself, changed_inputs, more=made(lambda ranks: _on((1, *ranks)))),
 )  # fmt: skip
 """The checks, in the order in which they are reported."""
 
 
 def _with_loss(check: CallCheck[Case, Result], loss: str) -> CallCheck[Case, Result]:
-    return replace(check, cases=lambda ranks: [replace(case, loss=loss) for case in check.cases(ranks)])
+    def with_loss(cases: list[Case]) -> list[Case]:
+        return [replace(case, loss=loss) for case in cases]
+
+    more = check.more and (lambda calls, ranks: with_loss(check.more(calls, ranks)))  # type: ignore[misc]
+    return replace(check, cases=lambda ranks: with_loss(check.cases(ranks)), more=more)
 
 
 def _may_be_refused(case: Case) -> bool:
     # A model may have a shorter context, and a checkpoint the shards of its ranks.
     return (
-        case.began > 0 or bool(case.lengths) or (case.B > 1 and bool(case.documents)) or case.S > 10 * LENGTH
+        case.began > 0
+        or bool(case.lengths)
+        or (case.B > 1 and bool(case.documents))
+        or case.S * case.B > 10 * LENGTH
     )
 
 
@@ -548,7 +706,9 @@ def check_step(
         raise BackendError("numbers of ranks of at least 2, to compare with one", repr(tuple(ranks)))
     if loss not in LOSSES:
         raise BackendError(f"one of the losses {', '.join(LOSSES)}", repr(loss))
-    calls = StepCalls(target, result, seed, limit, GIVEN, names, _may_be_refused)
-    skip = {} if ragged else dict.fromkeys(("ragged", "odd documents"), "no such lengths are claimed")
+    calls = StepCalls(target, result, seed, limit, GIVEN, names, _may_be_refused, draws=True)
+    uneven = ("ragged", "odd documents", "many documents")
+    skip = {} if ragged else dict.fromkeys(uneven, "no such lengths are claimed")
     checks = [_with_loss(check, loss) for check in CHECKS]
+    checks = [replace(each, more=_pairs(ragged)) if each.name == "pairs" else each for each in checks]
     return report(calls, checks, only, tuple(ranks), "a training step", skip)

@@ -14,12 +14,14 @@ from torch import Tensor, nn
 
 from ringlab.comm.ring import Ring
 from ringlab.conformance.kinds.calls import around, unusual
+from ringlab.conformance.kinds.memory import laid
 from ringlab.conformance.target.calling import call, required
 from ringlab.errors import BackendError
 from ringlab.temporary import TemporaryFolder
 
 IGNORE = -100
 VOCABULARY, LENGTH, SEQUENCES = 32, 48, 4
+IDS_OF_A_ROW = 16
 TOKENS, LABELS, MASK = ("tokens", "input_ids"), ("labels",), ("attention_mask",)
 BY_TOKEN = ("position_ids", "segment_ids", "document_ids")
 PACKED = ("cu_seqlens", *BY_TOKEN)
@@ -42,7 +44,8 @@ GIVEN = {*TOKENS, *LABELS, *MASK, *PACKED, *_OPTIONS}
 class Case:
     """One call of the step.
 
-    labels: the labels that count: "all", "late" (of the last quarter), or a tuple of row · S + position.
+    labels: the labels that count: "all", "late" (of the last quarter, without the first sequence), "early" (all others but
+    the first sequence's), or a tuple of row · S + position.
     changed: a token that gets another value in all rows, or PADDING. documents: the lengths of packed
     documents, one row after the other. lengths: the lengths of sequences that are padded to S. left: whether
     the padding comes first. alone: the number of the only document or sequence in the batch.
@@ -50,7 +53,9 @@ class Case:
     one, from a checkpoint. checkpoint: the folder for checkpoints. loss: the mean that the loss is, a key of
     `ringlab.conformance.kinds.step.LOSSES`; it changes no call. only: the token of which the whole batch consists.
     ids: the number of token ids from which the batch is drawn. by: the difference of a changed token's id. began: the
-    number of ranks that made the first step and its checkpoint, if they are others.
+    number of ranks that made the first step and its checkpoint, if they are others. group: how many documents or sequences, from
+    `alone` on, are in the batch. lowest: the lowest token id. repeated: whether each sequence consists of `IDS_OF_A_ROW` ids, over and
+    over in another order. memory: how tensors lie in memory, a key of `ringlab.conformance.kinds.memory.LAID`.
     """
 
     P: int
@@ -75,6 +80,10 @@ class Case:
     ids: int = VOCABULARY
     by: int = 1
     began: int = 0
+    group: int = 1
+    lowest: int = 0
+    repeated: bool = False
+    memory: str = ""
 
     def __str__(self) -> str:
         return ", ".join([f"P={self.P}", *unusual(self, Case(self.P))])
@@ -82,7 +91,8 @@ class Case:
     @property
     def plain(self) -> Case:
         """Return the case that has the same result, computed at once on one rank."""
-        return replace(self, P=1, micro_batches=1, replicas=1, recompute=False, resumed=False, again=False)
+        at_once = {"P": 1, "micro_batches": 1, "replicas": 1, "recompute": False}
+        return replace(self, **at_once, resumed=False, again=False, memory="")
 
     @property
     def padding(self) -> Bool[np.ndarray, "B S"]:
@@ -128,7 +138,9 @@ def batch(case: Case, seed: int) -> tuple[Int[Tensor, "B S"], Int[Tensor, "B S"]
     A document or sequence alone has the same tokens and labels as in the batch.
     """
     draw = np.random.default_rng([case.S, case.B, seed])
-    tokens = torch.from_numpy(draw.integers(0, case.ids, (case.B, case.S)))
+    tokens = torch.from_numpy(
+        _repeated(case, draw) if case.repeated else draw.integers(case.lowest, case.ids, (case.B, case.S))
+    )
     tokens = tokens if case.only is None else torch.full_like(tokens, case.only)
     labels = tokens.clone()
     if isinstance(case.labels, tuple):
@@ -138,6 +150,8 @@ def batch(case: Case, seed: int) -> tuple[Int[Tensor, "B S"], Int[Tensor, "B S"]
     elif case.labels == "late":
         labels[:, : -case.S // 4] = IGNORE
         labels[0] = IGNORE
+    elif case.labels == "early":
+        labels[1:, -case.S // 4 :] = IGNORE
     bounds = [0, *np.cumsum(case.documents).tolist()]
     labels.view(-1)[[start for start in bounds[:-1] if start < labels.numel()]] = IGNORE
     if case.lengths:
@@ -149,11 +163,23 @@ def batch(case: Case, seed: int) -> tuple[Int[Tensor, "B S"], Int[Tensor, "B S"]
         tokens[which] = (tokens[which] + case.by) % case.ids
     if case.alone is None:
         return tokens, labels
+    if case.group > 1 and case.lengths:
+        return tokens[case.alone :][: case.group], labels[case.alone :][: case.group]
     if case.lengths:
         kept = torch.from_numpy(~case.padding[case.alone])
         return tokens[[case.alone]][:, kept], labels[[case.alone]][:, kept]
-    own = slice(*bounds[case.alone : case.alone + 2])
+    own = slice(bounds[case.alone], bounds[min(case.alone + case.group, len(case.documents))])
     return tokens.view(1, -1)[:, own], labels.view(1, -1)[:, own]
+
+
+def _repeated(case: Case, draw: np.random.Generator) -> Int[np.ndarray, "B S"]:
+    """Return a batch whose ids lie many times in each sequence, and so on all ranks."""
+    span, rounds = case.ids - case.lowest, -(-case.S // IDS_OF_A_ROW)
+    rows = [
+        np.concatenate([draw.permutation(IDS_OF_A_ROW) for _ in range(rounds)])[: case.S]
+        for _ in range(case.B)
+    ]
+    return case.lowest + (np.stack(rows) + IDS_OF_A_ROW * np.arange(case.B)[:, None]) % span
 
 
 def packed(lengths: Sequence[int], rows: int = 1) -> dict[str, Tensor]:
@@ -172,7 +198,7 @@ def packed(lengths: Sequence[int], rows: int = 1) -> dict[str, Tensor]:
 def given(case: Case, seed: int, packed_only: bool) -> dict[str, Tensor]:
     """Return the tensors of a case by argument name; packed_only: whether rows become documents too."""
     tokens, labels = batch(case, seed)
-    documents = case.documents if case.alone is None else ()
+    documents = _documents(case)
     if packed_only:
         if not documents:
             documents = tokens.shape[1:] * len(tokens)
@@ -181,7 +207,15 @@ def given(case: Case, seed: int, packed_only: bool) -> dict[str, Tensor]:
     tensors = {"tokens": tokens, "input_ids": tokens.clone(), "labels": labels}
     if case.lengths and case.alone is None:
         tensors |= dict.fromkeys(MASK, torch.from_numpy(~case.padding).long().reshape(tokens.shape))
-    return tensors | (packed(documents, len(tokens)) if documents else {})
+    tensors |= packed(documents, len(tokens)) if documents else {}
+    return {name: laid(x, case.memory) for name, x in tensors.items()}
+
+
+def _documents(case: Case) -> tuple[int, ...]:
+    """Return the lengths of the packed documents of a call, () for a document or a sequence alone."""
+    if case.alone is None:
+        return case.documents
+    return case.documents[case.alone :][: case.group] if case.group > 1 else ()
 
 
 def names(case: Case) -> set[str]:
@@ -194,8 +228,7 @@ def names(case: Case) -> set[str]:
     }
     if case.alone is None:
         found |= {*MASK} if case.lengths else set()
-        found |= {*(PACKED if case.B == 1 else BY_TOKEN)} if case.documents else set()
-    return found
+    return found | ({*(PACKED if case.B == 1 else BY_TOKEN)} if _documents(case) else set())
 
 
 def result(function: Callable[..., Any], case: Case, ring: Ring | None, rank: int, seed: int) -> Result:
