@@ -19,7 +19,7 @@ def diff(
     ranks: Annotated[int, typer.Option(help="The number of ranks that are compared with one process.")] = 2,
     transport: Annotated[str, typer.Option(help="For steps over ringlab's Comm: virtual, or a transport between processes, such as gloo.")] = "virtual",
     tokens: Annotated[int, typer.Option(help="The length of a sequence, rounded up so that every layout divides it.")] = 48,
-    documents: Annotated[str, typer.Option(help="Comma-separated lengths of packed documents, 32 tokens at most, in place of --tokens.")] = "",
+    documents: Annotated[str, typer.Option(help="Comma-separated lengths of packed documents, in place of --tokens. More than 32 tokens need a model with as many token ids.")] = "",
     layout: Annotated[str, typer.Option(help="The layout of the step, if no module takes token ids.")] = "",
     seed: Annotated[int, typer.Option(help="Seed of the tokens.")] = 0,
     limit: Annotated[float, typer.Option(help="Seconds for each run on processes.")] = 120.0,

@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -25,6 +26,8 @@ from ringlab.cli import app
 from ringlab.comm.ring import Ring
 from ringlab.conformance.kinds.layer_comparison import Difference, LayerReport
 from ringlab.conformance.kinds.layers import first_differences
+from ringlab.conformance.kinds.recording import _InReverse
+from ringlab.conformance.mutants import STEPS
 from ringlab.errors import RinglabError, WorldSizeError
 from ringlab.hf import attention
 from ringlab.layout import get_layout
@@ -194,6 +197,29 @@ def test_a_right_model_shows_no_difference_for_other_tokens(name: str, dtype: to
 def test_packed_documents_show_no_difference(name: str) -> None:
     report = first_differences(RIGHT[name], ranks=P, documents=(13, 1, 18))
     assert report.ok and "32 tokens in documents of 13, 1, 18" in str(report), str(report)
+
+
+def test_packed_documents_may_have_more_tokens_than_the_smallest_vocabulary() -> None:
+    documents = (70, 1, 41, 90)
+    assert first_differences(plain_step, ranks=3, documents=documents).ok
+    wrong = first_differences(
+        STEPS["positions_of_the_first_document"].module().step, ranks=3, documents=documents
+    )
+    assert not wrong.ok and "of document 3" in str(wrong), str(wrong)
+
+
+def test_the_terms_of_products_are_added_up_in_reverse() -> None:
+    x, weight, bias = (torch.randn(shape, requires_grad=True) for shape in ((2, 5, 300), (7, 300), (7,)))
+    found = []
+    for mode in (nullcontext(), _InReverse()):
+        with mode:
+            results = F.linear(x, weight, bias), x @ weight.mT, torch.matmul(x, weight.mT)
+        found.append(
+            [*results, *torch.autograd.grad(sum(y.square().sum() for y in results), (x, weight, bias))]
+        )
+    for right, other in zip(*found, strict=True):
+        torch.testing.assert_close(other, right, rtol=1e-4, atol=1e-3)
+    assert not all(map(torch.equal, *found))
 
 
 def test_a_token_of_a_packed_document_has_its_place_there() -> None:
@@ -372,8 +398,9 @@ def unknown_parameter(ring: Ring, tokens: Tensor, config: str) -> None:
         (shares_rows, {}, ["in all 2 rows", "none on ranks 0, 1"]),
         (never_runs, {}, ["runs on one process", "ValueError: no such file"]),
         (unknown_parameter, {}, ["requires config"]),
-        (plain_step, {"documents": (30, 30)}, ["at most 32 tokens", "(30, 30)"]),
-        (plain_step, {"tokens": 2000}, ["from 1 to 992 tokens", "2000"]),
+        (plain_step, {"documents": (3000, 3000)}, ["at most 4096 tokens", "(3000, 3000)"]),
+        (RIGHT["llama"], {"documents": (30, 30)}, ["runs on one process", "give the model 60 token ids"]),
+        (plain_step, {"tokens": 20_000}, ["from 1 to 16384 tokens", "20000"]),
         (plain_step, {"transport": "pigeon"}, ["one of the transports"]),
         (plain_step, {"layout": "spiral"}, ["one of the layouts"]),
     ],

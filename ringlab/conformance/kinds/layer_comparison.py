@@ -3,7 +3,8 @@
 The bound. On the same inputs, in the same dtype, the error against the truth may be FACTOR · CHANCE times
 that of the plain run. All bounds in ringlab have FACTOR (`ringlab.conformance.tolerance`). CHANCE widens
 bounds where hundreds of results are compared (`ringlab.conformance.checks.measuring`). The plain run's error
-is its largest over all tokens and features of the same tensor. One unit of last place of the tensor's
+is its largest over all tokens and features of the same tensor, and the larger one of two orders in which the terms
+of products are added up. One unit of last place of the tensor's
 largest entry, ε max |truth|, is added, because a plain run may be exact by luck. A scalar, such as a loss,
 is a sum over n = B S tokens. Rounding moves each partial sum by at most ε/2 of itself, and so the whole sum
 by a standard deviation below ε √n |truth| / (2√3). For a scalar, ε √n |truth| is added, more than three of

@@ -1,4 +1,4 @@
-"""Runs a training step once in float64, twice in its own dtype and once on P ranks, and records each run."""
+"""Runs a training step once in float64, three times in its own dtype and once on P ranks, and records each run."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from ringlab.comm.processes.connect import connect
 from ringlab.comm.processes.launch import launch
@@ -16,6 +17,7 @@ from ringlab.comm.ring import Ring
 from ringlab.comm.virtual.cluster import VirtualCluster
 from ringlab.conformance.kinds.calls import around
 from ringlab.conformance.kinds.recording import Plan, Recorder, Recording, same
+from ringlab.conformance.kinds.step_cases import VOCABULARY
 from ringlab.conformance.run.call_patterns import kept_modes
 from ringlab.conformance.run.folder import leave
 from ringlab.conformance.run.loading import VIRTUAL, named
@@ -31,7 +33,7 @@ def _program(
     """Make one rank's run, and leave its recording in the folder, even if the step raises an error."""
     function = named(target) if isinstance(target, str) else target
     truth = None if name == TRUTH else _left(Path(folder), TRUTH, 0)
-    recorder = Recorder(plan, ring.rank, dtype, truth)
+    recorder = Recorder(plan, ring.rank, dtype, truth, in_reverse=name == REVERSED)
     try:
         given = {**plan.given(), **around(ring if over_ring else None, ring.rank, ring.world_size)}
         with kept_modes(), recorder.watching():
@@ -43,7 +45,7 @@ def _program(
         leave(Path(folder) / f"{name}-{ring.rank}", recorder.found)
 
 
-TRUTH, PLAIN, AGAIN, RANKS = "truth", "plain", "again", "ranks"
+TRUTH, PLAIN, AGAIN, REVERSED, RANKS = "truth", "plain", "again", "reversed", "ranks"
 SILENT = "it ended without a word"
 
 
@@ -66,7 +68,7 @@ class Runs:
     folder: Path
 
     def alone(self, plan: Plan) -> tuple[Recording, Recording]:
-        """Return the truth and the plain run.
+        """Return the truth and the plain run, with the larger error of two orders of summing for each tensor.
 
         Raises: BackendError if they fail, or if a second plain run differs from the first.
         """
@@ -80,7 +82,7 @@ class Runs:
         dtype = torch.float32 if truth.dtype == torch.float64 else None
         plain, again = (self._one(plan, name, dtype) for name in (PLAIN, AGAIN))
         _check_repeated(plain, again)
-        return truth, plain
+        return truth, _with_larger_errors(truth, plain, self._one(plan, REVERSED, dtype))
 
     def on_ranks(self, plan: Plan) -> list[Recording]:
         """Return the recordings of all ranks; if a rank's step raises an error, its recording ends there.
@@ -149,7 +151,13 @@ class Runs:
             if cause is not None:
                 raise cause from None
             what = "in float64, as the truth" if name == TRUTH else "in its own dtype"
-            raise BackendError(f"a step that runs on one process, {what}", str(described(error))) from error
+            more = (
+                f"give the model {plan.ids} token ids, which so many tokens need"
+                if plan.ids > VOCABULARY
+                else ""
+            )
+            got = str(described(error))
+            raise BackendError(f"a step that runs on one process, {what}", got, more) from error
         return _left(self.folder, name, 0)
 
     def _start(self, plan: Plan, name: str, dtype: torch.dtype | None) -> None:
@@ -165,6 +173,26 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
     while cause is not None:
         yield cause
         cause = cause.__cause__
+
+
+def _with_larger_errors(truth: Recording, plain: Recording, other: Recording) -> Recording:
+    """Return the plain recording, with each tensor of the other one whose error against the truth is larger.
+
+    A sum of numbers may be exact by luck in one order, and ranks add up their terms in orders of their own.
+    """
+
+    def chosen(name: str) -> dict[Any, Tensor]:
+        true, its, others = (getattr(each, name) for each in (truth, plain, other))
+        return {key: _worse(true.get(key), x, others.get(key)) for key, x in its.items()}
+
+    return replace(plain, **{name: chosen(name) for name in ("values", "gradients", "weight_gradients")})
+
+
+def _worse(true: Tensor | None, x: Tensor, y: Tensor | None) -> Tensor:
+    if true is None or y is None or not x.is_floating_point() or not true.shape == x.shape == y.shape:
+        return x
+    first, second = ((each.double() - true.double()).abs().nan_to_num(0.0, 0.0, 0.0) for each in (x, y))
+    return y if x.numel() and second.max() > first.max() else x
 
 
 def _check_repeated(plain: Recording, again: Recording) -> None:

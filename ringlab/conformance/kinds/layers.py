@@ -5,7 +5,7 @@ runs it. The model's modules need no change, because torch's global hooks see ev
 There are three kinds of runs:
 
     truth   one process, all in float64, including weights, norms and losses whose code asks for float32
-    plain   one process, in the model's own dtype
+    plain   one process, in the model's own dtype, with the terms of products added up in two orders
     ranks   P ranks, in the model's own dtype
 
 In a plain run and on ranks, each output of a module is recorded, and then replaced by the truth's values for
@@ -62,7 +62,7 @@ def first_differences(
 
     transport: the transport for a step over ringlab's Comm; a step over torch.distributed runs in gloo
     processes. tokens: the length of the sequence, which is rounded up until every layout can divide it.
-    documents: lengths of packed documents, at most VOCABULARY tokens in all, which replace `tokens`. layout:
+    documents: lengths of packed documents, which replace `tokens`; more than VOCABULARY tokens in all need as many ids. layout:
     the name of the step's layout, if no module takes token ids. limit: seconds for each run on processes.
     torchrun: the place of this process among those that torchrun started, which are the ranks; each of them
     calls this function and gets the report.
@@ -104,13 +104,13 @@ def _plan(P: int, tokens: int, documents: Sequence[int], layout: str, seed: int,
     if packs and not documents:
         documents = (VOCABULARY * 5 // 8, VOCABULARY * 3 // 8)
     S = sum(documents) if documents else length(P, tokens)
-    if documents and (min(documents) < 1 or S > VOCABULARY):
+    if documents and (min(documents) < 1 or S > _MOST_PACKED):
         raise BackendError(
-            f"documents of at least 1 token, and at most {VOCABULARY} tokens in all", f"{tuple(documents)}"
+            f"documents of at least 1 token, and at most {_MOST_PACKED} tokens in all", f"{tuple(documents)}"
         )
     if not documents and not 0 < tokens <= S <= _MOST:
         raise BackendError(f"from 1 to {_MOST} tokens, rounded up to a multiple of {2 * P}", str(tokens))
     return Plan(P, S, tuple(documents), layout, seed)
 
 
-_MOST = VOCABULARY * (VOCABULARY - 1)
+_MOST, _MOST_PACKED = 16_384, 4_096

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -104,12 +105,21 @@ class Plan:
         """Return the number of sequences, B."""
         return 1 if self.documents else 2
 
+    @property
+    def ids(self) -> int:
+        """Return the number of token ids, VOCABULARY or as many as S different columns need."""
+        root = math.isqrt(self.S)
+        of_pairs = (
+            root + 1 + (self.S > root * (root + 1))
+        )  # two rows: so many ids have at least S ordered pairs
+        return max(VOCABULARY, self.S if self.documents else of_pairs)
+
     def tokens(self) -> Int[Tensor, "B S"]:
-        """Return token ids below VOCABULARY. No two columns are equal, and a column's two ids differ."""
-        draw = np.random.default_rng([self.S, self.seed])
+        """Return token ids below `ids`. No two columns are equal, and a column's two ids differ."""
+        draw, ids = np.random.default_rng([self.S, self.seed]), self.ids
         if self.documents:
-            return torch.from_numpy(draw.permutation(VOCABULARY)[: self.S])[None]
-        first, second = np.divmod(draw.permutation(VOCABULARY * (VOCABULARY - 1))[: self.S], VOCABULARY - 1)
+            return torch.from_numpy(draw.permutation(ids)[: self.S])[None]
+        first, second = np.divmod(draw.permutation(ids * (ids - 1))[: self.S], ids - 1)
         return torch.from_numpy(np.stack([first, second + (second >= first)]))
 
     def given(self) -> dict[str, Any]:
@@ -148,6 +158,21 @@ class _In(TorchFunctionMode):
 
     def _own(self, x: Any) -> Any:
         return self.dtype if isinstance(x, torch.dtype) and x.is_floating_point else x
+
+
+class _InReverse(TorchFunctionMode):
+    """A mode in which products of matrices, and those of their gradients, add up their terms in reverse order."""
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Return the result of a function of torch."""
+        if kwargs or len(args) < 2 or not all(isinstance(x, Tensor) and x.ndim > 1 for x in args[:2]):
+            return function(*args, **(kwargs or {}))
+        if function is torch.nn.functional.linear:
+            bias = [None if x is None else x.flip(0) for x in args[2:]]
+            return function(args[0].flip(-2, -1), args[1].flip(0, 1), *bias).flip(-2, -1)
+        if function in (torch.matmul, torch.bmm, torch.mm, Tensor.matmul, Tensor.__matmul__):
+            return function(*(x.flip(-2, -1) for x in args)).flip(-2, -1)
+        return function(*args)
 
 
 class _Replaced(torch.autograd.Function):
@@ -210,11 +235,19 @@ class Recorder:
     """Records one rank's run.
 
     dtype: the dtype in which the run computes, if not the step's own. truth: the recording whose values
-    replace the modules' outputs, if any.
+    replace the modules' outputs, if any. in_reverse: whether products add up their terms in reverse order.
     """
 
-    def __init__(self, plan: Plan, rank: int, dtype: torch.dtype | None, truth: Recording | None) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        rank: int,
+        dtype: torch.dtype | None,
+        truth: Recording | None,
+        in_reverse: bool = False,
+    ) -> None:
         self.plan, self.truth = plan, truth
+        self.summing = _InReverse() if in_reverse else nullcontext()
         self.mode = None if dtype is None else _In(dtype)
         self.found = Recording()
         self.names: dict[int, str] = {}
@@ -237,7 +270,7 @@ class Recorder:
             register_module_forward_hook(self._after, with_kwargs=True),
         )
         try:
-            with self.mode or nullcontext():
+            with self.summing, self.mode or nullcontext():
                 yield
         except BaseException:
             self.found.at = self.running[-1][0] if self.running else ""
