@@ -598,10 +598,11 @@ def _large(ranks: tuple[int, ...]) -> list[Case]:
 
 
 def _many_documents(ranks: tuple[int, ...]) -> list[Case]:
-    """Return cases of 300 documents in no order of length, which are compared with thirty at a time."""
+    """Return cases of 300 documents in no order of length, which are compared with thirty at a time, and of long ones."""
     lengths = np.random.default_rng(0).integers(1, 7, 300).tolist()
     lengths[7] += length(ranks[0], sum(lengths)) - sum(lengths)
-    return [_docs(P, *lengths, group=30) for P in (1, ranks[0])]
+    few = 3, length(ranks[0], 1200) - 503, 500
+    return [case for P in (1, ranks[0]) for case in (_docs(P, *lengths, group=30), _docs(P, *few))]
 
 
 def _in_other_memory(calls: StepCalls, ranks: tuple[int, ...]) -> list[Case]:
@@ -649,7 +650,7 @@ CHECKS: tuple[CallCheck[Case, Result], ...] = (
     CallCheck("packed", "packed documents on P ranks", lambda ranks: [_even(P) for P in ranks], _with_plain, _equal, (PACKED,)),
     CallCheck("documents", "packed documents as each by itself", lambda ranks: [_even(P) for P in (1, *ranks)], _with_each_alone, _alone, (PACKED,)),
     CallCheck("odd documents", "lengths of documents that the ranks do not divide, one token, and none", lambda ranks: [_docs(P, *each) for P in (1, *ranks) for each in ODD], _with_each_alone, _alone, (PACKED,)),
-    CallCheck("many documents", "300 documents in no order of length", lambda ranks: [], _with_each_alone, _alone, (PACKED,), more=lambda calls, ranks: _many_documents(ranks)),
+    CallCheck("many documents", "300 documents in no order of length, and documents of 500 tokens and more", lambda ranks: [], _with_each_alone, _alone, (PACKED,), more=lambda calls, ranks: _many_documents(ranks)),
     CallCheck("other documents", "a token of one document moves no label of another", lambda ranks: [_even(P, labels=(2 * length(P, 24) - 1,)) for P in (1, *ranks)], _two_tokens, _other_documents, (PACKED, LABELS)),
     CallCheck("empty documents", "boundaries that are repeated, at the end and within", lambda ranks: [case for P in (1, *ranks) for case in _empty(P)], _with_each_alone, _alone, (("cu_seqlens",),)),
     CallCheck("packed rows", "several sequences of packed documents, each with its own: each document by itself", lambda ranks: [_rows(P) for P in (1, *ranks)], _with_each_alone, _alone, (BY_TOKEN,)),
