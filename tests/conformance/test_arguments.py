@@ -259,7 +259,10 @@ def test_dropout_that_drops_whole_keys_or_repeats_in_a_batch_is_found() -> None:
         each = [ring_attention(*(x[[batch]] for x in (q, k, v)), **options) for batch in range(len(q))]
         return torch.cat(each)
 
-    for target, words in ((whole_keys, "dropped in the same way"), (like_the_first, "in two places: batch 0")):
+    for target, words in (
+        (whole_keys, "dropped in the same way"),
+        (like_the_first, "in two places: batch 0"),
+    ):
         (_, finding) = quick(target, only=("dropout",), layouts=("contiguous",)).findings
         assert not finding.ok and words in finding.evidence
 

@@ -42,23 +42,25 @@ def noted(change: Callable[[dict[str, Any]], Any]) -> list[str]:
         (lambda given: torch.rand(1), "torch's random numbers"),
         (lambda given: np.random.seed(3), "NumPy's random numbers"),
         (lambda given: random.seed(3), "the seed of Python's random numbers"),
-        (lambda given: os.environ.update(RING="1"), "the environment"),
+        (lambda given: os.environ.update(PATH="/ring"), "the environment"),
+        (lambda given: os.environ.pop("PATH"), "the environment"),
         (lambda given: torch.set_default_dtype(torch.float64), "the default dtype"),
         (lambda given: torch.set_num_threads(torch.get_num_threads() + 1), "torch's number of threads"),
         (lambda given: torch.set_grad_enabled(False), "the grad mode"),
     ],
 )
 def test_a_change_is_noted_by_its_name(change: Callable[[dict[str, Any]], Any], named: str) -> None:
-    before = torch.get_default_dtype(), torch.get_num_threads(), torch.is_grad_enabled(), "RING" in os.environ
+    before = torch.get_default_dtype(), torch.get_num_threads(), torch.is_grad_enabled(), dict(os.environ)
     assert noted(change) == [f"a call changed {named}"]
     assert before == (
-        torch.get_default_dtype(), torch.get_num_threads(), torch.is_grad_enabled(), "RING" in os.environ
+        torch.get_default_dtype(), torch.get_num_threads(), torch.is_grad_enabled(), dict(os.environ)
     )  # fmt: skip
 
 
-def test_drawing_from_pythons_generator_is_no_change() -> None:
-    """Packages that check types draw from it, more than once a call."""
+def test_what_libraries_do_is_no_change() -> None:
+    """Packages that check types draw from Python's generator, and others set variables of their own."""
     assert noted(lambda given: [random.random() for _ in range(2_000)]) == []
+    assert noted(lambda given: os.environ.update(RING="1")) == [] and "RING" not in os.environ
 
 
 @pytest.mark.parametrize("form", WORDS)

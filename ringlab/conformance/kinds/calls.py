@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import os
-import random
 import sys
 import threading
 import time
@@ -32,7 +31,7 @@ from ringlab.conformance.checks import LOADS, refuse_unknown
 from ringlab.conformance.checks.arguments import FORMS
 from ringlab.conformance.checks.pairs import NO_REFUSALS
 from ringlab.conformance.report.findings import Finding, Report
-from ringlab.conformance.run.call_patterns import kept_modes
+from ringlab.conformance.run.caller_state import changed, kept_modes, state
 from ringlab.conformance.run.folder import leave, rank_path, ranks_left
 from ringlab.conformance.run.loading import VIRTUAL, named
 from ringlab.conformance.run.run import RAISED, WRONG_RESULT, Trouble
@@ -148,9 +147,9 @@ class Calls(Generic[C, R]):
             begun = time.monotonic()
             try:
                 with kept_modes(), default_dtype(case):
-                    before = _state(self.draws)
+                    before = state(numbers=not self.draws)
                     made = VirtualCluster(P, memory=False).run(self._on_ring, case).results
-                    made[0].changed += _changed(before)
+                    made[0].changed += changed(before)
                     self.done[case] = made
             except Exception as error:
                 _raise_if_not_called(error)
@@ -164,8 +163,8 @@ class Calls(Generic[C, R]):
         grad = torch.is_grad_enabled()
         over = Ring(_Interrupted(ring.comm, beside)) if getattr(case, "beside", False) else ring
         made: Any = self.result(self.function, case, over, ring.rank, self.seed)
-        made.changed += [] if torch.is_grad_enabled() == grad else [GRAD_MODE]
-        return made  # type: ignore[no-any-return]
+        made.changed += [] if torch.is_grad_enabled() == grad else ["the grad mode"]
+        return made
 
     def _on_another_ring(self, ring: Ring, case: C) -> None:
         self.result(self.function, case, ring, ring.rank, self.seed + 1)
@@ -268,9 +267,9 @@ def _program(
         watchdog.start()
         try:
             with kept_modes(), default_dtype(case):
-                before = _state(draws)
+                before = state(numbers=not draws)
                 made = result(function, case, None, ring.rank, seed)
-                made.changed += _changed(before)
+                made.changed += changed(before)
                 leave(path, made)
         except BaseException as error:
             leave(path, _RankTrouble(described(error)))
@@ -310,39 +309,12 @@ class _InterruptedWork(Work):
         return received
 
 
-GRAD_MODE = "the grad mode"
-
-
 @contextmanager
 def default_dtype(case: Any) -> Iterator[None]:
     """Set the default dtype of a case, if it has one, and leave it so: `kept_modes` restores it."""
     if name := getattr(case, "default", ""):
         torch.set_default_dtype(getattr(torch, name))
     yield
-
-
-def _state(draws: bool) -> dict[str, Any]:
-    """Return the state of the process that a call must leave alone, by name. draws: whether it may draw random numbers."""
-    found: dict[str, Any] = {
-        "draws": draws,
-        "the default dtype": torch.get_default_dtype(),
-        GRAD_MODE: torch.is_grad_enabled(),
-        "torch's deterministic mode": torch.are_deterministic_algorithms_enabled(),
-        "torch's number of threads": torch.get_num_threads(),
-    }
-    if not draws:
-        found["torch's random numbers"] = torch.get_rng_state().numpy().tobytes()
-        found["NumPy's random numbers"] = str(np.random.get_state(legacy=False))
-    if (
-        not draws and "beartype" not in sys.modules
-    ):  # packages that check types draw from Python's own generator
-        found["Python's random numbers"] = random.getstate()
-    return found
-
-
-def _changed(before: Mapping[str, Any]) -> list[str]:
-    """Return the names of what differs from the state before."""
-    return [name for name, value in _state(before["draws"]).items() if value != before[name]]
 
 
 def _hung(path: Path, P: int, limit: float) -> None:

@@ -319,7 +319,8 @@ def _sizes(ranks: tuple[int, ...]) -> list[Case]:
     heads = [{"H": H, "K": K} for H, K in ((1, 1), (3, 3), (10, 2), (132, 12))]
     dims = [{"D": D} for D in (8, 40, 80, 264)]
     batches = [{"B": B} for B in (1, 3, 9)]
-    usual = [Case(P, **sizes) for P in (1, *ranks[:1]) for sizes in (*heads, *dims, *batches)]
+    every: list[dict[str, Any]] = [*heads, *dims, *batches]
+    usual = [Case(P, **sizes) for P in (1, *ranks[:1]) for sizes in every]
     return [*usual, Case(ranks[0], 9, B=300), Case(ranks[0], 140, (1,) * 130, B=1)]
 
 

@@ -18,7 +18,7 @@ from ringlab.comm.virtual.cluster import VirtualCluster
 from ringlab.conformance.kinds.calls import around
 from ringlab.conformance.kinds.recording import Plan, Recorder, Recording, same
 from ringlab.conformance.kinds.step_cases import VOCABULARY
-from ringlab.conformance.run.call_patterns import kept_modes
+from ringlab.conformance.run.caller_state import kept_modes
 from ringlab.conformance.run.folder import leave
 from ringlab.conformance.run.loading import VIRTUAL, named
 from ringlab.conformance.run.torchrun.rendezvous import Rendezvous, World, connected
@@ -185,7 +185,8 @@ def _with_larger_errors(truth: Recording, plain: Recording, other: Recording) ->
         true, its, others = (getattr(each, name) for each in (truth, plain, other))
         return {key: _worse(true.get(key), x, others.get(key)) for key, x in its.items()}
 
-    return replace(plain, **{name: chosen(name) for name in ("values", "gradients", "weight_gradients")})
+    changes: dict[str, Any] = {name: chosen(name) for name in ("values", "gradients", "weight_gradients")}
+    return replace(plain, **changes)
 
 
 def _worse(true: Tensor | None, x: Tensor, y: Tensor | None) -> Tensor:

@@ -386,7 +386,7 @@ def _every_id(calls: StepCalls, ranks: tuple[int, ...]) -> list[Case]:
     last = range(max(some, count - _MANY_IDS + some), count, some)
     parts = [(begin, min(begin + some, count)) for begin in (0, *last)]
     few = dict.fromkeys((ranks[0], ranks[-1]))
-    sizes = {"B": rows, "repeated": True}
+    sizes: dict[str, Any] = {"B": rows, "repeated": True}
     return [Case(P, length(P, 96), lowest=a, ids=b, **sizes) for P in few for a, b in parts]
 
 
@@ -429,7 +429,7 @@ def _pairs(ragged: bool) -> Callable[[StepCalls, tuple[int, ...]], list[Case]]:
 
 def _fits(function: Any, chosen: Mapping[str, Any]) -> bool:
     """Return whether these settings have a meaning together: replicas share ranks and sequences, and parts the sequences."""
-    case = {"P": 0, "B": 0, "replicas": 1, "micro_batches": 1, "packed": False, "labels": "all"} | chosen
+    case = {"P": 0, "B": 0, "replicas": 1, "micro_batches": 1, "packed": False, "labels": "all", **chosen}
     P, B, replicas = case["P"], case["B"], case["replicas"]
     if (P and P % replicas) or (B and B < replicas * case["micro_batches"]):
         return False

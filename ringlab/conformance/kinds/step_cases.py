@@ -91,7 +91,7 @@ class Case:
     @property
     def plain(self) -> Case:
         """Return the case that has the same result, computed at once on one rank."""
-        at_once = {"P": 1, "micro_batches": 1, "replicas": 1, "recompute": False}
+        at_once: dict[str, Any] = {"P": 1, "micro_batches": 1, "replicas": 1, "recompute": False}
         return replace(self, **at_once, resumed=False, again=False, memory="")
 
     @property

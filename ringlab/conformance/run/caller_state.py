@@ -19,6 +19,8 @@ from torch import Tensor
 
 from ringlab.torch_modes import outside_modes
 
+_ENVIRONMENT = "the environment"
+_PYTHONS = "the seed of Python's random numbers"
 _SETTINGS: dict[str, Callable[[], Any]] = {
     "the default dtype": torch.get_default_dtype,
     "the default device": torch.get_default_device,
@@ -36,7 +38,7 @@ _SETTINGS: dict[str, Callable[[], Any]] = {
     ),
     "NumPy's answers to floating-point errors": np.geterr,
     "Python's garbage collector": gc.isenabled,
-    "the environment": lambda: dict(os.environ),
+    _ENVIRONMENT: lambda: dict(os.environ),
 }
 """How to read each setting of the process or of the thread."""
 _TWISTS = 64
@@ -49,7 +51,7 @@ def kept_modes() -> Iterator[None]:
 
     The random generators are moved on before, because a call that sets a seed might find the state of another one.
     """
-    before = _settings()
+    before, environment = state(numbers=False), dict(os.environ)
     draw_numbers()
     try:
         yield
@@ -57,9 +59,9 @@ def kept_modes() -> Iterator[None]:
         torch.set_default_dtype(before["the default dtype"])
         torch.set_grad_enabled(before["the grad mode"])
         torch.set_num_threads(before["torch's number of threads"])
-        for name in os.environ.keys() - before["the environment"].keys():
-            del os.environ[name]
-        os.environ.update(before["the environment"])
+        if os.environ != environment:
+            os.environ.clear()
+            os.environ.update(environment)
         deterministic = before["torch's deterministic mode"]
         # The mode is set only if it differs, because setting it imports torch's compiler.
         if torch.are_deterministic_algorithms_enabled() != deterministic:
@@ -78,43 +80,46 @@ def unchanged(arguments: Mapping[str, Any], note: Callable[[str], None]) -> Iter
     An argument may be a tensor, an array, or a list, tuple or dict of them. Its numbers, its place in memory, and
     whether it needs a gradient are compared.
     """
-    state, forms = _state(), {name: _form(value) for name, value in arguments.items()}
+    before, forms = state(), {name: _form(value) for name, value in arguments.items()}
     try:
         yield
     finally:
-        changed = [name for name, value in _state().items() if not _same(name, state[name], value)]
-        changed += [
-            f"the argument {name}" for name, value in arguments.items() if _form(value) != forms[name]
-        ]
-        if changed:
-            note(f"a call changed {' and '.join(changed)}")
+        found = changed(before)
+        found += [f"the argument {name}" for name, value in arguments.items() if _form(value) != forms[name]]
+        if found:
+            note(f"a call changed {' and '.join(found)}")
 
 
-def _settings() -> dict[str, Any]:
-    return {name: read() for name, read in _SETTINGS.items()}
-
-
-def _state() -> dict[str, Any]:
-    """Return the settings, and the states of the random generators."""
-    numpys = np.random.get_state(legacy=False)["state"]  # type: ignore[call-overload]
+def state(numbers: bool = True) -> dict[str, Any]:
+    """Return the settings by name, and with `numbers` the states of the random generators."""
+    if not numbers:
+        return {name: read() for name, read in _SETTINGS.items()}
+    numpys = np.random.get_state(legacy=False)["state"]
     cuda = torch.cuda.get_rng_state().numpy().tobytes() if torch.cuda.is_initialized() else b""
     return {
-        **_settings(),
+        **state(numbers=False),
         "torch's random numbers": (torch.get_rng_state().numpy().tobytes(), cuda),
         "NumPy's random numbers": (numpys["key"].tobytes(), numpys["pos"]),
         _PYTHONS: random.getstate(),
     }
 
 
-_PYTHONS = "the seed of Python's random numbers"
+def changed(before: Mapping[str, Any]) -> list[str]:
+    """Return the names of what differs from the state before."""
+    now = state()
+    return [name for name, value in before.items() if not _same(name, value, now[name])]
 
 
 def _same(name: str, before: Any, after: Any) -> bool:
-    """Return whether a setting is the same, or, for Python's generator, whether it was only drawn from.
+    """Return whether a setting is the same.
 
+    Variables of the environment may be new, because libraries set some when they are imported or first compile.
+    Python's generator may have been drawn from.
     Packages that check types draw from Python's generator. What is drawn leaves its words as they are, or
     replaces all of them by the next ones; a seed replaces them by others.
     """
+    if name == _ENVIRONMENT:
+        return before.items() <= after.items()  # type: ignore[no-any-return]
     if name != _PYTHONS or before == after:
         return bool(before == after)
     words, moving = after[1][:-1], random.Random()
