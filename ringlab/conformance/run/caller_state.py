@@ -114,12 +114,11 @@ def _same(name: str, before: Any, after: Any) -> bool:
     """Return whether a setting is the same.
 
     Variables of the environment may be new, because libraries set some when they are imported or first compile.
-    Python's generator may have been drawn from.
-    Packages that check types draw from Python's generator. What is drawn leaves its words as they are, or
-    replaces all of them by the next ones; a seed replaces them by others.
+    Python's generator may have been drawn from, because packages that check types do so. What is drawn leaves its
+    words as they are, or replaces all of them by the next ones; a seed replaces them by others.
     """
     if name == _ENVIRONMENT:
-        return before.items() <= after.items()  # type: ignore[no-any-return]
+        return before.items() <= after.items()
     if name != _PYTHONS or before == after:
         return bool(before == after)
     words, moving = after[1][:-1], random.Random()
