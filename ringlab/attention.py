@@ -190,7 +190,7 @@ def _attend(given: Arguments) -> Tensor | tuple[Tensor, Tensor]:
 
 
 def begin(given: Arguments) -> ScheduledCall:
-    """Return this rank's call after the stages that come before any data moves."""
+    """Return this rank's call, checked and planned. No data has moved yet."""
     with errors_told(compared_over(given.ring, given.validate)):
         call = validate(given)
     agree_on(call, call.description)

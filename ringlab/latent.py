@@ -103,7 +103,7 @@ def _attend(tensors: Tensors, given: Arguments) -> Any:
 
 
 def _begin(tensors: Tensors, given: Arguments) -> ScheduledCall:
-    """Return this rank's call after the stages that come before any data moves."""
+    """Return this rank's call, checked and planned. No data has moved yet."""
     q, latent, k_rope, w_k, w_v = tensors
     keys = _stand_in(q, latent, q.shape[-1] if isinstance(q, Tensor) else 0)
     values = _stand_in(q, latent, w_v.shape[1] if isinstance(w_v, Tensor) and w_v.ndim == 3 else 0)

@@ -35,9 +35,9 @@ def upload(values: Shaped[np.ndarray | Tensor, "*axes"], device: torch.device) -
 
 
 def kept_for_each_stream(size: int) -> Callable[[F], F]:
-    """Return a decorator that keeps the last `size` results of a function of hashable arguments, the last one a device.
+    """Return a decorator that keeps the last `size` results of a function.
 
-    Each stream of a GPU has results of its own.
+    The function's arguments are hashable, and its last argument is a device. Streams of a GPU share no results.
     """
 
     def keep(function: F) -> F:

@@ -97,7 +97,10 @@ class Device(Clock, Protocol):
     """Its name in torch: "cuda" or "cpu"."""
 
     def poison(self, outputs: tuple[Shaped[Tensor, "..."], ...]) -> None:
-        """Write NaN over `outputs`. After they are freed, the next outputs probably get the same memory."""
+        """Write NaN over `outputs`, so that the next run cannot pass by leaving outputs unwritten.
+
+        After `outputs` are freed, the next run's outputs probably get the same memory.
+        """
         ...
 
     def peak_bytes(self, run: Callable[[], Any]) -> int:

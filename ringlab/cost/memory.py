@@ -118,9 +118,9 @@ def saved_bytes(
 
     Derivation, elements per token: input of the attention norm and of the feed-forward norm, d each;
     their outputs, d each, which the matrices' gradients need; q and the attention's output, H·D
-    each; k and v, K·D each; in the feed-forward d_ff for each of its matrices (gate, up and their
-    product; or before and after the activation). In addition, lse has H float32 numbers. Softmax
-    probabilities are not kept: the backward computes them from lse.
+    each; k and v, K·D each; in the feed-forward d_ff for each tensor inside it (gate, up and their
+    product; or the values before and after the activation function). In addition, lse has H float32
+    numbers. Softmax probabilities are not kept: the backward computes them from lse.
     An output gate adds the gate and the gated output. A latent is kept in place of k and v, twice, before and
     after its norm, as are the numbers from which q is made. A gated delta rule keeps q, k and v before and after
     the convolution, the gate, the output and the gated output, and two float32 numbers of each head.
@@ -183,8 +183,8 @@ def layer_gradient_bytes(
     Derivation, elements per token: d for the residual stream, and the larger of two parts, since one follows
     the other.
 
-    - The feed-forward has d_ff for each of its matrices (gate, up and their product; or before and after the
-      activation). A token's experts also have d twice, for their inputs and outputs.
+    - The feed-forward has d_ff for each tensor inside it (gate, up and their product; or the values before and
+      after the activation function). A token's experts also have d twice, for their inputs and outputs.
     - Attention has H·D each for out and q, and K·D each for k and v. If K and V are made from a latent, the
       latent counts instead, as `attention_work` counts K and V. A gated delta rule has q, k, v, the gate and
       the output.

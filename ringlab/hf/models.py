@@ -278,7 +278,7 @@ def _unshifted() -> TrainingError:
 
 def _own_loss(name: str) -> TrainingError:
     return TrainingError(
-        "transformers' loss of the next token, the only one that ringlab.hf divides by the labels of all ranks",
+        "transformers' own next-token loss, the only one that ringlab.hf divides by the number of labels on all ranks",
         f"another loss of {name}, over this rank's tokens",
         f"call shard_batch without labels; labels = context.shard(labels), and {_BY_HAND}",
     )

@@ -116,7 +116,9 @@ def skeleton(source: str, grade: str = "", where: str = "this source") -> str:
     for line in source.splitlines():
         begin = _BEGIN.match(line)
         if (begin and inside) or (_END.match(line) and not inside):
-            raise CourseError("BEGIN SOLUTION and END SOLUTION alternately", f"{line.strip()!r} in {where}")
+            raise CourseError(
+                "alternating lines BEGIN SOLUTION and END SOLUTION", f"{line.strip()!r} in {where}"
+            )
         if begin:
             if not begin["indent"] or not begin["task"]:
                 raise CourseError(

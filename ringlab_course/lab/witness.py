@@ -195,7 +195,10 @@ class Witness:
                 self._keep_time()
 
     def _meet(self) -> None:
-        """Open the processes of the ranks on this machine that have said who they are since the last call."""
+        """Read which ranks have announced themselves since the last call, and watch those on this machine.
+
+        A rank is watched by a file descriptor of its process, which tells when the process ends.
+        """
         with self._meeting:
             for rank in self._unknown():
                 if not self._knows("who", rank):

@@ -84,7 +84,7 @@ def _process_group(group: Any) -> dist.ProcessGroup:
         raise BackendError(
             "a process group, a DeviceMesh of one dimension, or None for all processes",
             f"a {type(group).__name__}",
-            'such as Ring.of_group(mesh["cp"])',
+            'pass one of them, as in Ring.of_group(mesh["cp"])',
         )
     return group
 

@@ -1,8 +1,8 @@
-"""ring-flash-attn: its contiguous, zig-zag and striped rings over flash-attn's kernels, here over the stand-in.
+"""ring-flash-attn: its contiguous, zig-zag and striped rings, over the stand-in for flash-attn.
 
-The kernels take float16 and bfloat16. The package's `__init__` imports transformers, which the package does
-not declare as a dependency. The modules of the rings do not need it, and are loaded without `__init__`. On
-one rank its backward sends to itself, which gloo refuses.
+The kernels of flash-attn take float16 and bfloat16. The package's `__init__` imports transformers, which the
+package does not declare as a dependency. The modules of the rings do not need it, and are loaded without
+`__init__`. On one rank its backward sends to itself, which gloo refuses.
 """
 
 from __future__ import annotations

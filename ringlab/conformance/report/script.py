@@ -457,9 +457,10 @@ def expression(
     known: Mapping[str, Any],
     tensors: Sequence[str] = (Code("q"), Code("k"), Code("v")),
 ) -> str:
-    """Return the call of `function`, whose expression is `text`, with the suite's arguments.
+    """Return the source text of a call of `function` with the suite's arguments.
 
-    tensors: the expressions of q, k and v, unless `known` has them.
+    text: the expression that names the function. tensors: the expressions of q, k and v; those in `known`
+    take precedence.
     """
     positional, by_name = arguments(function, tensors, known)
     listed = [*map(repr, positional), *(f"{name}={value!r}" for name, value in by_name.items())]

@@ -431,9 +431,9 @@ def inputs(run: Run) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 
 def second_gradients(run: Run) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients with respect to q, k and v of the loss Σ x · x₀ over all x in (dq, dk, dv), by autograd.
+    """Return the second gradients by autograd: those of Σ x · x₀, over x in (dq, dk, dv), with respect to q, k and v.
 
-    x₀: the values of x, which the loss takes for constant.
+    x₀ has the values of x, and is treated as a constant.
     """
     *qkv, dout = (x.double() for x in inputs(run))
     q, k, v = (x.requires_grad_() for x in qkv)

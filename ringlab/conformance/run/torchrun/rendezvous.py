@@ -1,4 +1,4 @@
-"""The places of torchrun's processes, and the values that they exchange through torchrun's store."""
+"""The ranks of torchrun's processes, and the values that the processes exchange through torchrun's store."""
 
 from __future__ import annotations
 
