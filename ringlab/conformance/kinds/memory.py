@@ -14,7 +14,7 @@ _BEFORE, _BEHIND = 3, 2  # entries of a larger buffer on both sides of a view, a
 def laid(x: Shaped[Tensor, "..."], how: str) -> Shaped[Tensor, "..."]:
     """Return a tensor with the values of `x` in other memory; `x` itself if `how` is "". how: a key of `LAID`.
 
-    Two such tensors share no memory. No two entries do, except for "expanded".
+    Only "expanded" has two entries in one place, and may not be written.
 
     >>> laid(torch.arange(6).reshape(2, 3), "a part").stride()
     (8, 1)
