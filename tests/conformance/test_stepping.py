@@ -73,14 +73,6 @@ def test_a_wrong_step_with_an_optimizer_is_found(name: str) -> None:
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("name", EDITS)
-def test_plain_batches_do_not_show_what_is_wrong_with_an_option(name: str) -> None:
-    asking = {each.fields["found_by"] for each in EDITS.values()}
-    plain = [each.name for each in CHECKS if each.name not in asking]
-    assert check_step(edited(name), only=plain, ranks=(2, 3)).failed == []
-
-
-@pytest.mark.thorough
 @pytest.mark.parametrize("name", STEPS)
 def test_a_wrong_step_is_found(name: str) -> None:
     wrong = STEPS[name]

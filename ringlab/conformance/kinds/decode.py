@@ -281,21 +281,24 @@ def _says(calls: DecodeCalls, case: Case) -> str | None:
 def _differ_together(calls: DecodeCalls, case: Case) -> str:
     """Return a sentence on a wrong call, or "".
 
-    More calls, each with the usual value of one setting, show which settings the fault does not need.
+    More calls, each with the usual value of one setting, show which settings the fault does not need. A setting may
+    be needed only beside others that are not, so what is left is made simpler again.
     """
-    if not (wrong := _differs(calls, case)):
-        return ""
-    usual = vars(Case(case.P))
-    simpler = {
-        name: replace(case, **{name: usual[name]})
-        for name, value in vars(case).items()
-        if value != usual[name]
-    }
-    calls.make(simpler.values())
-    spare = {name: usual[name] for name, each in simpler.items() if _says(calls, each)}
-    smallest = replace(case, **spare)
-    calls.make([smallest])
-    return _says(calls, smallest) or wrong
+    usual, found = vars(Case(case.P)), ""
+    said: str | None = _differs(calls, case)
+    while said:
+        found = said
+        simpler = {
+            name: replace(case, **{name: usual[name]})
+            for name, value in vars(case).items()
+            if value != usual[name]
+        }
+        calls.make(simpler.values())
+        spare = {name: usual[name] for name, each in simpler.items() if _says(calls, each)}
+        case = replace(case, **spare)
+        calls.make([case])
+        said = _says(calls, case) if spare else None
+    return found
 
 
 IN_PLACE = tuple(name for name in LAID if name != "dims apart")
