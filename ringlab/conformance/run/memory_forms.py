@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from jaxtyping import Shaped
 from torch import Tensor
 
 AWAY = 16
@@ -22,7 +23,7 @@ def _swapped(a: int, b: int) -> Callable[[Sequence[Tensor], int], list[Tensor]]:
     return swapped
 
 
-def away(x: Tensor) -> Tensor:
+def away(x: Shaped[Tensor, "..."]) -> Shaped[Tensor, "..."]:
     """Return a dense copy in the middle of a buffer, whose other entries are 10,000 or True.
 
     >>> away(torch.ones(2)).storage_offset()
