@@ -31,6 +31,7 @@ nb_execution_mode = "off"
 # widgets are shown as pictures, because their code would be loaded from a CDN
 nb_ipywidgets_js: dict[str, dict[str, str]] = {}
 nb_merge_streams = True
+nb_code_prompt_show = nb_code_prompt_hide = "Set-up code"
 
 mathjax_path = "formulas.js"  # Sphinx loads this file on pages with formulas; it draws them with KaTeX
 myst_update_mathjax = False

@@ -74,7 +74,7 @@ def front(lessons: list[Target], exercises: list[Target], documents: list[str], 
         first_minutes=here[0].minutes,
         mistakes=sum(known),
         code=f'\n<a class="door" href="{repository}">Get the code</a>' if repository else "",
-        unknown="" if repository else " (these pages were built without knowing where its code is published)",
+        where="on your machine" if repository else "in a checkout of ringlab",
         clone=f"git clone {repository} ringlab && cd ringlab\n" if repository else "",
         lessons=_map(here, {target.slug: minutes(target.path) for target in exercises}),
     )

@@ -20,12 +20,14 @@ from .links import slug
 NONE_MADE = " (no prediction was made)"
 _HEADING = re.compile(r"^## ", re.MULTILINE)
 _RUN_IT = """\
-:::{{admonition}} Read it here, or run it
+{play}:::{{admonition}} Read it here, or run it
 :class: tip
+:collapsible: closed
 What the cells print and draw below was recorded; a few pictures have more controls in the notebook. Questions can be answered here,
 before you see what was measured. \
 {download}{exercise}
 :::"""
+_PLAY = '<p class="doors"><a class="door" href="../play.html#{state}">Play with what this lesson shows</a></p>\n\n'
 _DOWNLOAD = (
     "To change the code, run `make lab` in a checkout and open `{path}`. "
     "Or {{download}}`download the notebook </{downloads}/{path}>`; it needs ringlab [installed](../docs/guide/install.md)."
@@ -51,11 +53,12 @@ def lesson_page(target: Target, exercise: str | None) -> NotebookNode:
         _ask(cell)
         _mark_answer(cell)
         _fold_imports(cell)
+        _fold_descriptions(cell)
     _keep_one_title(notebook)
     then = f" Its exercise: [{exercise[:2]}](../exercises/{exercise}.ipynb)." if exercise else ""
     state = _PLAYED.get(target.slug[:2])
-    play = f' <a href="../play.html#{state}">Play with what it shows.</a>' if state else ""
-    text = _RUN_IT.format(exercise=then + play, download=_download(target))
+    play = _PLAY.format(state=state) if state else ""
+    text = _RUN_IT.format(play=play, exercise=then, download=_download(target))
     notebook.cells.insert(1, _cell(text, "download"))
     return notebook
 
@@ -70,6 +73,21 @@ def _fold_imports(cell: NotebookNode) -> None:
         return
     if body and all(isinstance(each, ast.Import | ast.ImportFrom) for each in body):
         cell.metadata["tags"] = [*cell.metadata.get("tags", []), "hide-input"]
+
+
+def _fold_descriptions(cell: NotebookNode) -> None:
+    """Show an ellipsis for a picture's description in the code that shows the picture, which has it as its alt text."""
+    if cell.cell_type != "code" or "show(" not in cell.source:
+        return
+    lines = [line.encode() for line in cell.source.splitlines(keepends=True)]  # ast counts in bytes
+    calls = [node for node in ast.walk(ast.parse(cell.source)) if isinstance(node, ast.Call)]
+    for call in sorted(calls, key=lambda node: -node.lineno):
+        match call:
+            case ast.Call(func=ast.Name("show"), args=[_, (ast.Constant(str()) | ast.JoinedStr()) as said]):
+                first, last = said.lineno - 1, (said.end_lineno or said.lineno) - 1
+                kept = lines[first][: said.col_offset] + '"…"'.encode() + lines[last][said.end_col_offset :]
+                lines[first : last + 1] = [kept]
+    cell.source = b"".join(lines).decode()
 
 
 def _cell(text: str, name: str) -> NotebookNode:

@@ -15,7 +15,8 @@ from ringlab.cost.models import model
 TEXT = Path(__file__).parent / "text" / "play.md"
 NAME = "play"
 FIVE, FIVE_NAME = TEXT.with_name("five_minutes.md"), "five-minutes"
-"""The text and the name of the page of four figures."""
+"""The text and the name of the page of five figures."""
+FIGURES = ("who", "ring", "merge", "hop", "zigzag")
 RANKS = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 TOKENS = (12, 24)
 """The smallest and the largest number of tokens, as powers of 2."""
@@ -92,7 +93,11 @@ def embedded(fallback: str, brief: bool = False) -> str:
 
 def five_minutes() -> str:
     """Return the page "Ring attention in five minutes"."""
-    return FIVE.read_text(encoding="utf-8").replace("{figures}", _programs("five"))
+    text = FIVE.read_text(encoding="utf-8").replace("{programs}", _programs("five"))
+    for name in FIGURES:  # drawn at once, so that the text below does not move when the page has loaded
+        figure = f'<div class="playground" data-five="{name}"></div>\n<script>fiveMinutes("{name}");</script>'
+        text = text.replace(f"{{{name}}}", figure)
+    return text
 
 
 def _programs(page: str) -> str:

@@ -5,9 +5,10 @@
 (() => {
   const root = document.getElementById("playground");
   if (!root) return;
-  const { bytes, make, speed, time, tokens } = playViews;
+  const { bytes, make, speed, time, tokens, unbroken } = playViews;
   const offered = JSON.parse(document.getElementById("playground-choices").textContent);
   const brief = root.hasAttribute("data-brief");
+  const PHONE = matchMedia("(max-width: 46em)");
   const STILL = matchMedia("(prefers-reduced-motion: reduce)");
   const SECONDS = 6; // the time in which a whole timeline is played
 
@@ -22,7 +23,7 @@
       asked: () => seconds({}) / seconds({ layout: "zigzag" }), reached: () => state.layout === "zigzag",
     },
     {
-      name: "When the link is too slow", moves: ["S"],
+      name: "A slow link", moves: ["S"],
       state: { layout: "zigzag", mask: "causal", schedule: "ring", P: 8, S: 14, H: 32, K: 8, machine: "h100", speed: -4 },
       text: "With few tokens and a slow link, a block arrives later than the computation on the one before has ended: red lines are messages that a rank waits for. Twice the tokens are four times the computing, but only twice the bytes.",
       asks: "From how many tokens on does nobody wait?", guesses: [15, 17, 19, 21], unit: "tokens", then: "Now move the tokens up.",
@@ -57,7 +58,7 @@
   }
 
   const CONTROLS = [
-    { key: "layout", label: "Layout", kind: "radio", values: [["contiguous", "contiguous"], ["striped", "striped"], ["zigzag", "zig-zag"]], named: labelled },
+    { key: "layout", label: "Layout", kind: "radio", values: brief ? [["contiguous", "contiguous"], ["zigzag", "zig-zag"]] : [["contiguous", "contiguous"], ["striped", "striped"], ["zigzag", "zig-zag"]], named: labelled },
     { key: "mask", label: "Mask", kind: "radio", values: [["causal", "causal"], ["full", "full"]] },
     { key: "schedule", label: "Schedule", kind: "radio", values: [["ring", "ring"], ["allgather", "all-gather"]], named: labelled },
     { key: "P", label: "Ranks (GPUs)", kind: "range", values: offered.ranks, shown: String, named: (n) => `${n} ranks` },
@@ -109,7 +110,7 @@
   // A choice makes a history entry, so that Back undoes it; the steps of one drag of a slider make one entry together.
   function write(address, isNew) {
     const said = String(new URLSearchParams(Object.entries(state))), hash = `#${address ?? said}`;
-    if (brief) everything.href = `play.html#${said}`;
+    if (brief) document.querySelector('.door[href^="play.html"]')?.setAttribute("href", `play.html#${said}`);
     else if (isNew && location.hash !== hash) history.pushState(said, "", hash);
     else history.replaceState(said, "", hash);
   }
@@ -154,7 +155,7 @@
       for (const [value, label] of each.values) {
         const input = make("input", { type: "radio", name: id, value, id: `${id}-${value}` });
         input.addEventListener("change", () => change(each.key, value));
-        box.append(make("label", { for: input.id }, input, ` ${label}`));
+        box.append(make("label", { for: input.id }, input, label));
       }
       const chosen = () => box.querySelector(`[value="${state[each.key]}"]`);
       inputs[each.key] = () => (chosen().checked = true);
@@ -255,8 +256,9 @@
     if (before === null) return "";
     const other = before.run.makespan, times = other / ran.makespan;
     if (Math.abs(times - 1) < 0.005) return "";
-    const said = (n) => (n < 100 ? n.toPrecision(3) : Math.round(n).toLocaleString("en"));
-    return `, ${times > 1 ? `${said(times)} times as fast` : `${said(1 / times)} times as long`} as with ${before.name} (${time(other)})`;
+    const said = (n) => (n < 100 ? n.toPrecision(3) : Math.round(n).toLocaleString("en")), share = Math.round(100 * Math.abs(1 - 1 / times));
+    const than = `than with ${before.name} (${time(other)})`;
+    return times > 1 ? `, ${share} % less ${than}: ${said(times)} times as fast` : `, ${share} % more ${than}: ${said(1 / times)} times as long`;
   }
 
   function update(address, isNew = false) {
@@ -267,23 +269,28 @@
     ran = ringModel.simulate(s);
     tell();
     draw(s);
-    headline.textContent = brief ? inOneSentence(s) : inWords(s);
+    headline.textContent = unbroken(brief ? inBrief(s) : inWords(s));
   }
 
-  const inWords = (s) => `${tokens(s.S)} tokens on ${s.P} × ${s.machine.title}: ${time(ran.makespan)}${compared(previous())}. ${playViews.idle(ran)}${playViews.fitting(s, ran)}`;
+  function inWords(s) {
+    const links = s.speed === 0 ? "" : ` over links of ${speed(s.speed)} speed (${bytes(s.machine.inside.bandwidth)}/s in a node)`;
+    return `${tokens(s.S)} tokens on ${s.P} × ${s.machine.title}${links}: ${time(ran.makespan)}${compared(previous())}. ${playViews.idle(ran)}${playViews.fitting(s, ran)}`;
+  }
 
-  // On the first page: what a layout changes beside contiguous, or what contiguous costs.
-  function inOneSentence(s) {
-    const before = previous();
-    if (before === null) return `${tokens(s.S)} tokens on ${s.P} GPUs, simulated: ${time(ran.makespan)}. ${playViews.idle(ran)}`;
-    return `Same GPUs, same bytes, ${(before.run.makespan / ran.makespan).toFixed(2)} × as fast (simulated).`;
+  // On the first page: what contiguous costs, or what a layout changes beside it.
+  function inBrief(s) {
+    const before = previous(), now = time(ran.makespan);
+    if (before === null) return `${tokens(s.S)} tokens on ${s.P} GPUs take ${now} (simulated): the GPUs compute ${Math.round(100 * ran.busyFraction)} % of this time and wait ${100 - Math.round(100 * ran.busyFraction)} %.`;
+    const was = before.run.makespan;
+    return `${now} instead of ${time(was)} (simulated): ${Math.round(100 * (1 - ran.makespan / was))} % less, or ${(was / ran.makespan).toFixed(2)} times as fast. Same GPUs, same bytes.`;
   }
 
   function draw(s) {
     const [ring, followRing] = playViews.ringView(s, ran);
     const [lines, followLines] = playViews.timeline(s, ran, seek, previous());
     follow = [followRing, followLines];
-    caption.textContent = `${WHAT_MOVES} ${HOW_IT_MOVES[s.schedule]}`;
+    caption.textContent = brief ? "Keys and values on their way around the ring" : `${WHAT_MOVES} ${HOW_IT_MOVES[s.schedule]}`;
+    dealt.textContent = DEALT[s.layout];
     fill("tokens", playViews.tokensView(s));
     fill("pairs", playViews.pairsView(s, ran, slots.pairs.querySelector("svg")));
     fill("timeline", lines);
@@ -303,6 +310,7 @@
       begin({ ...each.state });
       scrub.value = 0;
       update(undefined, true);
+      if (PHONE.matches) root.scrollIntoView();
     });
     each.button = button;
     stories.append(button);
@@ -322,7 +330,7 @@
     if (story.reached()) {
       const exact = story.unit === "tokens" ? shown(right) : right.toPrecision(3);
       const said = guess === null ? "" : ` You guessed ${shown(guess)}.`;
-      return question.replaceChildren(make("p", { "aria-live": "polite" }, `${story.asks} ${exact}${story.unit === "times" ? " times" : " tokens"}, in this model.${said}`));
+      return question.replaceChildren(make("p", { "aria-live": "polite" }, `${story.asks} ${exact} ${story.unit}, in this model.${said}`));
     }
     if (guess !== null) return question.replaceChildren(make("p", { "aria-live": "polite" }, `You guessed ${shown(guess)}. ${story.then}`));
     const buttons = story.guesses.map((value) => {
@@ -345,24 +353,30 @@
 
   const titled = (level, text, ...children) => make("section", {}, make("p", { class: "play-title", role: "heading", "aria-level": level }, text), ...children);
   const time_ = make("div", { class: "play-player" }, playing, make("label", { for: "play-time" }, "Time"), scrub);
-  const everything = make("a", {}, "Change the tokens, the GPUs, the links: the whole playground");
-  const WHAT_MOVES = "Frames are ranks: they and their queries stay. Squares are blocks of keys and values, in the colour of their owner. A square in full colour is being computed on; a pale one is only held.";
+  const WHAT_MOVES = "Frames are ranks, which keep their queries. Squares are blocks of keys and values, in the colour of their owner: full while a rank computes on them, pale while it only holds them.";
   const HOW_IT_MOVES = {
-    ring: "A copy travels to the next rank, and waits there until it is needed.",
+    ring: "A copy travels to the next rank, and waits beside it.",
     allgather: "First, copies of all blocks travel to all ranks.",
   };
-  const caption = make("p", { class: "play-caption" });
-  const LANES = [["play-hidden", "message behind computing"], ["play-exposed", "message that a rank waits for"]];
-  const legend = make("p", { class: "play-caption play-lanes" }, ...LANES.flatMap(([name, text]) => [make("span", { class: name }), ` ${text} `]));
+  const DEALT = {
+    contiguous: "Contiguous: each rank has one stretch.",
+    striped: "Striped: tokens are dealt one by one.",
+    zigzag: "Zig-zag: each rank has one early and one late piece.",
+  };
+  const [caption, dealt] = [0, 1].map(() => make("p", { class: "play-caption" }));
+  const LANES = [["play-hidden", "message"], ["play-exposed", "its rank waits for it"]];
+  const legend = make("p", { class: "play-caption play-lanes" }, ...LANES.map(([name, text]) => make("span", {}, make("i", { class: name }), text)));
   const controls = Object.fromEntries(CONTROLS.filter((each) => !brief || IN_BRIEF.includes(each.key)).map((each) => [each.key, control(each)]));
   const first = make("div", { class: "play-controls play-first" });
   const others = make("div", { class: "play-controls" });
   const all = make("details", { class: "play-all" }, make("summary", {}, "All settings"), others);
 
+  all.open = !PHONE.matches;
+
   // Puts the story's control in front, and all others behind "All settings", which is open where no story is told.
   function arrange(inStory) {
     for (const [key, each] of Object.entries(controls)) (brief || story.moves.includes(key) ? first : others).append(each);
-    if (!inStory) all.open = true;
+    all.open ||= !inStory;
   }
 
   const copy = make("button", { type: "button" }, "Copy link");
@@ -373,19 +387,21 @@
   });
   const save = make("button", { type: "button" }, "Save picture");
   save.addEventListener("click", () => playViews.saved(slots.timeline.querySelector("svg"), `${headline.textContent} (simulated)`, "ring.png"));
+  const shared = make("p", { class: "play-share-it" }, copy, save);
 
   const moving = [
     make("div", { class: "play-now-set" }, first),
     headline,
-    titled(2, "Who holds which tokens, from the first to the last", slots.tokens),
-    make("div", { class: "play-views" }, make("div", { class: "play-when" }, slots.timeline, legend, time_), make("div", {}, slots.pairs)),
+    titled(2, "Who holds which tokens, from the first to the last", slots.tokens, dealt),
+    make("div", { class: "play-views" },
+      make("div", { class: "play-left" }, make("div", { class: "play-when" }, slots.timeline, legend, time_), ...(brief ? [] : [all, shared])),
+      make("div", { class: "play-right" }, slots.pairs, make("div", { class: "play-where" }, slots.ring, caption))),
   ];
-  const where = make("div", { class: "play-where" }, titled(2, "The blocks on their way", slots.ring, caption));
 
   // A box that is open, but on a phone.
   function folded(name, ...children) {
     const box = make("details", { class: "play-folded" }, make("summary", {}, name), ...children);
-    box.open = !matchMedia("(max-width: 46em)").matches;
+    box.open = !PHONE.matches;
     return box;
   }
 
@@ -408,11 +424,10 @@
     root.addEventListener("pointerdown", rest, { once: true });
   }
 
-  if (brief) root.replaceChildren(...moving, where, make("p", {}, everything));
+  if (brief) root.replaceChildren(...moving);
   else root.replaceChildren(
-    stories, note, question, ...moving, all,
-    make("p", { class: "play-share-it" }, copy, save),
-    make("div", { class: "play-pair" }, where, folded("Memory of a rank, for this layer", slots.memory, slots.figures)),
+    stories, note, question, ...moving,
+    folded("Memory of a rank, for this layer", slots.memory, slots.figures),
     folded("On a command line", slots.commands),
     make("details", {}, make("summary", {}, "Every rank in numbers"), slots.table),
   );

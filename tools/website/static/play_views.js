@@ -34,6 +34,8 @@ const playViews = (() => {
   const capacity = (n) => `${bytes(n)} (${Number((n / 2 ** 30).toPrecision(3))} GiB)`;
 
   const within = (share) => Math.max(0, Math.min(1, share));
+  // Keeps numbers and their units on one line.
+  const unbroken = (text) => text.replace(/(\d|×) (?=[%×]|[nµm]?s\b|[kMGT]?B\b)/g, "$1\u00a0");
   const percent = (share) => `${share < 0.1 ? (100 * share).toFixed(1) : Math.round(100 * share)} %`;
 
   const XML = "http://www.w3.org/2000/svg";
@@ -81,14 +83,16 @@ const playViews = (() => {
     const centre = make("text", { x: middle, y: middle, class: "play-centre" });
     const here = [], moving = [];
     for (let rank = 0; rank < s.P; rank += 1) {
+      const edge = square(side, { "data-rank": rank, class: "play-edge" });
       const frame = square(side, { "data-rank": rank, class: "play-rank", stroke: colour(rank, s.P) });
       const box = square(BLOCK * side, { "data-rank": rank, class: "play-here" });
       const others = [0, 1].map(() => square(BLOCK * side, { "data-rank": rank, class: "play-moving", visibility: "hidden" }));
+      put(edge, at(rank));
       put(frame, at(rank));
       put(box, at(rank));
       here.push(box);
       moving.push(others);
-      picture.append(frame, box, ...others);
+      picture.append(edge, frame, box, ...others);
       if (s.P <= 16) {
         const [x, y] = at(rank, radius + side / 2 + 13);
         picture.append(make("text", { x, y: y + 4, class: "play-name" }, String(rank)));
@@ -136,23 +140,28 @@ const playViews = (() => {
     return [picture, follow];
   }
 
-  // Returns the stretches of time in which messages to a rank are on their way: [from, to, whether the rank computes meanwhile].
+  // Returns the stretches of time in which messages to a rank are on their way: [from, to, whether the rank waits meanwhile]. A
+  // rank that has computed its last block waits for no message, although blocks still pass through it.
   function lane(s, found, rank) {
     const busy = found.begins[rank].map((begin, step) => [begin, begin + found.compute[rank][step]]).filter(([from, to]) => to > from);
     const sources = s.schedule === "ring" ? [(rank - 1 + s.P) % s.P] : found.hops.keys();
     const coming = [...sources].flatMap((source) => found.hops[source].filter((hop) => hop[2] === rank)).sort(([a], [b]) => a - b);
-    const parts = [];
+    const last = Math.max(...busy.map(([from]) => from)), parts = [];
+    const idle = (from, to) => {
+      if (from < last) parts.push([from, Math.min(to, last), true]);
+      if (to > last) parts.push([Math.max(from, last), to, false]);
+    };
     let until = 0;
     for (const [start, end] of coming) {
       let from = Math.max(start, until);
       until = Math.max(until, end);
       for (const [begin, stop] of busy) {
         if (stop <= from || begin >= end) continue;
-        if (begin > from) parts.push([from, begin, false]);
-        parts.push([Math.max(begin, from), Math.min(stop, end), true]);
+        if (begin > from) idle(from, begin);
+        parts.push([Math.max(begin, from), Math.min(stop, end), false]);
         from = Math.min(stop, end);
       }
-      if (end > from) parts.push([from, end, false]);
+      if (end > from) idle(from, end);
     }
     return parts;
   }
@@ -174,8 +183,8 @@ const playViews = (() => {
         if (seconds * scale < 0.05) return;
         group.append(make("rect", { x: left + begin * scale, y, width: Math.max(0.4, seconds * scale), height: row, fill: colour((rank - step + s.P) % s.P, s.P), class: "play-work" }));
       });
-      if (thin) for (const [from, to, hidden] of lane(s, found, rank)) {
-        group.append(make("rect", { x: left + from * scale, y: y + row + 1, width: Math.max(0.4, (to - from) * scale), height: thin - 1, class: hidden ? "play-hidden" : "play-exposed" }));
+      if (thin) for (const [from, to, waits] of lane(s, found, rank)) {
+        group.append(make("rect", { x: left + from * scale, y: y + row + 1, width: Math.max(0.4, (to - from) * scale), height: thin - 1, class: waits ? "play-exposed" : "play-hidden" }));
       }
       if (before && thin && before.run.begins[rank]) { // it may have had fewer ranks
         const last = before.run.begins[rank].length - 1, end = before.run.begins[rank][last] + before.run.compute[rank][last];
@@ -203,7 +212,7 @@ const playViews = (() => {
     const said = `${before.name}: ${time(before.run.makespan)}`, marked = `${share > 0 ? "+" : "\u2212"}${Math.abs(share)} %`;
     const middle = (from + to) / 2, parts = [make("line", { x1: other, x2: other, y1: top - 4, y2: top + high, class: "play-before-end" })];
     parts.push(make("text", { x: Math.min(other, width - 8), y: top - 8, class: "play-end" }, said));
-    if (share !== 0 && to - from > 60) parts.push(make("text", { x: middle, y: top + high / 2, class: "play-saved" }, marked));
+    if (share !== 0 && to - from > 60) parts.push(make("text", { x: middle, y: top + high / 4 + 8, class: "play-saved" }, marked));
     return parts;
   }
 
@@ -228,12 +237,12 @@ const playViews = (() => {
   // All pairs of a query and a key, in the colour of the rank that computes them, and beside them each rank's sum. `old` is
   // the picture of another layout of the same ranks and mask, which changes into this one.
   function pairsView(s, found, old = null) {
-    const N = 2 * s.P * Math.max(1, Math.round(24 / s.P)), size = 150, left = 14, top = 16, beside = left + size + 46, width = 300;
+    const N = 2 * s.P * Math.max(1, Math.round(24 / s.P)), size = 150, left = 20, top = 16, beside = left + size + 46, width = 306;
     const of = `${s.P} ${s.causal}`, most = Math.max(...found.busy), bar = size / s.P;
     const words = `Queries from the first to the last, downwards, and the keys that each sees, in the colour of the rank that computes them. Ranks compute from ${time(Math.min(...found.busy))} to ${time(most)}.`;
     let picture = old;
     if (old?.dataset.of !== of) {
-      picture = svg(width, size + top + 6, words, make("text", { x: left, y: 11 }, "keys \u2192"), make("text", { x: 11, y: top + 2, class: "play-down" }, "queries \u2192"), make("text", { x: width - 4, y: 11, class: "play-end" }, "work of each rank"));
+      picture = svg(width, size + top + 6, words, make("text", { x: left, y: 11 }, "keys \u2192"), make("text", { x: 8, y: top + 2, class: "play-down" }, "queries \u2192"), make("text", { x: width - 4, y: 11, class: "play-end" }, "work of each rank"));
       picture.dataset.of = of;
       for (let n = 0; n < N; n += 1) picture.append(make("rect", { x: left, y: top + (n * size) / N, width: (size * (s.causal ? n + 1 : N)) / N, height: size / N + 0.2, class: "play-pairs" }));
       for (let rank = 0; rank < s.P; rank += 1) {
@@ -289,7 +298,8 @@ const playViews = (() => {
     if (share < 0.5) return "Ranks compute over 99 % of the time.";
     const parts = [["for ranks with more to compute", all - found.exposed], ["for messages", found.exposed]];
     const causes = parts.filter(([, seconds]) => seconds >= 0.1 * all).map(([cause]) => cause); // of two causes, one is at least half
-    return `On average a rank is idle ${share > 99 ? share.toFixed(1) : share.toFixed(0)} % of the time, waiting ${causes.join(" and ")}.`;
+    const digits = share > 99 ? 1 : 0, said = share.toFixed(digits);
+    return `On average a rank computes ${(100 - said).toFixed(digits)} % of the time and is idle ${said} %, waiting ${causes.join(" and ")}.`;
   }
 
   function fitting(s, found) {
@@ -375,5 +385,5 @@ const playViews = (() => {
     image.src = `data:image/svg+xml;charset=utf-8,${encodeURIComponent(new XMLSerializer().serializeToString(copy))}`;
   }
 
-  return { bytes, colour, commands, figures, fitting, idle, make, memoryView, ringView, saved, speed, svg, table, time, timeline, tokens, tokensView, pairsView };
+  return { bytes, colour, commands, figures, fitting, idle, make, memoryView, ringView, saved, speed, svg, table, time, timeline, tokens, tokensView, pairsView, room, unbroken };
 })();
