@@ -22,8 +22,9 @@ from ringlab import (
 )
 from ringlab.viz.style import rank_colour
 
-INK = "#6b7785"
-"""The colour of text and lines, which is readable on a light and on a dark page."""
+INK = "currentColor"
+"""The colour of text and lines: that of the page's text, or in a file that of STYLE."""
+STYLE = "<style>svg{color:#52606d}@media(prefers-color-scheme:dark){svg{color:#b4bfca}}</style>"
 S, P = 16, 4
 CELL = 22
 LAYOUTS = (contiguous(S, P), striped(S, P), zigzag(S, P), dealt(S, P, chunk=2), per_document((8, 8), P))
@@ -47,6 +48,8 @@ SCHEDULES = {
 }
 """The schedules that are drawn, each with what travels forward. Burst's forward is that of a ring."""
 RANKS = 8
+SIDE = 206
+"""The width of a ring with its words."""
 
 
 def drawings() -> Iterator[tuple[str, str]]:
@@ -88,13 +91,34 @@ def masks() -> str:
 
 def schedules() -> str:
     """Return the forward messages of each schedule on eight ranks, from the trace of a run."""
-    size, parts = 168, [marker()]
-    for number, (name, what) in enumerate(SCHEDULES.items()):
-        x, y = number % 4 * size, number // 4 * (size + 38)
-        parts.append(text(x + size / 2, y + size + 10, name, "middle"))
-        parts.append(text(x + size / 2, y + size + 25, what, "middle", 10))
-        parts += ring_of(x + size / 2, y + size / 2, sent_by(name))
-    return svg(4 * size, 2 * (size + 38), "Forward messages of eight ranks under " + ", ".join(SCHEDULES), parts)  # fmt: skip
+    parts = [marker()]
+    for number, (_, inside) in enumerate(rings()):
+        x, y = number % 4 * SIDE, number // 4 * (SIDE + 34)
+        parts.append(f'<g transform="translate({x} {y})">{inside}</g>')
+    return svg(4 * SIDE, 2 * (SIDE + 34), "Forward messages of eight ranks under " + ", ".join(SCHEDULES), parts)  # fmt: skip
+
+
+def rings() -> Iterator[tuple[str, str]]:
+    """Yield (schedule, drawing) for each drawing of `schedules`, SIDE wide and SIDE + 34 high."""
+    for name, what in SCHEDULES.items():
+        words = text(SIDE / 2, SIDE + 4, name, "middle", 15), text(SIDE / 2, SIDE + 22, what, "middle", 13)
+        yield name, "".join([*words, *ring_of(SIDE / 2, SIDE / 2, sent_by(name))])
+
+
+def linked_schedules() -> str:
+    """Return the drawing of `schedules` as a grid for the site: as many columns as fit, each ring a link to #NAME."""
+    view = f'viewBox="0 0 {SIDE} {SIDE + 34}" font-family="sans-serif"'
+    links = (
+        f'<a href="#{anchor(name)}"><svg {view} role="img" aria-label="{escape(name)}">{inside}</svg></a>'
+        for name, inside in rings()
+    )
+    hidden = f'<svg width="0" height="0" aria-hidden="true">{marker()}</svg>'
+    return f'<div class="drawings">{hidden}\n' + "\n".join(links) + "\n</div>"
+
+
+def anchor(schedule: str) -> str:
+    """Return the anchor of a schedule on its page."""
+    return f"schedule-{schedule.partition('(')[0]}"
 
 
 def sent_by(schedule: str) -> Counter[tuple[int, int]]:
@@ -116,8 +140,8 @@ def sent_by(schedule: str) -> Counter[tuple[int, int]]:
 def ring_of(x: float, y: float, sent: Counter[tuple[int, int]]) -> Iterator[str]:
     """Yield a ring of ranks around (x, y), with an arrow for each pair of ranks between which bytes are sent."""
     at: Callable[[float], tuple[float, float]] = lambda rank: (  # noqa: E731
-        x + 62 * math.sin(2 * math.pi * rank / RANKS),
-        y - 62 * math.cos(2 * math.pi * rank / RANKS),
+        x + 80 * math.sin(2 * math.pi * rank / RANKS),
+        y - 80 * math.cos(2 * math.pi * rank / RANKS),
     )
     most = max(sent.values())
     for (source, to), count in sent.items():
@@ -151,4 +175,4 @@ def text(x: float, y: float, words: str, anchor: str = "start", size: int = 12) 
 def svg(width: float, height: float, words: str, parts: list[str]) -> str:
     """Return the drawing with a description in words."""
     inside = "\n".join(parts)
-    return f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {height:g}" width="{width:g}" font-family="sans-serif" role="img" aria-label="{escape(words)}">\n{inside}\n</svg>\n'
+    return f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {height:g}" width="{width:g}" font-family="sans-serif" role="img" aria-label="{escape(words)}">\n{STYLE}\n{inside}\n</svg>\n'

@@ -10,10 +10,13 @@ import nbformat
 
 from ringlab_course.builder.build import find_root
 from ringlab_course.builder.sources import prepare, targets
+from tools.docs import drawings
 
 from . import api, errors, front, kill_matrix, misconceptions, notebooks, playground
 
 _LINK = re.compile(r"(?<!!)\[([^\]]+)\]\((?!\w+:|#)([^)#\s]+)(#[^)\s]*)?\)")
+
+_SCHEDULES = "guide/schedules"
 
 
 def write(folder: Path, root: Path | None = None, repository: str = "") -> bool:
@@ -47,6 +50,7 @@ def _texts(root: Path, repository: str) -> Iterator[tuple[str, str]]:
         for path in sorted((root / "docs").rglob("*.md"))
     }
     documents[kill_matrix.NAME] = kill_matrix.page()
+    documents[_SCHEDULES] = with_links_to_rows(documents[_SCHEDULES])
     known = {f"docs/{name}.md" for name in documents} | {f"{room}/index.md" for room in front.ROOMS}
     known |= {f"notebooks/{target.path.name}" for target in lessons}
     known |= {f"exercises/{target.path.name}" for target in exercises}
@@ -94,6 +98,28 @@ def only_known_links(text: str, folder: str, known: set[str]) -> str:
         return found[1] if found[1].strip("`") == path else f"{found[1]} (`{path}`)"
 
     return _LINK.sub(replaced, text)
+
+
+def with_links_to_rows(text: str) -> str:
+    """Return the page of schedules with its picture as HTML, in which each ring leads to its row of the table."""
+    picture, count = re.subn(
+        r"!\[[^\]]*\]\(schedules\.svg\)",
+        lambda _: f"```{{raw}} html\n{drawings.linked_schedules()}\n```",
+        text,
+    )
+    if not count:
+        raise ValueError("needed: schedules.svg on the page of schedules\n   got: none")
+
+    def marked(row: re.Match[str]) -> str:
+        return f'| <span id="{drawings.anchor(row[1])}"></span>`{row[1]}` |'
+
+    return re.sub(
+        r"^\| `((?!schedule=)[^`]+)` \|",
+        marked,
+        picture,
+        count=len(drawings.SCHEDULES) + 1,
+        flags=re.MULTILINE,
+    )
 
 
 def _normal(path: str) -> str:
