@@ -43,8 +43,8 @@ ROOMS = (
 )
 """Packages that a reader of the course may want to use, and what each is for."""
 
-_FIRST = ("attention", "layout", "plan", "merge", "oracle", "types", "errors")
-"""The modules of ringlab that come first, in this order; the others follow in alphabetical order."""
+_FIRST = ("attention", "layout", "plan", "merge", "oracle", "types", "errors", "plain_ring")
+"""The modules of ringlab that come first, in this order; others with public names follow, then those without."""
 
 _INTRO = """\
 # The package, name by name
@@ -146,7 +146,9 @@ def _modules(root: Path, package: str) -> list[Module]:
     folder = root.joinpath(*package.split("."))
     stems = {path.stem for path in folder.glob("*.py") if not path.stem.startswith("_")}
     first = [stem for stem in _FIRST if stem in stems and package == "ringlab"]
-    return [read(root, f"{package}.{stem}") for stem in (*first, *sorted(stems - {*first}))]
+    homes = {*exports(read(root, package)).values()}
+    others = sorted(stems - {*first}, key=lambda stem: (f"{package}.{stem}" not in homes, stem))
+    return [read(root, f"{package}.{stem}") for stem in (*first, *others)]
 
 
 def _is_module(root: Path, home: str, name: str) -> bool:

@@ -93,7 +93,8 @@ def embedded(fallback: str, brief: bool = False) -> str:
 
 def five_minutes() -> str:
     """Return the page "Ring attention in five minutes"."""
-    text = FIVE.read_text(encoding="utf-8").replace("{programs}", _programs("five"))
+    without = "<noscript><p>The pictures need JavaScript.</p></noscript>\n"
+    text = FIVE.read_text(encoding="utf-8").replace("{programs}", without + _programs("five"))
     for name in FIGURES:  # drawn at once, so that the text below does not move when the page has loaded
         figure = f'<div class="playground" data-five="{name}"></div>\n<script>fiveMinutes("{name}");</script>'
         text = text.replace(f"{{{name}}}", figure)

@@ -7,12 +7,12 @@ document.addEventListener("click", (event) => {
   if (drawer && event.target.closest(".toc-drawer a")) drawer.checked = false;
 });
 
-// Let keys scroll every box that is wider than its column. If the box has a picture, a line above it says so.
+// Let keys scroll every box that is wider than its column, and shade the edge behind which it goes on.
 function letKeysScroll() {
-  for (const box of document.querySelectorAll("pre, .table-wrapper, div.cell_output")) {
+  for (const box of document.querySelectorAll("pre, .table-wrapper, .play-table, div.cell_output")) {
     const wide = box.scrollWidth > box.clientWidth;
     if (wide) box.tabIndex = 0;
-    box.classList.toggle("goes-on", wide && Boolean(box.querySelector("img")));
+    box.classList.toggle("goes-on", wide);
   }
 }
 letKeysScroll();
@@ -20,17 +20,26 @@ addEventListener("resize", letKeysScroll);
 addEventListener("load", letKeysScroll); // pictures have no width before they are loaded
 addEventListener("toggle", letKeysScroll, true); // nothing in a closed <details> has a width
 
+// On a phone a picture fills the column. A tap makes it twice as large, in a box that scrolls.
+document.addEventListener("click", (event) => {
+  const picture = event.target.closest("div.cell_output img");
+  if (!picture || !matchMedia("(max-width: 46em)").matches) return;
+  (picture.closest("[data-frames]") ?? picture).classList.toggle("enlarged");
+  letKeysScroll();
+});
+
 // A card has a link of its own. The address is that of the part of the page that holds the card.
+const LINK = '<svg viewBox="0 0 24 24" role="img" aria-label="Copy link"><path d="M10 14a4 4 0 0 0 6 0l4-4a4 4 0 0 0-6-6l-1 1M14 10a4 4 0 0 0-6 0l-4 4a4 4 0 0 0 6 6l1-1"/></svg>';
 for (const title of document.querySelectorAll('[id^="errata-"] > section > section > h3, dl[id^="mistake-"] > dt')) {
   const button = document.createElement("button");
   button.type = "button";
   button.className = "copy-link";
-  button.textContent = "Copy link";
+  button.innerHTML = LINK;
   button.addEventListener("click", async () => {
     location.hash = title.parentElement.id;
     const done = await navigator.clipboard?.writeText(location.href).then(() => true, () => false);
     button.textContent = done ? "Copied" : "Copy the address above";
-    setTimeout(() => (button.textContent = "Copy link"), 2000);
+    setTimeout(() => (button.innerHTML = LINK), 2000);
   });
   if (title.matches("dt")) title.append(button);
   else title.before(button);

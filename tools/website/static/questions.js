@@ -101,7 +101,7 @@
   }
 
   asked.forEach(ask);
-  const all = make("button", { type: "button", class: "show-all" }, "Show all answers, here and in other lessons");
+  const all = make("button", { type: "button", class: "show-all" }, "Show all answers in all lessons");
   all.addEventListener("click", showAll);
   if (!store.get(SHOWN)) asked[0].cell.before(all);
 
