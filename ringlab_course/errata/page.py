@@ -29,12 +29,21 @@ _DRAWN = {
 def page(computed: Mapping[str, Values]) -> str:
     """Return the page. `computed` contains each entry's values, by the entry's title."""
     numbered = [(group, entry) for group in GROUPS for entry in group.entries]
-    parts = [_HEAD]
+    parts = [_HEAD, _index()]
     for number, (group, entry) in enumerate(numbered, start=1):
         if entry is group.entries[0]:
             parts.append(f"## {group.title}\n\n{group.about}\n")
         parts.append(_entry(number, entry, computed[entry.title]))
     return "\n".join([*parts, _FOOT])
+
+
+def _index() -> str:
+    """Return links to the groups, each with the number of its entries."""
+    links = (
+        f"[{group.title}](#{group.title.lower().replace(' ', '-')}) ({len(group.entries)})"
+        for group in GROUPS
+    )
+    return " · ".join(links) + "\n"
 
 
 def compute() -> dict[str, Values]:

@@ -361,7 +361,7 @@
   const DEALT = {
     contiguous: "Contiguous: each rank has one stretch.",
     striped: "Striped: tokens are dealt one by one.",
-    zigzag: "Zig-zag: each rank has one early and one late piece.",
+    zigzag: "Zig-zag: each has one early, one late piece.",
   };
   const [caption, dealt] = [0, 1].map(() => make("p", { class: "play-caption" }));
   const LANES = [["play-hidden", "message"], ["play-exposed", "its rank waits for it"]];
