@@ -122,16 +122,19 @@ def _play(cell: NotebookNode) -> None:
 
 
 def _ask(cell: NotebookNode) -> None:
-    """Show a question instead of the call that asks it.
+    """Show a question instead of the call that asks it, which ends its cell.
 
     static/questions.js makes a form of the question, and hides the cells after it until it is answered.
     """
     for output in cell.get("outputs", []):
         if f"height: {ROOM}" in output.get("data", {}).get("text/html", ""):
-            key = ast.literal_eval(_call(cell.source).args[0])
+            call = _call(cell.source)
+            key = ast.literal_eval(call.args[0])
             text = html.escape(output.data["text/plain"])
             output.data["text/html"] = f'<div data-question="{html.escape(key)}"><pre>{text}</pre></div>'
-            cell.metadata["tags"] = [*cell.metadata.get("tags", []), "remove-input"]
+            cell.source = "".join(cell.source.splitlines(keepends=True)[: call.lineno - 1]).rstrip()
+            if not cell.source:
+                cell.metadata["tags"] = [*cell.metadata.get("tags", []), "remove-input"]
 
 
 def _mark_answer(cell: NotebookNode) -> None:
@@ -146,8 +149,8 @@ def _mark_answer(cell: NotebookNode) -> None:
 
 
 def _call(source: str) -> ast.Call:
-    """Return the call of predict() of which a cell consists."""
-    (statement,) = ast.parse(source).body
+    """Return the call of predict() with which a cell ends."""
+    statement = ast.parse(source).body[-1]
     assert isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call)
     return statement.value
 
@@ -185,22 +188,30 @@ def title(notebook: NotebookNode) -> str:
 
 
 def _describe_pictures(cell: Any, path: Path) -> None:
-    """Copy the description of a cell's picture into the cell's metadata, where Sphinx reads it."""
+    """Copy the description of a cell's picture into the cell's metadata, where Sphinx reads it.
+
+    Sphinx reads one description a cell, so each of several pictures becomes HTML with its own.
+    """
     pictures = [
         output
         for output in cell.get("outputs", [])
         if any("image/" in kind for kind in output.get("data", {}))
     ]
     found = [
-        of_kind["alt"]
+        " ".join(of_kind["alt"].split())
         for output in pictures
         for of_kind in output.get("metadata", {}).values()
         if isinstance(of_kind, dict) and of_kind.get("alt")
     ]
-    if len(found) != len(pictures) or len(pictures) > 1:
+    if len(found) != len(pictures):
         raise ValueError(
-            f"needed: at most one picture in a cell, with a description\n   got: {len(pictures)} pictures, {len(found)} descriptions "
+            f"needed: pictures with descriptions\n   got: {len(pictures)} pictures, {len(found)} descriptions "
             f"in {path.name}: {cell.source[:60]!r}"
         )
-    if found:
-        cell.metadata["mystnb"] = {"image": {"alt": " ".join(found[0].split())}}
+    if len(found) == 1:
+        cell.metadata["mystnb"] = {"image": {"alt": found[0]}}
+        return
+    for output, alt in zip(pictures, found, strict=True):
+        source = f"data:image/png;base64,{output.data['image/png'].strip()}"
+        text = f'<img alt="{html.escape(alt)}" src="{source}">'
+        output.data = nbformat.from_dict({"text/html": text, "text/plain": output.data["text/plain"]})

@@ -366,7 +366,7 @@ const playViews = (() => {
     const copy = picture.cloneNode(true), [, , width, height] = picture.getAttribute("viewBox").split(" ").map(Number), from = [...picture.querySelectorAll("*")];
     [...copy.querySelectorAll("*")].forEach((each, n) => {
       const style = getComputedStyle(from[n]);
-      for (const key of ["fill", "stroke", "stroke-width", "stroke-dasharray", "opacity", "fill-opacity", "font", "text-anchor"]) each.style.setProperty(key, style.getPropertyValue(key));
+      for (const key of ["fill", "stroke", "stroke-width", "stroke-dasharray", "paint-order", "opacity", "fill-opacity", "font", "text-anchor"]) each.style.setProperty(key, style.getPropertyValue(key));
     });
     const above = 34, tall = height + above;
     copy.setAttribute("viewBox", `0 ${-above} ${width} ${tall}`);
