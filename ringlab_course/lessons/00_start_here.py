@@ -11,8 +11,8 @@
 # %% [markdown]
 # ## What this is about
 #
-# A transformer compares every token with every other token. For a short text that makes a small table. For a large
-# library of source code the table is bigger than the memory of any machine. **Ring attention** divides the text among
+# A transformer compares every token with every other token. For a short text that makes a small table. For the source of a
+# large project the table is bigger than the memory of any machine. **Ring attention** divides the text among
 # many machines, arranges them in a circle, and passes the pieces from neighbour to neighbour until every piece
 # has met every other piece. It approximates nothing, and no machine ever holds the whole text.
 #
@@ -83,7 +83,7 @@ compare("00.shifts", str(outcome.trace.rounds(0)))
 # %% [markdown]
 # Every rank knows its own note before anything moves, so the number of steps is one less than the number of ranks. One
 # more step would bring each note back to where it began. The whole course uses this pattern: **P ranks, P − 1 shifts.**
-# Replace the notes by blocks of keys and values, and it is ring attention.
+# Replace the notes by blocks of keys and values, and let each rank use a block instead of keeping it: that is ring attention.
 #
 # The same run as a picture. Follow the black arrows:
 
@@ -188,7 +188,7 @@ print(f"all scores in float32: {scores / 1e9:.2f} GB, {scores / q.nbytes:.0f} ti
 #
 # ## The whole course as one ring
 #
-# Here are the lessons, clockwise in the order in which you read them; in some places the numbers have another order. The
+# Here are the lessons, clockwise in the order in which you read them; in some places the numbers jump. The
 # square is the goal: the capstone, an exercise without a lesson, in which you hand in a ring attention of your own. The
 # grey lessons after it are further reading: Triton, JAX, and layers without softmax. The last line of every lesson leads to
 # the next one.

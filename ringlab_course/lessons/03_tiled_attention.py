@@ -182,7 +182,7 @@ show(tile_scan.strip(forward_scan), alt=tile_scan.describe_strip(forward_scan))
 
 # %% [markdown]
 # The light blue area grows, the bars do not: a finished tile is released, and only out and lse of its rows remain.
-# Leaving registers aside, a tile of 128 just fits in float32; the 513 KiB of a tile of 256 do not.
+# In float32 a tile of 128 just fits; the 513 KiB of a tile of 256 do not. (A kernel could hold some of it in registers instead.)
 #
 # In a live notebook the next cell is a player: move the slider tile by tile, and switch to *backward* when you have
 # read section 6.
@@ -218,9 +218,8 @@ for S in SIZES:
     )
 
 # %% [markdown]
-# Each doubling of S quadruples the naive peak. The tiled peak is out and lse, which double, and a part that stays. (The
-# meter's part is not quite section 3's live set: on a CPU the tiles of Q, K and V are no copies, and `attend` makes three
-# squares.) The wall of lesson 01 is gone, and the result is still exact.
+# Each doubling of S quadruples the naive peak. The tiled peak is out and lse, which double, and a part that stays. These 32 KiB
+# are not section 3's live set: here the tiles of Q, K and V are no copies, and `attend` makes three squares. The wall of lesson 01 is gone, and the result is still exact.
 #
 # We save a large part of the memory. Do we also save work? We count the FLOPs of all matrix products, first without a mask:
 
@@ -268,14 +267,6 @@ for tile in (512, 128, 32):
 # `tiled_forward` consists of differentiable operations, so autograd already gives its gradients. We measure it without a
 # mask, with D = 16 and tiles of 64.
 
-# %% tags=["nbval-ignore-output"]
-predict(
-    "03.autograd",
-    "The same tiled forward, now with inputs that require gradients: its peak memory grows like…",
-    choices=["S", "S log S", "S²"],
-)
-
-
 # %%
 def recorded(q, k, v):
     """A tiled forward whose result could be differentiated."""
@@ -285,10 +276,9 @@ def recorded(q, k, v):
 recorded_peaks = [peak_bytes(recorded, *random_inputs(S)) for S in SIZES]
 for S, peak in zip(SIZES, recorded_peaks, strict=True):
     print(f"S = {S:5}   peak {peak / 2**20:5.1f} MiB   S × S floats {4 * S * S / 2**20:5.1f} MiB")
-compare("03.autograd", "S²" if recorded_peaks[2] > 3 * recorded_peaks[1] else "S")
 
 # %% [markdown]
-# Autograd keeps whatever each operation needs in its backward. For every tile it keeps the scores and the weights. Over all
+# The peak grows with S² again. Autograd keeps whatever each operation needs in its backward. For every tile it keeps the scores and the weights. Over all
 # tiles these add up to two whole S × S matrices: the wall is back. The way out is **not to store the weights but to compute
 # them again**, tile by tile, when the backward needs them. The lse makes that cheap.
 #
@@ -404,8 +394,9 @@ both_peaks = [peak_bytes(without_autograd, *random_inputs(S, D, 4)) for S in SIZ
 print("forward and backward by tiles:", *(f"{peak / 2**10:,.0f} KiB" for peak in both_peaks))
 
 # %% [markdown]
-# The peak about doubles with S. The live set is larger than in the forward: two squares instead of one, a tile of dO,
-# delta, and three gradients in place of out. But it is just as constant:
+# The peak doubles exactly: it is reached before the first tile, when dout · out of all rows is made for delta. The tiles need less.
+# Their live set is larger than in the forward: two squares instead of one, a tile of dO, delta, and three gradients in place of
+# out. But it is just as constant:
 
 # %%
 backward_scan = tile_scan.scan(1024, 128, 64, direction="backward")
@@ -415,7 +406,7 @@ show(tile_scan.strip(backward_scan), alt=tile_scan.describe_strip(backward_scan)
 # The backward passes the line: 353 KiB do not fit into 227. So a backward kernel takes smaller tiles, or numbers of 16 bits.
 #
 # The scan now runs down the columns. This order has a reason: when a column is finished, so are dK and dV of its key
-# tile, and they leave the live set. Only dQ must come back once per column.
+# tile, and they leave the live set. Only dQ is read and written again in every column.
 #
 # ## 7 · Final means final
 #
@@ -502,8 +493,8 @@ compare("03.price", tiled / naive)
 #
 # - The score matrix falls into tiles: **skip, full, diagonal**, decided by positions in the sequence. Each visible tile
 #   is computed once, merged and released.
-# - The **live set** is a few tiles and does not grow with S. Peak memory is the live set plus the output: linear in S,
-#   not quadratic.
+# - The **live set** is a few tiles and does not grow with S. The forward's peak is the live set plus the output. It is linear in S,
+#   not quadratic, and so is the backward's.
 # - The forward's **FLOPs stay the same**; under a causal mask, skipping saves almost half. Forward and backward together
 #   need seven products instead of six.
 # - The backward of a tile needs q, k, v, dO and the **final** lse and delta. $P_{ij} = e^{S_{ij}-\mathrm{lse}_i}$,

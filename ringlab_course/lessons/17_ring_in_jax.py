@@ -44,7 +44,7 @@ jax.config.update("jax_num_cpu_devices", 8)  # before the first computation
 # ## 1 · Two dialects
 #
 # So far we wrote *ranks with messages*: P programs, each with its own memory. JAX starts from the other end, with *one
-# array* that is spread over many devices. Two tables have all the words that this lesson needs. The first is about arrays:
+# array* that is spread over many devices. Two tables have the words of the forward. The first is about arrays:
 #
 # | in JAX | what it is |
 # |---|---|
@@ -167,8 +167,7 @@ compare("17.missing", {0: "zeros", 10: "its own block"}[got[0]])
 # in the softmax.
 #
 # The two dialects fail in different ways. With messages, a send without its receive hangs. One `ppermute` is both the send
-# and the receive. If all devices reach it, none waits forever. It can still hang if only some devices reach it;
-# section 6 comes back to this.
+# and the receive. It hangs only if some devices do not reach it; section 6 comes back to this.
 #
 # ## 3 · Block and merge
 #
@@ -303,12 +302,10 @@ def careless_ring(q, k, v, layout):
 
 # %% tags=["nbval-ignore-output"]
 predict("17.loop", "careless_ring shifts 8 times. How many messages does a device send?",
-        choices=["14", "16"])
+        unit="messages")
 
 # %%
-sends = messages(compiled(on_ring(partial(careless_ring, layout=even)), q, k, v))
-print("careless_ring", sends)
-compare("17.loop", str(sends))
+compare("17.loop", messages(compiled(on_ring(partial(careless_ring, layout=even)), q, k, v)))
 
 # %% [markdown]
 # **14.** Nothing uses the result of the eighth shift, so the compiler removed it. But P copies of the body make a program
@@ -450,8 +447,10 @@ show(layout_view.figure([even, folded], tile=4), layout_view.describe([even, fol
 
 # %% [markdown]
 # **All 8.** With a zig-zag, no square between the dark lines is white: in every block some query sees some key. So the
-# branch saves nothing. It has to decide about smaller tiles: of quarters of blocks, every device computes 17 of 32. With the
+# branch saves nothing. (The program has two: one for a device's own block, one in the loop.) It has to decide about smaller tiles: of quarters of blocks, every device computes 17 of 32. With the
 # contiguous layout the branch does skip blocks, but device 7 computes all of them, and the ring finishes no sooner.
+#
+# What *all* devices can skip needs no branch: work it out in NumPy while JAX traces, and Python's `if` leaves it out of the program.
 #
 # Put only computation into a branch. If a branch holds a `shift`, some devices send and others do not: the program compiles,
 # and then it hangs.
