@@ -67,14 +67,21 @@ def differences(curves: Curves) -> dict[str, list[float]]:
     }
 
 
-def figure(curves: Curves, title: str) -> Figure:
-    """Return the curves, and below them the distance of each from the first, on a logarithmic scale."""
+ROUNDING = "below 1e-5: rounding"
+"""The words at the line of `SAME`. A mistake can lie below it too, and then the words would be wrong."""
+
+
+def figure(curves: Curves, title: str, below: str = ROUNDING) -> Figure:
+    """Return the curves, and below them the distance of each from the first, on a logarithmic scale.
+
+    below: the words at the line of `SAME`.
+    """
     with styled():
         drawing = new_figure((7.2, 5.0))
-        above, below = drawing.subplots(2, 1, sharex=True, height_ratios=(3, 2))
+        above, lower = drawing.subplots(2, 1, sharex=True, height_ratios=(3, 2))
         for (name, losses), look in zip(curves.items(), LOOKS, strict=False):
             above.plot(range(1, len(losses) + 1), losses, label=name, **look)
-        _draw_distances(below, curves)
+        _draw_distances(lower, curves, below)
         above.set(ylabel="loss (nats per byte)")
         above.set_title(title)
         above.legend(loc="upper right")
@@ -86,18 +93,18 @@ def apart(curves: Curves, title: str) -> Figure:
     with styled():
         drawing = new_figure((7.2, 3.0))
         ax = drawing.subplots()
-        _draw_distances(ax, curves)
+        _draw_distances(ax, curves, ROUNDING)
         ax.set_title(title)
         ax.legend(loc="upper right", ncols=len(curves) - 1)
     return drawing
 
 
-def _draw_distances(ax: Axes, curves: Curves) -> None:
+def _draw_distances(ax: Axes, curves: Curves, below: str) -> None:
     for (name, found), look in zip(differences(curves).items(), LOOKS[1:], strict=False):
         ax.semilogy(range(1, len(found) + 1), [max(one, FLOOR) for one in found], label=name, **look)
     ax.axhline(SAME, color=QUIET, linewidth=1.0)
     steps = max(map(len, curves.values()))
-    ax.text(steps, SAME * 1.2, "below 1e-5: rounding", color=QUIET, fontsize=9, ha="right", va="bottom")
+    ax.text(steps, SAME * 1.2, below, color=QUIET, fontsize=9, ha="right", va="bottom")
     ax.set(xlabel="step", ylabel=f"relative difference\nfrom {next(iter(curves))}", ylim=(FLOOR / 2, 1.0))
 
 

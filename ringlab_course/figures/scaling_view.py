@@ -33,7 +33,10 @@ def figure(ranks: Sequence[int], work: Curves, hop: Curves) -> Figure:
             ax.yaxis.set_major_formatter("{x:g}")
             ax.set(xlabel="ranks P", xlim=(ranks[0] * 0.9, ranks[-1] * 1.1))
         left.set(title="Work of one rank", ylabel="one process = 1")
-        right.set(title="Time of a hop over that of a block", ylabel="8,192 tokens per rank = 1")
+        right.set(
+            title="Time of a hop over that of a block",
+            ylabel="hop / block, in units of\nthat at 8,192 tokens per rank",
+        )
         drawn.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=2)
     return drawn
 

@@ -2,7 +2,7 @@
 # # 13 · Multi-GPU ring attention
 #
 # **Afterwards you can** read a profile of a ring as lanes, say how much of its communication is exposed and who holds it up,
-# report an efficiency that survives a second look, and launch a ring on one machine or many.
+# report an efficiency that survives a second look, and say what a launch on one machine or many must give each process.
 #
 # **You need first** [lesson 06](06_what_it_costs.ipynb), what it costs; [lesson 11](11_real_processes.ipynb), real processes.
 #
@@ -13,19 +13,13 @@
 # follows the question through four numbers that mislead: the share in a profile, the rank that a profile accuses, the efficiency
 # in a table, and the utilisation in a report.
 #
-# What is measured here was measured on gloo processes on CPUs; section 4 is simulated. On a machine with several GPUs the cells
-# choose NCCL, but **nobody has run them there yet**.
+# All measurements here were recorded on gloo processes on CPUs: **no GPU took part**. Section 4 is simulated.
 
 # %%
-import os
-import time
-
 import numpy as np
-import torch
 
-from ringlab import launch, ring_attention, zigzag
-from ringlab.bench.profile import both_orders, recorded
-from ringlab.blocks import get_block
+from ringlab import zigzag
+from ringlab.bench.profile import recorded
 from ringlab.checkout import find_checkout
 from ringlab.cost import hardware, sizes
 from ringlab.cost.simulate import Network, simulate
@@ -34,17 +28,14 @@ from ringlab_course import compare, predict
 from ringlab_course.figures import profiler_lanes, scaling_view
 from ringlab_course.lab import result
 
-os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler's own messages
-GPUS = torch.cuda.device_count()
-RANKS, TRANSPORT, DEVICE = (GPUS, "nccl", "cuda") if GPUS > 1 else (2, "gloo", "cpu")
 LABS = find_checkout() / "benchmarks" / "results" / "lab"
 
 # %% [markdown]
 # ## 1 · A profile that looks good
 #
 # These are the two runs, on two processes, as they were recorded. Each rank has two **lanes**: when it computes, and when it
-# copies, which is when its messages are under way. Copying is **exposed** while the rank computes nothing. Each run has three
-# layers, so it has three hops.
+# copies, from the *post* that starts a message to the end of its *wait* (lesson 11). Copying is **exposed** while the rank computes
+# nothing. Each run has three layers, so it has three hops.
 
 # %% tags=["nbval-ignore-output"]
 record = recorded()
@@ -76,15 +67,15 @@ fell = 1 - after / before
 compare("13.exposed", "by two thirds" if abs(fell - 2 / 3) < 0.1 else f"by {fell:.0%}")
 
 # %% [markdown]
-# **By two thirds.** The share looks better, because its denominator grew. A copy's bar lasts from the post to the end of the wait,
-# so a copy that hides under a block has a longer bar than the same copy alone. The share of hidden copying flatters; **look at
-# the exposed time**.
+# **By two thirds.** The share rose to 92% because its denominator, the copying, grew from 18 to 75 ms. A copy's bar lasts until the
+# wait returns, so a copy that hides under a block has a longer bar than the same copy alone. The share of hidden copying flatters;
+# **look at the exposed time**.
 #
 # The upper program posts before it computes, too, and hides nothing: `isend` does not mean overlap (lesson 11).
 #
-# And was the exposed time *saved*? Rank 0 computes for longer now, and is done when it was before. Rank 1 computes for less,
-# and is done much sooner. Both together compute as long as before. One run of each order cannot say more, so section 3 measures
-# it. First see how such lanes are made.
+# And was the exposed time *saved*? Rank 0 computes for longer now, and is done when it was before. Rank 1 computes 8 ms less, and is
+# done 19 ms sooner. Both together compute about as long as before. One run of each order cannot say more, so section 3 measures
+# it. First see how such lanes are made. (`python -m ringlab.bench.profile FILE` records both runs on your machine.)
 #
 # ## 2 · From events to lanes
 #
@@ -117,20 +108,9 @@ for name, spans in record.runs.items():
     print(f"{name}: two unions give the exposed time above: {same}")
 
 # %% [markdown]
-# The same two runs on your machine:
-
-# %% tags=["nbval-ignore-output"]
-yours = launch(both_orders, RANKS, DEVICE, transport=TRANSPORT, memory=False).results
-for name in record.runs:
-    for rank in range(RANKS):
-        own = lanes.overlap(yours[rank][name][-1], rank)
-        print(f"{name}, rank {rank}: copies {1e3 * own.copy_s:.0f} ms", end=", ")
-        print(f"{1e3 * own.exposed_s:.0f} ms of it exposed")
-
-# %% [markdown]
 # ## 3 · What hiding is worth
 #
-# A lane says *when* something happened, not what that cost the other lane. So measure a block alone, a hop alone, and both at
+# A lane says how long a message was outstanding, not what that cost the other lane. So measure a block alone, a hop alone, and both at
 # once. ringlab has ready-made measurements, its **labs**, and L1 is this one.
 
 # %% tags=["nbval-ignore-output"]
@@ -157,9 +137,9 @@ compare("13.saved", "at none" if max(gains) < 0 else "at all four" if min(gains)
 # **At none.** gloo's threads copy on the cores that compute: the two take turns, and pay for each change. The **gain** is
 # (block + hop − both) / (the shorter of block and hop). It is 1 if the shorter one is free, and 0 if nothing is gained.
 #
-# That answers the question of the beginning. The hidden share measures *when* something was copied. It says nothing of what
-# the copying cost meanwhile. On a GPU a copy engine (lesson 11) takes nothing from computing, and NCCL's kernels take something.
-# So measure the gain where you run.
+# That answers the question of the beginning. The hidden share measures how long a message was *outstanding* beside computing. It
+# says neither when the message was copied nor what that cost. On a GPU a copy engine (lesson 11) takes nothing from computing, and
+# NCCL's kernels take something. So measure the gain where you run.
 #
 # ## 4 · Who is to blame?
 #
@@ -207,7 +187,8 @@ profiler_lanes.play({name: lanes.of_trace(trace) for name, trace in traces.items
 # kernel runs during such a wait. So a profile blames the network, though all links are sound.
 #
 # So exposed copying accuses the wrong ranks. Two other numbers find the fault. A **rank** is found by its own seconds of
-# computing, which contain no waiting. Under zig-zag all have equal work:
+# computing, which contain no waiting. Under zig-zag all have equal work; otherwise divide by the pairs that were computed. Look at
+# single steps, too: a rank may be slow in one of them only.
 
 # %%
 for name, trace in traces.items():
@@ -217,9 +198,9 @@ for name, trace in traces.items():
     print(f"{name}: a block of ranks 0 to 3, in blocks of rank 0: {told}")
 
 # %% [markdown]
-# A **link** is found by this rule: **take the time from the later post to the earlier done, and of a link's P − 1 hops the
-# smallest.** The message cannot have started before the later post, and it was there at the earlier done. Here is the rule for two
-# links, a sound one and the slow one:
+# A **link** is found by this rule: **for each hop take the time from the later post to the earlier done; of a link's P − 1 hops keep
+# the smallest.** The message cannot have started before the later post, and it was there at the earlier done. Here is the rule for
+# two links, a sound one and the slow one:
 
 # %%
 def ends_of(trace, sender):
@@ -250,12 +231,12 @@ print("the hops from 3 to 0 beside the slow link, at most:", end=" ")
 print(", ".join(f"{1e3 * profiler_lanes.bound_s(pair):.1f} ms" for pair in ends_of(by_link, 3)))
 
 # %% [markdown]
-# 1→2 is the slow link: 1.88 is more than a block could hide. The bound of a single hop may be much too long. From 3 to 0 it is once
-# 20.4 ms, because *both* ends were held up by the slow link elsewhere. It can only be too long, so take the smallest. A hidden
-# message is seen only at its `wait`, after the block. So 3→0 shows 1.00, a whole block.
+# 1→2 is the slow link: 1.88 is more than a block could hide. 3→0 shows 1.00, a whole block, although it is sound: its messages are
+# hidden, and a hidden message is seen only at its `wait`, after the block. One of its hops even shows 20.4 ms, because the slow link
+# elsewhere held up *both* ends. A bound can only be too long, so the smallest is the best.
 #
-# These bounds subtract times of *two* ranks. On two machines their clocks differ, so count each rank's time from a
-# barrier first.
+# These bounds subtract times of *two* ranks, and the clocks of two machines differ. Let all ranks note their clocks at a barrier,
+# which they leave together, and subtract from each rank's times its own note.
 #
 # ## 5 · Equal local, or equal global?
 #
@@ -291,61 +272,33 @@ style.show(scaling_view.figure(MANY, work, hops), scaling_view.describe(MANY, wo
 # process. **Equal tokens per rank are not equal work per rank.** The honest question is what *the same work* would take if
 # it were split perfectly:
 #
-# $$\text{efficiency} = \frac{T_1 \cdot W_P / W_1}{P \cdot T_P},\qquad W = \text{visible pairs}.$$
+# $$\text{efficiency} = \frac{T_1 \cdot W_P / W_1}{P \cdot T_P},\qquad W = \text{pairs that the mask leaves}.$$
 #
 # The ring of the anecdote has 64 times the pairs on 8 ranks, and 64 / (8 · 8.5) = 94%.
 #
 # **Strong** scaling keeps the sequence: blocks shrink as 1/P², hops as 1/P, so hops stick out in the end, for every ring.
-# **Weak** scaling keeps the tokens per rank: there are more blocks, and each is as long as before, like its hop. Efficiency is fair
-# for both, but weak scaling never shows the point at which hops stick out. Weak scaling on your machine, one process and the ring
-# alternating:
-
+# **Weak** scaling keeps the tokens per rank: there are more blocks, but a block and its hop last as long as before. Efficiency is fair
+# for both, but weak scaling never shows the point at which hops stick out. Lab L2 recorded both, on two processes with one core
+# each. An idle neighbour would flatter a single process, so the lab takes one process with *both* cores: its time is already that
+# of a perfect split.
 
 # %%
-def alternating(ring, c, rounds):
-    """This rank's seconds, by round: one process with c tokens, then the ring with c per rank."""
-    split = zigzag(c * ring.world_size, ring.world_size)
-    q, k, v = (torch.randn(1, 8, c, 64, device=DEVICE) for _ in range(3))
-    block, found = get_block("auto", q), []
-    runs = (
-        lambda: block.forward(q, k, v, causal=True, scale=0.125) if ring.rank == 0 else None,
-        lambda: ring_attention(q, k, v, ring=ring, layout=split, causal=True, validate=False),
-    )
-    for _ in range(rounds):
-        for run in runs:
-            ring.barrier()
-            begin = time.perf_counter()
-            run()
-            if DEVICE == "cuda":
-                torch.cuda.synchronize()
-            found.append(time.perf_counter() - begin)
-    return found
-
-
-# %% tags=["nbval-ignore-output"]
-measured = np.array(launch(alternating, RANKS, 2048, 9, transport=TRANSPORT, memory=False).results)
-measured = measured[:, 4:]  # two rounds to warm up
-one, ring_s = measured[0, ::2], measured[:, 1::2].max(axis=0)  # the slowest rank of each round
-print(f"one process, 2,048 tokens: {1e3 * np.median(one):.1f} ms")
-print(f"{RANKS} processes with 2,048 each: {1e3 * np.median(ring_s):.1f} ms")
-ratio = np.median(one / ring_s)  # within a round, so that a drifting clock cancels
-print("medians of the rounds' ratios, not the ratio of these medians:")
-print(f"   time over time, as in the anecdote: {ratio:.0%}")
-# RANKS² times the pairs on RANKS ranks: RANKS times as much work for each
-print(f"   of a perfect split of the same work: {RANKS * ratio:.0%}")
+scaling = result.load(LABS / "l2-two-processes.json")
+for case in (case for case in scaling["cases"] if case["pass"] == "forward"):
+    of_perfect = {name: each["efficiency"] for name, each in case["contenders"].items()}
+    told = ", ".join(f"{name} {each:.0%}" for name, each in of_perfect.items())
+    print(f"{case['scaling']} scaling, {case['S']:,} tokens: {told} of a perfect split")
 
 # %% [markdown]
-# The one process used the ring's block, so the quality of the block cancels. It ran beside an idle neighbour, so a few percent
-# are noise and more than 100% can occur.
+# Contiguous gives one of the two ranks three quarters of the pairs (lesson 07), and it shows. Zig-zag is near a perfect split.
 #
 # ## 6 · Counting FLOPs
 #
-# The last number is a **utilisation**: FLOP/s over the peak of the chip. Labs L1 and L2 recorded a block alone and a causal ring
-# that calls it. Suppose a chip with three times the block's rate as its peak.
+# The last number is a **utilisation**: FLOP/s over the peak of the chip. Lab L1 recorded a block alone, and L2 a causal ring that
+# calls it. Suppose a chip with three times the block's rate as its peak.
 
 # %% tags=["nbval-ignore-output"]
 rate = overlaps["cases"][-1]["flops_per_s"]  # of a block alone, without a mask, on one process
-scaling = result.load(LABS / "l2-two-processes.json")
 ring = scaling["cases"][0]["contenders"]["zigzag"]  # forward
 once = ring["tflops_per_rank"] * 1e12 / rate
 predict(
@@ -365,7 +318,7 @@ compare("13.counted", "its FLOPs are counted wrongly" if 2 * once > 1 else "it i
 # like a result. So divide by the rate of a block alone, too.
 #
 # Which FLOPs count? **MFU**, model FLOPs utilisation, takes what the *model* needs. **HFU**, hardware FLOPs utilisation, adds what
-# is computed a second time, by a convention, whatever the kernel really does. FLOPs per pair and head:
+# the scores that the backward computes again, whether or not the kernel does so. FLOPs per pair and head:
 #
 # | | forward | backward | usual in |
 # |---|---|---|---|
@@ -378,15 +331,6 @@ compare("13.counted", "its FLOPs are counted wrongly" if 2 * once > 1 else "it i
 #
 # ## 7 · Which number of many
 #
-# One hop of 4 KiB, timed eleven times, from lab L1's file of section 3:
-
-# %%
-bandwidth = next(case for case in overlaps["cases"] if case["case"] == "bandwidth")
-times = sorted(1e3 * t for t in bandwidth["times_s"])
-print("ms:", ", ".join(f"{t:.2f}" for t in times))
-print(f"best {times[0]:.2f}, median {np.median(times):.2f}, mean {np.mean(times):.2f} ms")
-
-# %% [markdown]
 # A few rounds in which the machine did something else make the mean. The best one falls the longer you measure. The
 # **median** stays. Five more habits:
 #
@@ -399,20 +343,12 @@ print(f"best {times[0]:.2f}, median {np.median(times):.2f}, mean {np.mean(times)
 #
 # ## 8 · Launching it on your machines
 #
-# On one machine, `torchrun --standalone --nproc-per-node gpu program.py` starts one process for each GPU. On two
-# machines, start the same program on each, and say which machine it is:
-#
-# ```sh
-# torchrun --nnodes 2 --node-rank 0 --nproc-per-node 8 --master-addr node0 --master-port 29500 program.py
-# torchrun --nnodes 2 --node-rank 1 --nproc-per-node 8 --master-addr node0 --master-port 29500 program.py
-# ```
-#
 # However processes are started, four things must hold: each has a RANK of its own; all have the same WORLD_SIZE; all meet at one
 # address and port, which must not be `localhost` if there are several machines; and each has a device that no other process takes.
 # RANK is a place in the ring. LOCAL_RANK counts the processes of one machine, and chooses the device.
 #
-# So the launcher decides *which hops are fast*. torchrun deals out ranks machine by machine. Cluster schedulers can also deal them
-# out like cards (SLURM's `--distribution=cyclic`). On two machines with eight GPUs each:
+# So the launcher decides *which hops are fast*. torchrun ([lesson 11](11_real_processes.ipynb)) deals out ranks machine by machine.
+# Cluster schedulers can also deal them out like cards (SLURM's `--distribution=cyclic`). On two machines with eight GPUs each:
 
 
 # %%
@@ -426,8 +362,8 @@ for name, machines in {"machine by machine": [0] * 8 + [1] * 8, "like cards": [0
     print(f"{name}: {hops_between(machines)} of 16 hops leave a machine")
 
 # %% [markdown]
-# With a link per hop, 2 slow hops cost as much as 16, since a ring is as fast as its slowest hop. Dealt like cards, eight GPUs share
-# one network.
+# A ring is as fast as its slowest hop. If each hop had a link of its own, 2 slow hops would cost as much as 16. But the eight GPUs of a
+# machine often share one network, and then hops that are dealt like cards are up to eight times slower.
 #
 # [Labs on several GPUs](../docs/labs.md) has the commands for your cluster, the check that runs before each lab, and what to do
 # when a run hangs.
