@@ -191,7 +191,7 @@ def test_documents_divide_by_twice_the_ranks_where_a_layout_cuts_each_by_itself(
         runs = asked.runs(Plan(claims, quick=True, seed=0))
         lengths = [length for run in runs for length in run.documents]
         assert all(length % (2 * ranks[0]) == 0 for length in lengths) and 0 in lengths
-        assert all(sum(run.documents) in (0, run.S) for run in runs) and len({run.S for run in runs}) == 1
+        assert all(sum(run.documents) in (0, run.S) for run in runs)
 
 
 def test_options_that_fix_an_argument_are_no_argument() -> None:

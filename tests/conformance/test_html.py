@@ -149,9 +149,7 @@ def raises(ring, q, k, v, *, causal, positions):  # type: ignore[no-untyped-def]
 
 def test_a_raise_is_said_with_its_rank() -> None:
     report = check(raises, quick=True, only=("forward", "dk"), isolate=False, ranks=(2,))
-    said = (
-        "The target raises on rank 1, with P = 2, S = 48, contiguous, no mask: ValueError: no <such> thing."
-    )
+    said = "The target raises on rank 1, with P = 2, S = 48, contiguous, no mask, 5 sequences: ValueError: no <such> thing."
     assert diagnosis.first(report.findings) == said
     assert said.replace("<", "&lt;") in markdown(report) and said in Page(html(report)).text
     assert command_for(report, "forward") == ""

@@ -216,7 +216,8 @@ def _after_an_error(part: _Part) -> Tensors:
 def _two_inferences(part: _Part) -> Tensors:
     """Return the results of a call under no_grad, read after a second one."""
     with torch.no_grad():
-        first = part.attend(_leaves(part.shards()[:3]))  # parameters of a model need a gradient there too
+        # Inputs need a gradient there too, where parameters of a model do.
+        first = part.attend(_leaves(part.shards()[:3], "qkv" if part.target.backward else ""))
         part.attend(part.shards(1)[:3])
     return _results(*first)
 
