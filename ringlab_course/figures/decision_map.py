@@ -332,6 +332,5 @@ def _tokens(count: float) -> str:
 
 def _write(ax: Axes, text: str, x: float, y: float, *, small: bool = False, rotation: float = 0) -> None:
     plate = {"facecolor": PAPER, "edgecolor": "none", "boxstyle": f"round,pad={0.1 if small else 0.25}"}
-    size = 8.5 if small else 9.5
-    look: Any = {"ha": "center", "va": "center", "fontsize": size, "fontweight": "bold", "rotation": rotation}
+    look: Any = {"ha": "center", "va": "center", "fontsize": 9.5, "fontweight": "bold", "rotation": rotation}
     ax.text(x, y, text, bbox=plate, zorder=6, **look)

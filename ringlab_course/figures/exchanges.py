@@ -1,6 +1,6 @@
 """Pictures of the data that each rank holds: in an all-to-all, in four schedules and in a step of decode.
 
-Another picture compares the time of a hop with the time of computing a block.
+Two other pictures compare times: those of a hop and of computing a block, and those of whole prompts.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import numpy as np
 
 from ringlab.cost.units import counted
 from ringlab.viz.style import (
+    GREEN,
     HATCHES,
     INK,
     ORANGE,
@@ -144,7 +145,7 @@ def schedules() -> Figure:
             figure.axes[0].text(at, 1.5, f"hop\n{hop}", ha="center", va="center", fontsize=8.5, bbox=plate)
         for at, words in ((2, "all\nat\nonce"), (12, "all\nat once")):
             figure.axes[1].text(at, 1.5, words, ha="center", va="center", fontsize=8.5, bbox=plate)
-        figure.axes[3].text(12, 2.5, "hop 1", ha="center", va="center", fontsize=8.5, bbox=plate)
+        figure.axes[3].text(12, 2.5, "hop 1:\nrank 3", ha="center", va="center", fontsize=8.5, bbox=plate)
         figure.axes[2].text(8, 2.5, "other heads:\nranks 2, 3", **beside)
         figure.axes[2].text(8, 0, "head 0: rank 0", **beside)
         figure.axes[3].text(8, 0.5, "other heads:\nranks 0, 2", **beside)
@@ -204,6 +205,42 @@ def describe_steps(timed: Mapping[str, tuple[int, float, float]]) -> str:
         for name, (hops, hop_s, block_s) in timed.items()
     )
     return "A hop and the block that is computed meanwhile. " + "; ".join(each) + "."
+
+
+def prompts(times: Mapping[str, Mapping[str, float]]) -> Figure:
+    """Return a panel for each prompt, with a bar for each schedule. The least is marked.
+
+    times: the seconds of a prefill, by prompt and by schedule.
+    """
+    with styled():
+        figure = new_figure((8.0, 2.9))
+        axes = figure.subplots(1, len(times), sharey=True, squeeze=False)[0]
+        for ax, (prompt, seconds) in zip(axes, times.items(), strict=True):
+            best = min(seconds, key=seconds.__getitem__)
+            longest = 1e3 * max(seconds.values())
+            for row, (name, value) in enumerate(seconds.items()):
+                marked: Any = {"fontweight": "bold"} if name == best else {}
+                ax.barh(row, 1e3 * value, height=0.68, color=GREEN if name == best else SKY, linewidth=0)
+                ax.text(
+                    1e3 * value + 0.03 * longest, row, f"{1e3 * value:.1f}", va="center", fontsize=9, **marked
+                )
+            ax.set(xlim=(0, 1.42 * longest), xticks=[], ylim=(len(seconds) - 0.5, -0.5))
+            ax.set(yticks=range(len(seconds)), yticklabels=[*seconds])
+            ax.set_title(prompt, fontsize=10)
+            ax.grid(visible=False)
+        figure.suptitle("The shorter the prompt, the longer the best rows", fontsize=11)
+        figure.supxlabel("milliseconds of the whole prefill   green: the fastest", fontsize=9.5)
+    return figure
+
+
+def describe_prompts(times: Mapping[str, Mapping[str, float]]) -> str:
+    """Return the picture of `prompts` in words."""
+    each = []
+    for prompt, seconds in times.items():
+        best = min(seconds, key=seconds.__getitem__)
+        bars = ", ".join(f"{name} {1e3 * value:.1f} ms" for name, value in seconds.items())
+        each.append(f"{prompt}: {bars}; the fastest is {best}.")
+    return " ".join(["Times of whole prefills.", *each])
 
 
 FOLLOWED = 1

@@ -195,6 +195,7 @@ SAYS = {
     "schedules": (named(exchanges, "schedules"), ()),
     "decode": (named(exchanges, "decode_step", [64, 64, 63]), ()),
     "steps": (named(exchanges, "steps", STEPS), ()),
+    "prompts": (named(exchanges, "prompts", {f"{n:,} tokens": {"ring": n / 2**14, "rows of 2": n / 2**15, "Ulysses": n / 2**13} for n in (1024, 2048, 4096, 8192)}), ("1,024 tokens: ring 62.5 ms", "the fastest is rows of 2.")),
     "losses": (of(loss_curves, CURVES, "Title"), ("other leaves it in step 2.",)),
     "recorded losses": (lambda: (loss_curves.figure(loss_curves.recorded().curves, "Title"), loss_curves.describe(loss_curves.recorded().curves, "Title")), loss_curves.recorded().curves),
     "strong and weak scaling": (of(scaling_view, (1, 2), *SCALES), ("same: from 1 to 2 ranks the work of a rank goes from 1 to 0.5, and a hop beside a block is 2 on 2 ranks",)),
