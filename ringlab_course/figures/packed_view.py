@@ -168,10 +168,17 @@ _PAIRS: dict[str, dict[str, Any]] = {
 """The looks of a pair that is rightly seen, one that is wrongly seen, and one that is wrongly not seen."""
 
 
-def pairs(packing: Packing, layout: Layout, letters: Sequence[str], seen: Mapping[str, np.ndarray]) -> Figure:
+def pairs(
+    packing: Packing,
+    layout: Layout,
+    letters: Sequence[str],
+    seen: Mapping[str, np.ndarray],
+    framed: int | None = None,
+) -> Figure:
     """Return a picture of which query sees which key: a grid for each entry of `seen`, (S, S), of bool.
 
     The row lies along both sides of a grid. Heavy lines are the borders of ranks, whose shards are contiguous.
+    The query at the place `framed` gets a frame.
     """
     with styled():
         drawn = new_figure((8.0, 4.6))
@@ -181,6 +188,9 @@ def pairs(packing: Packing, layout: Layout, letters: Sequence[str], seen: Mappin
                 for query, key in np.argwhere(where):
                     panel.add_rectangle(ax, (key - 0.5, query - 0.5), 1, 1, linewidth=0.5, **_PAIRS[kind])
             _draw_sides(ax, packing, layout, letters)
+            if framed is not None:
+                look: dict[str, Any] = {"facecolor": "none", "edgecolor": INK, "linewidth": 2.8}
+                panel.add_rectangle(ax, (-1.7, framed - 0.5), packing.length + 1.2, 1, zorder=6, **look)
             ax.set_title(title)
         axes[0].set_ylabel("query")
         kinds = [
@@ -192,10 +202,16 @@ def pairs(packing: Packing, layout: Layout, letters: Sequence[str], seen: Mappin
 
 
 def describe_pairs(
-    packing: Packing, layout: Layout, letters: Sequence[str], seen: Mapping[str, np.ndarray]
+    packing: Packing,
+    layout: Layout,
+    letters: Sequence[str],
+    seen: Mapping[str, np.ndarray],
+    framed: int | None = None,
 ) -> str:
     """Return the picture of `pairs` in words."""
     parts = [_describe_strip(packing, layout, letters)]
+    if framed is not None:
+        parts.append(f"The query {letters[framed]} at place {framed} has a frame.")
     for title, given in seen.items():
         counts = [f"{int(where.sum())} pairs {kind}" for kind, where in _kinds(packing, given).items()]
         parts.append(f"{title}: {', '.join(counts)}.")

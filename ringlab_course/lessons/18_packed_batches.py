@@ -39,7 +39,7 @@ longest = max(len(word) for word in row.words)
 print(f"as a rectangle: {len(row.words)} lines of {longest}, {4 * longest - 16} places of padding")
 
 # %% [markdown]
-# A small decoder has begun to learn to spell Python's keywords, each of them alone. Six programs compute its loss on this row: the
+# A small decoder, trained a little, spells Python's keywords, one at a time. Six programs compute its loss on this row: the
 # mean of −log p over the letters that the decoder has to predict. All six use the same weights, the same tokens and the same four
 # ranks, and none raises an error.
 
@@ -179,7 +179,7 @@ for rank in range(4):
 # ## 3 · The bounds of a shard
 #
 # Now the mask knows the documents. But each rank's kernel wants cu_seqlens for its own tokens, and cu_seqlens describes the
-# whole row. A fork of Megatron-LM computed it like this ([report](https://github.com/ISEEKYAN/Megatron-LM/issues/111)), where
+# whole row. A fork of the training library Megatron-LM computed it like this ([report](https://github.com/ISEEKYAN/Megatron-LM/issues/111)), where
 # `cp_size` is the number of ranks:
 #
 # ```python
@@ -224,7 +224,8 @@ show(packed_view.strip(*drawn, lines, wrong, title=title),
 # %%
 by_bounds = sees(numbers)
 masks = {"With the row's bounds": right, "With divided bounds": by_bounds}
-show(packed_view.pairs(*drawn, masks), packed_view.describe_pairs(*drawn, masks))
+show(packed_view.pairs(*drawn, masks, framed=8),
+     packed_view.describe_pairs(*drawn, masks, framed=8))
 seen = np.flatnonzero(by_bounds[8])
 letters = [row.letters[key] for key in seen]
 print("the n at place 8 sees places", *seen, "with the letters", *letters)
@@ -233,13 +234,12 @@ identify("divided bounds", row.loss(sees=by_bounds))
 compare("18.divided", "the w and e of while, and itself" if len(seen) == 3 else "itself alone")
 
 # %% [markdown]
-# The *n* sees itself and the first tokens of ranks 0 and 1, because on every rank the first token is number 0. It sees nothing
+# The *n*, in the frame, sees itself and the first tokens of ranks 0 and 1, because on every rank the first token is number 0. It sees nothing
 # of its own word but itself. About half of the pairs that should be seen are lost, and pairs of different words are seen instead.
 #
 # When is the division right? It is right if every rank holds equally many tokens of **every** document. [Lesson 08](08_striped_and_zigzag.ipynb)
 # has a layout for this, *two of each*: it cuts each document into 2P pieces and gives two of them to each rank. With that layout,
-# and lengths that 2P divides, a test of divided bounds passes. Some libraries therefore pad every document to a multiple of 2P. (Then the padded row and the real one have different bounds, and mixing them up is [a bug of its
-# own](https://github.com/NVIDIA/Megatron-LM/issues/4495).) On four ranks our row would double:
+# and lengths that 2P divides, a test of divided bounds passes. Some libraries therefore pad every document to a multiple of 2P. On four ranks our row would double:
 
 # %%
 print("tokens:", row.packing.length, "  padded to multiples of 8:", row.packing.padded(8).length)
@@ -326,18 +326,8 @@ compare("18.labels", int(still_right.sum()))
 # ## 5 · Positions
 #
 # Rotary embedding turns each query and each key by an angle proportional to a number of its token. Which number? Three are at
-# hand:
-
-# %%
-index = row.on_each_rank(lambda own: np.arange(len(own)))
-lines = {"position in the word": [*map(str, positions)], "place in the row": [*map(str, places)],
-         "index in the shard": [*map(str, index)]}
-title = "Three numbers of a token"
-show(packed_view.strip(*drawn, lines, title=title),
-     packed_view.describe(*drawn, lines, title=title))
-
-# %% [markdown]
-# The right one is the position: then the decoder treats a word in the row exactly like the word alone.
+# hand: the position in the document, the place in the row, and the token's index in its rank's shard. The right one is the
+# position: then the decoder treats a word in the row exactly like the word alone.
 
 # %% tags=["nbval-ignore-output"]
 predict(
@@ -356,12 +346,15 @@ compare("18.positions", "not at all, but for rounding" if change < 1e-9 else "a 
 # %% [markdown]
 # Not at all. A product of two turned vectors depends only on the *difference* of their numbers. Within a document, position and
 # place differ by a constant, and the constant drops out. (Places do harm with learned positions, and with rotary
-# embeddings that are stretched beyond a length.)
+# embeddings rescaled for long contexts.)
 #
 # So what matters is the step from each token to the next one of its word. It has to be 1. In the next picture, red marks the
 # other steps:
 
 # %%
+index = row.on_each_rank(lambda own: np.arange(len(own)))
+lines = {"position in the word": [*map(str, positions)], "place in the row": [*map(str, places)],
+         "index in the shard": [*map(str, index)]}
 within = np.append(False, ids[1:] == ids[:-1])
 wrong = {"place in the row": within & (np.diff(places, prepend=0) != 1),
          "index in the shard": within & (np.diff(index, prepend=0) != 1)}
@@ -377,28 +370,18 @@ identify("index as position", row.loss(positions=index))
 # ## 6 · The mean
 #
 # Mask, labels and positions are right now. The ranks only have to agree on *one* number, the mean over all labels. Suppose
-# each rank takes the mean of its own labels' losses, and the program reports the mean of the four means. When is that right?
-
-# %% tags=["nbval-ignore-output"]
-predict(
-    "18.mean",
-    "When is the mean of the ranks' means the mean over all labels, whatever the losses are?",
-    choices=["always", "if all ranks hold equally many tokens",
-             "if all ranks hold equally many labels"],
-)
+# each rank takes the mean of its own labels' losses, and the program reports the mean of the four means. Is that right if all
+# ranks hold equally many tokens?
 
 # %%
 has_label = labels != IGNORE
 own_mean = row.on_each_rank(lambda own: has_label[own] / has_label[own].sum())
 print("tokens of each rank:", *(len(each) for each in own))
 print("labels of each rank:", *(has_label[each].sum() for each in own))
-equal = np.allclose(own_mean / 4, has_label / has_label.sum())
-compare("18.mean", "if all ranks hold equally many tokens" if equal
-        else "if all ranks hold equally many labels")
 identify("mean of the ranks' means", row.loss(weights=own_mean / 4))
 
 # %% [markdown]
-# A label on a rank with n labels weighs 1/n in the rank's mean, and a quarter of that in the end. So n must be the same on all
+# No. On a rank with n labels each weighs 1/n in the rank's mean, and 1/(4n) in the end. So n must be the same on all
 # ranks. All hold four tokens here, but the last token of a word has no label, and ranks 1 and 3 have only two labels. Each of
 # these weighs as much as two labels of another rank. (Padding has no labels either, and makes counts unequal, too.)
 #
@@ -416,8 +399,8 @@ show(packed_view.weights(*drawn, means), packed_view.describe_weights(*drawn, me
 
 # %% [markdown]
 # A weight may change where a document ends. **It must never change because a rank ends.** So count over all ranks, once, before
-# anybody divides. The count in verl [left out the ranks of the ring](https://github.com/verl-project/verl/issues/5983). The sum
-# of P ranks was then divided by the count of one, and the loss was P times too large.
+# anybody divides. The count in verl, a library for reinforcement learning, [left out the ranks of the ring](https://github.com/verl-project/verl/issues/5983). The sum
+# of P ranks was then divided by the count of one, and the loss was about P times too large.
 #
 # The mean of documents' means needs such a count for every document. `finally` lies on three ranks, and none of them knows how
 # many labels it has:
@@ -480,7 +463,7 @@ show(packed_view.strip(*drawn, lines, wrong, title=title),
      packed_view.describe(*drawn, lines, wrong, title=title))
 
 # %% [markdown]
-# - **C and E**, the wrong masks, change whole words. C spares `while`, because nothing stands before it.
+# - **C and E**, the wrong masks, change losses all over a word, not only at a border. C spares `while`, because nothing stands before it.
 # - **B and F** go wrong where the border of a rank falls inside a word: B at the last letter before it, F at the letters after it.
 # - **A** changes no loss of any letter. It reports 0.003 more than D, and nobody would look twice.
 #
@@ -512,11 +495,11 @@ compare("18.tests", len(passes["one on each rank"]))
 # without harm. With a single document there is no border to forget, so the two wrong masks pass. This lesson's row lets none pass:
 #
 # - A rank's border falls inside a document, and a document's border inside a rank.
-# - The lengths are uneven, and P divides none of them.
+# - The lengths are uneven, and P = 4 divides none of them.
 # - Ranks hold different numbers of labels. One document has no label at all.
 #
 # **Take a row like this one for your own test**, and compare loss *and* gradient with each document alone. Here ringlab takes that
-# test, on three ranks, whose shards are uneven. `Packing.shard` shifts the labels within documents, then cuts, and adds position
+# test on the same four ranks, in three layouts. `Packing.shard` shifts the labels within documents, then cuts, and adds position
 # ids. With `Context.agreed` the ranks check that all have the same layout and the same mask.
 
 
@@ -543,8 +526,8 @@ for word in row.words:
     tokens = torch.tensor([*word.encode()])
     loss = F.cross_entropy(alone(tokens[None])[0, :-1], tokens[1:], reduction="sum") / count
     loss.backward()
-for layout in (zigzag(16, 3), striped(16, 3), row.packing.layout("per_document", 3)):
-    shares, gradients = zip(*VirtualCluster(3).run(step, layout).results, strict=True)
+for layout in (zigzag(16, 4), striped(16, 4), row.packing.layout("per_document", 4)):
+    shares, gradients = zip(*VirtualCluster(4).run(step, layout).results, strict=True)
     same = abs(sum(shares) - programs["D"]) < 1e-12
     close = torch.allclose(gradients[0], alone.embedding.weight.grad, atol=1e-12)
     print(f"{layout.name:13} as each document alone: loss {same}, gradient {close}")
@@ -554,7 +537,7 @@ for layout in (zigzag(16, 3), striped(16, 3), row.packing.layout("per_document",
 #
 # - The borders of ranks and those of documents have nothing to do with each other. Make bounds, labels and positions in the whole
 #   row, within documents, and cut afterwards.
-# - cu_seqlens, position ids and document ids say the same thing, of the *whole row*. Divided by P they are right only if each
+# - cu_seqlens, position ids and document ids say the same thing, of the *whole row*. Divided by P, cu_seqlens are right only if each
 #   rank holds equally many tokens of every document. A mask by places in the row and the row's bounds is always right.
 # - Rotary embedding knows differences only: places in the row do no harm, indices in a shard do.
 # - Count labels over all ranks before anybody divides. Whether each label or each document has the same weight is a choice.
@@ -570,7 +553,7 @@ for layout in (zigzag(16, 3), striped(16, 3), row.packing.layout("per_document",
 # label is lost or replaced wherever the next token of the word is on another rank. In a striped shard it always is.</details>
 #
 # <details><summary>3. Position ids count through the whole row. When does it matter?</summary>Not for rotary embedding, which knows differences
-# only. It does for learned positions, and for rotary embeddings that are stretched beyond a length.</details>
+# only. It does for learned positions, and for rotary embeddings rescaled for long contexts.</details>
 #
 # <details><summary>4. Four ranks hold one document of four tokens each. Why is the mean of the ranks' means right there?</summary>Each rank
 # has three labels, so all labels have the same weight.</details>
