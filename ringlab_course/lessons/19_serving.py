@@ -50,8 +50,8 @@ drawn = runs, ben_s, both_s
 show(serving_view.turns(*drawn), serving_view.describe_turns(*drawn))
 
 # %% [markdown]
-# The picture shows the last ten seconds of Ada's prompt. Time runs from left to right. In the upper panel the blue and the orange piece behind it are
-# one chunk; below, the blue pieces are too thin to see. Each black line is a token for Ben. With long chunks Ben gets one token in nine seconds. With short ones he waits at most 147 ms for a
+# The picture shows the last ten seconds of Ada's prompt. Time runs from left to right. One chunk is a blue piece and the orange piece after it;
+# below, blue is too thin to see. Each black line is a token for Ben. With long chunks Ben gets one token in nine seconds. With short ones he waits at most 147 ms for a
 # chunk. So servers cut prompts into short chunks.
 #
 # Two riddles are in this picture.
@@ -108,7 +108,7 @@ show(serving_view.chunk_masks(4), serving_view.describe_chunk_masks(4))
 #
 # Ada's prompt is 32 chunks of 32,768 tokens. Her last chunk has its own half square, as her first one had, and a rectangle of 31 squares. All of the
 # rectangle is her cache. That solves the first riddle: **the triangle never grows, and the cache does.** The orange piece of her
-# last chunk is 9,076 − 660 = 8,416 ms for 62 half squares, 136 ms each. In all pictures of this lesson orange is what is cached, and blue is the chunk
+# last chunk is 9,076 − 660 = 8,416 ms. 31 squares are 62 halves, so a half takes 136 ms. The blue 660 ms hold one such half, matrix products and messages. In all pictures of this lesson orange is what is cached, and blue is the chunk
 # itself, with its queries.
 #
 # The right picture is a common slip. PyTorch's `is_causal=True` numbers queries and keys from 0. So it takes the chunk's
@@ -145,7 +145,7 @@ show(serving_view.travellers(4), serving_view.describe_travellers(4))
 
 # %% [markdown]
 # On the left, keys and values go around, as in lesson 05. On the right, the **queries** go around. Each rank attends to its
-# own keys with the queries that visit it. The result is a **partial**, out and lse. It belongs to the owner of the query, so it has to go home
+# own keys with the queries that visit it. The result is a **partial**, out and lse. It has to go home, to the owner of the query
 # ([arXiv 2411.01783](https://arxiv.org/abs/2411.01783)).
 #
 # Llama's query heads share few K/V heads. So in a prompt that is computed at once, keys and values are fewer bytes than queries. But a chunk
@@ -194,7 +194,7 @@ compare("19.travel", f"{nearest:,}")
 #
 # For Ada's chunks of 512 tokens it is 5,664 tokens. So for almost all of her prompt, her cache stays where it is.
 #
-# ringlab's `prefill` does both. Each rank's cached tokens and its tokens of the chunk form one block, of any length. If keys travel, these
+# Computing a prompt is called **prefill**, and ringlab's `prefill` does both. Each rank's cached tokens and its tokens of the chunk form one block, of any length. If keys travel, these
 # blocks go around the ring once, in P − 1 hops, and the mask compares positions. Afterwards the chunk is appended to the cache.
 # `travels="auto"` counts the bytes, and chooses for each chunk:
 
@@ -219,9 +219,7 @@ for travels in ("kv", "q", "auto"):
     print(f"rank 0 sends {run.trace.bytes_sent(0):,} bytes")
 
 # %% [markdown]
-# `auto` sends least, since it chooses anew for each chunk. Here all numbers have 32 bits, and 4 query heads share a K/V head. So a token's query and
-# partial are 8 · (16 + 17) = 264 numbers, its key and value 2 · 2 · 16 = 64: 4.125 times as many. The second chunk has 7 tokens after
-# 90, and 97 is more than 4.125 · 7, so queries travel. In the last, 200 is less than 4.125 · 103, so keys do.
+# `auto` sends least, since it chooses anew for each chunk: queries travel for the 7 tokens after 90, keys for the 103 after 97.
 #
 # ## 4 · One step for all
 #
@@ -259,7 +257,7 @@ compare("19.batch", f"{min((100, 700, 1_500), key=lambda n: abs(n - together)):,
 
 # %% [markdown]
 # **About 700.** The green part does not grow: weights are read once, for all users. The orange part grows with every user, from 0.8 ms to
-# 12.8 ms, since nobody attends to the tokens of somebody else. **A batch shares the weights, but not the caches.** (The grey part is messages between
+# 12.8 ms, since each user attends to his own tokens only. **A batch shares the weights, but not the caches.** (The grey part is messages between
 # the ranks; section 5 comes to them.)
 #
 # That solves the second riddle, too. After Ada's prompt Ben's own cache is as short as before, but each step also reads hers:
@@ -283,7 +281,8 @@ for name, step in {"Ben alone": ben.token, "with Ada ": ada[512].token}.items():
 # - **TP 16 + DCP 2** cuts the weights into 16 parts, as TP 16 does. The two ranks with the same K/V head cache half of the tokens each. vLLM calls
 #   this *decode context parallelism*, DCP.
 #
-# Each panel of the picture is the cache of one user, and the numbers are ranks. Below it stands what each rank holds.
+# Each panel of the picture is the cache of one user, and the numbers are ranks. Below it stands what each rank holds, and how many users would fit
+# if nothing else lay in its memory. (An H100 is sold as 80 GB and has 85.5 GB.)
 
 # %%
 GRIDS = {
@@ -344,14 +343,15 @@ compare("19.grid", f"{min((3, 8, 16), key=lambda n: abs(n - users))}")
 # **From three users on.** TP 16 reads about 2.6 ms less of weights, and spends about 0.8 ms more on messages. So it is 1.8 ms ahead, however large the batch is.
 # But it loses 0.8 ms to the cache *of each user*, so three users cost it 2.4 ms.
 #
-# TP 16 + DCP 2 divides the caches and nearly all weights by 16. It is fastest for one, three and sixteen users.
+# TP 16 + DCP 2 divides the caches and nearly all weights by 16. It is fastest for one, three and sixteen users. Its two ranks must fill evenly while answers
+# grow. So tokens are dealt in pieces: the first `interleave` tokens go to rank 0, the next to rank 1, then to rank 0 again.
 #
 # So **with many users the cache decides how ranks divide the work**, as long as the network does not forbid it.
 #
 # ## 6 · Queries of some heads, keys of some tokens
 #
-# In TP 16 + DCP 2 two ranks share a K/V head. Each has computed the queries of its own 4 heads, and caches half of the tokens. But all 8
-# query heads of this K/V head need all of the tokens. Lesson 15 did not have this problem, since there all ranks that divided the tokens had
+# In TP 16 + DCP 2 two ranks share a K/V head. Each has computed the queries of its own 4 heads, and caches half of the tokens. Yet each of the 8
+# query heads of this K/V head needs all tokens: half of them lie on the other rank. Lesson 15 did not have this problem, since there all ranks that divided the tokens had
 # the same queries.
 #
 # Here is the same on a small scale: P = 4 ranks, each with H/P of the query heads, and with all K/V heads for some of the tokens.
@@ -392,9 +392,6 @@ print("rank 0 sends", run.trace.bytes_sent(0), "bytes")
 # Step 3 merges by lse, as in lesson 02. A rank that caches no token of a user yet has lse −∞ and out 0, and takes part like any other.
 # Servers have got this merge wrong, for example by taking an lse of base 2 for one of base e. [Field
 # reports](../docs/field-reports.md#merges-of-out-lse-decode) has their stories.
-#
-# [Serving](../docs/guide/serving.md) shows two things more that servers do: both ranks of a pair can compute the queries of all 8 heads, so that step 1 is not needed
-# (*Helix*, [arXiv 2507.07120](https://arxiv.org/abs/2507.07120)), and users whose prompts begin alike can share the pages of a cache.
 #
 # ## Recap
 #
