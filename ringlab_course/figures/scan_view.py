@@ -440,49 +440,6 @@ def _after(later: tuple[Any, Any], earlier: tuple[Any, Any]) -> tuple[Any, Any]:
     return later[0] @ earlier[0], later[0] @ earlier[1] + later[1]
 
 
-def composition() -> Figure:
-    """Return a picture of a state that passes two stretches of tokens, one by one and combined."""
-    with styled():
-        drawn = new_figure((8.0, 2.9))
-        ax = drawn.subplots()
-        box = {"boxstyle": "round,pad=0.5", "edgecolor": INK}
-        colours = {"first": rank_colour(1), "second": rank_colour(2), "both": LIGHT}
-        # For each box: its centre, half of its width (including the margin), its text and its colour.
-        apart = (
-            (0.2, 0.4, "S", None),
-            (2.6, 0.9, "stretch 1\n$(A_1, B_1)$", "first"),
-            (5.2, 1.3, "$A_1 S + B_1$", None),
-            (7.8, 0.9, "stretch 2\n$(A_2, B_2)$", "second"),
-            (11.4, 1.9, "$A_2(A_1 S + B_1) + B_2$", None),
-        )
-        as_one = (
-            apart[0],
-            (5.2, 1.5, "both stretches\n$(A_2 A_1,\\; A_2 B_1 + B_2)$", "both"),
-            (11.4, 1.9, "$A_2 A_1 S + (A_2 B_1 + B_2)$", None),
-        )
-        for y, row in ((1.0, apart), (0.0, as_one)):
-            for (left, half, *_), (right, other_half, *_) in pairwise(row):
-                ends = (right - other_half, y), (left + half, y)
-                ax.annotate("", *ends, arrowprops={"arrowstyle": "->", "color": INK})
-            for x, _, text, colour in row:
-                look = {**box, "facecolor": colours[colour]} if colour else None
-                ax.text(x, y, text, ha="center", va="center", color=INK, fontsize=10.5, bbox=look)
-        ax.text(
-            11.4, 0.5, "the same state", ha="center", va="center", color=INK, fontsize=9.5, style="italic"
-        )
-        ax.set(xlim=(-0.3, 13.6), ylim=(-0.5, 1.5), title="Two transitions are one transition")
-        ax.set_axis_off()
-    return drawn
-
-
-def describe_composition() -> str:
-    """Return the picture of `composition` in words."""
-    return (
-        "A state S passes stretch 1, which makes A1 S + B1, and stretch 2, which makes A2 (A1 S + B1) + B2. "
-        "Both together are one stretch with the pair (A2 A1, A2 B1 + B2)."
-    )
-
-
 KINDS = {
     "nothing": "nothing",
     "a number": "one number",

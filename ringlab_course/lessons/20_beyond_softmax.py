@@ -47,8 +47,8 @@ show(scan_view.beside(*sizes), scan_view.describe_beside(*sizes))
 #
 # In this lesson **S is the state**, and N is the number of tokens. (In the other lessons S is the number of tokens.)
 #
-# Softmax attention weighs a value by $e^{q \cdot k}$, over the sum of all such weights. Let the weight be $q \cdot k$ itself, without the
-# exponential and without the sum to divide by. Then brackets can move:
+# Softmax attention weighs a value by $e^{q \cdot k}$, over the sum of all such weights. Drop the exponential and the division: the weight
+# is $q \cdot k$ itself. Then brackets can move:
 #
 # $$\sum_{j \le i} (q_i \cdot k_j)\, v_j^\top = q_i^\top \Big( \sum_{j \le i} k_j v_j^\top \Big).$$
 #
@@ -171,17 +171,36 @@ compare("20.fits", str(exact))
 # %% [markdown]
 # A state of D × D numbers holds at most **D** pairs, one for each independent key. Even the best state does not hold more, and the delta rule, which goes
 # through the tokens once, holds them less exactly. (At an error of 1, a state of zeros would be as good.) So 2 MiB do not stand for a million
-# tokens. The heads keep a selection, and the model learns which. This is one reason why hybrids such as Qwen3-Next
+# tokens. The heads keep a selection, and the model learns which. This is one reason why models such as Qwen3-Next
 # keep some softmax layers.
 #
-# That is the price of a small state. Now to the queue.
+# That is the price of a small state. Now to time. There are two queues: the tokens of a rank, and the ranks. We begin with the tokens.
 #
-# ## 3 · The queue
+# ## 3 · Chunks: the queue of tokens
 #
-# Cut the sequence, so that rank r has the r-th stretch of tokens. Its first token needs the state after all tokens before it, and nothing else. The plain
-# way is a *relay*: rank 0 goes through its stretch and sends its state to rank 1; rank 1 does the same, and so on.
-# We take 256 tokens of real text, and two heads of 16. `plain.recurrence` is our function `token` in a loop over all tokens, for all heads.
-# It is the answer that the ranks must reproduce.
+# A rank has thousands of tokens, and a loop over them leaves a GPU idle. Cut them into *chunks* of, say, 64 tokens, and hand a state from
+# chunk to chunk. Inside a chunk all tokens are computed at once, as with softmax.
+#
+# Here is a chunk of four tokens that forget and write, but do not correct. A row says what fraction a token reads of the state that enters, and of each write:
+
+# %%
+alphas = (0.5, 0.9, 0.8, 0.5)
+show(scan_view.survival(alphas), scan_view.describe_survival(alphas))
+
+# %% [markdown]
+# The state that enters has met every decay up to the reader's: the column **e**. A write has met only the decays after it: the triangle **E**. For example, token 4 reads
+# 0.9 · 0.8 · 0.5 = 0.36 of token 1's write. The state that leaves keeps what the last token can still read, so the row **f** is the last row of E.
+#
+# Write ⊙ for multiplying number by number; with e or f it multiplies row i by $e_i$ or $f_i$. Then for a chunk of C tokens:
+#
+# $$O = (E \odot QK^\top)\,V + e \odot (Q\,S), \qquad S' = e_C\, S + (f \odot K)^\top V .$$
+#
+# So a chunk is a few products of matrices. You write this in the exercise.
+#
+# With the delta rule a token writes not $v_i$, but the difference to what the state says, and this depends on the writes before it in the chunk. One triangular
+# system of equations per chunk finds all of them ([arXiv 2406.06484](https://arxiv.org/abs/2406.06484)); the rest stays as above. ringlab's
+# `plain.by_chunks` does so. ([Its source](../ringlab/scan/plain.py) is for after the exercise.) We try it on 256 tokens of real text, with two heads of 16
+# numbers. `plain.recurrence` is our function `token` in a loop over all tokens, for all heads.
 
 # %%
 N, D = 256, 16
@@ -190,11 +209,18 @@ q, k, v = (x.double() for x in corpus.qkv(N, heads=2, head_dim=D))
 decay, beta = torch.rand(2, 1, 2, N, generator=draw, dtype=torch.float64)
 text = q, k / k.norm(dim=-1, keepdim=True), v, -0.2 * decay, beta
 nothing = torch.zeros(1, 2, D, D, dtype=torch.float64)
-whole, last = plain.recurrence(*text, nothing, 1.0)  # no scale: 1
-print("one process, token by token: outputs", tuple(whole.shape), "and a state", tuple(last.shape))
+whole, last = plain.recurrence(*text, nothing, 1.0)  # 1.0: nothing scales q · k
+for chunk in (1, 16, 64, 256):
+    by_chunk, end = plain.by_chunks(*text, nothing, 1.0, chunk)
+    same = torch.allclose(by_chunk, whole) and torch.allclose(end, last)
+    print(f"chunks of {chunk:3} tokens: the outputs and the state of the loop over tokens: {same}")
 
 # %% [markdown]
-# `plain.by_chunks` does the same faster; section 9 opens it. A rank calls it with its own tokens and with the state that it received.
+# ## 4 · The queue of ranks
+#
+# Cut the sequence, so that rank r has the r-th stretch of tokens. Its first token needs the state after all tokens before it, and nothing else. The plain
+# way is a *relay*: rank 0 goes through its stretch and sends its state to rank 1; rank 1 does the same, and so on. Each rank calls
+# `plain.by_chunks` with its own tokens and with the state that it received.
 
 
 # %%
@@ -227,7 +253,7 @@ show(scan_view.timeline(charts, alone=8.0), scan_view.describe_timeline(charts))
 # Why does a rank wait? It has all its tokens. It lacks only the state before them. Could it do most of its work *for any state*, before it
 # knows which one will come?
 #
-# ## 4 · What a stretch does to any state
+# ## 5 · What a stretch does to any state
 #
 # Write the four steps of a token as one formula:
 #
@@ -283,13 +309,7 @@ compare("20.adding", {0: "on none", 1: "on rank 0", 2: "on ranks 0 and 1", 4: "o
 # has overwritten. A is missing: of what rank 0 wrote, rank 1 leaves only $A_1 B_0$.
 #
 # So ranks must be put together with A and B. Two stretches, one after the other, have a transition as well. Put the first state into the
-# second formula:
-
-# %%
-show(scan_view.composition(), scan_view.describe_composition())
-
-# %% [markdown]
-# Write ∘ for "after":
+# second formula: $A_2 (A_1 S + B_1) + B_2$. Write ∘ for "after":
 #
 # $$(A_2, B_2) \circ (A_1, B_1) = (A_2 A_1,\; A_2 B_1 + B_2).$$
 #
@@ -329,9 +349,12 @@ compare("20.order", ["", "the first", "the first and the second", "all three"][s
 # The second line is the way out of the queue. T₂ ∘ T₁ needs no state, and nothing from rank 0. While rank 0 is still busy, ranks 1 and 2 can already be put
 # together, and ranks 3 and 4, and ranks 5 and 6.
 #
+# **Halfway. This is a good place to stop.** You know why the ranks need not wait for each other's states: that is enough for the stages
+# 20.chunk and 20.transition of [the exercise](../exercises/20_beyond_softmax.ipynb). If you return in a fresh kernel, run all cells up to here first.
+#
 # Only one thing could still spoil this. A transition is a state and an A. How large is A?
 #
-# ## 5 · Four kinds of A
+# ## 6 · Four kinds of A
 #
 # Not every model corrects, and not every model forgets. So A is not always a full matrix:
 #
@@ -340,38 +363,25 @@ compare("20.order", ["", "the first", "the first and the second", "all three"][s
 # - In Mamba-2 each token has a decay of its own, one for each head. A is the product of the decays: one number.
 # - In GLA each entry of the keys has its own decay, so each row of the state decays by itself. A is a diagonal.
 # - With the delta rule each token multiplies by $I - \beta k k^\top$. The product over a stretch is a full matrix.
-#
-# Below is what one rank has to send of one layer, in 32 bits: B, which is as large as a state, and what of A travels. The sizes are the defaults of the models' configurations in
-# [flash-linear-attention](https://github.com/fla-org/flash-linear-attention/tree/main/fla/models), all of width 2,048. Those of Qwen3-Next come
-# from ringlab's table of models.
 
 # %%
-models = {  # kind of A, heads, length of a key, length of a value; the paper
-    "Linear attention": ("nothing", 4, 512, 512),  # arXiv 2006.16236
-    "RetNet": ("nothing", 8, 256, 512),  # arXiv 2307.08621
-    "Mamba-2": ("a number", 64, 128, 64),  # arXiv 2405.21060
-    "GLA": ("a diagonal", 4, 256, 512),  # arXiv 2312.06635
-    "DeltaNet": ("a matrix", 16, 128, 128),  # arXiv 2406.06484
-    "Gated DeltaNet": ("a matrix", 6, 256, 512),  # arXiv 2412.06464
-    "KDA": ("a matrix", 16, 128, 128),  # Kimi Linear, arXiv 2510.26692
-    "Qwen3-Next": ("a matrix", layer.H, layer.D, layer.Dv),
+kinds = {
+    "nothing": ["Linear attention", "RetNet"],  # arXiv 2006.16236, 2307.08621
+    "a number": ["Mamba-2"],  # arXiv 2405.21060
+    "a diagonal": ["GLA"],  # arXiv 2312.06635
+    "a matrix": ["DeltaNet", "Qwen3-Next"],  # arXiv 2406.06484, 2412.06464
 }
-print(f"{'':16} {'B':>9}   {'of A':>9}")
-for name, (kind, H, d, d_v) in models.items():
-    state = LinearAttention(H=H, D=d, Dv=d_v).state_bytes
-    A = 4 * H * {"nothing": 0, "a number": 1, "a diagonal": d, "a matrix": d * d}[kind]
-    print(f"{name:16} {state / 2**10:5,.0f} KiB   {A / 2**10:5,.4g} KiB, for each head {kind}")
-kinds = {kind: [name for name in models if models[name][0] == kind] for kind in scan_view.KINDS}
 show(scan_view.kinds(kinds), scan_view.describe_kinds(kinds))
+A_bytes = 4 * layer.H * layer.D**2  # 32 bits a number
+print(f"Qwen3-Next: B has {layer.state_bytes / 2**20:.0f} MiB in each layer,",
+      f"and A {A_bytes / 2**20:.0f} MiB")
 
 # %% [markdown]
-# A state has 1 to 4 MiB, whatever the model, and A is at most as large again. (KDA forgets by a diagonal, but it also corrects. So over a stretch its A
-# is a full matrix.) No size depends on the number of tokens. So a transition is a small message, too.
+# Qwen3-Next has the largest kind of A, and even that is no more than another state. No size depends on the number of tokens. So a transition is a small message, too.
 #
-# ## 6 · Doubling
+# ## 7 · Doubling
 #
-# Every rank wants the composition of all transitions before it. An operation that gives it to every rank is called a **scan**. *Doubling* (Hillis
-# and Steele, 1986) does it in few rounds. In round 1 every rank sends what it knows to the next rank, in round 2 to the rank two places
+# Every rank wants the composition of all transitions before it. An operation that gives it to every rank is called a **scan**. *Doubling* does it in few rounds. In round 1 every rank sends what it knows to the next rank, in round 2 to the rank two places
 # further on, in round 3 four places further on. After each round a rank knows the transition of up to twice as many ranks.
 #
 # A rank keeps two compositions:
@@ -380,7 +390,7 @@ show(scan_view.kinds(kinds), scan_view.describe_kinds(kinds))
 #   transition.
 # - *before* leaves its own tokens out. This is what it wants in the end. At first it is (I, 0), the transition that changes nothing.
 #
-# A message m is about earlier tokens. So both compositions come after m: *all* becomes all ∘ m, and *before* becomes before ∘ m. The picture shows 8 ranks, and below them the two compositions of rank 5. An arrow is a message, and the thick arrows lead to rank 5.
+# A message m is of earlier tokens, so it goes on the right: *all* becomes all ∘ m, and *before* becomes before ∘ m. The picture shows 8 ranks, and below them the two compositions of rank 5. An arrow is a message, and the thick arrows lead to rank 5.
 
 # %%
 held = scan_view.known(SCANS["doubling"](P), P)
@@ -389,7 +399,8 @@ show(scan_view.doubling(held, 5), scan_view.describe_doubling(held, 5))
 # %% [markdown]
 # Follow the thick arrows. In round 1 rank 5 hears of rank 4. In round 2 it hears from rank 3, which by then knows of ranks 2 and 3. In round 3 it hears from
 # rank 1, which knows of ranks 0 and 1. Three rounds are enough for eight ranks, and ⌈log₂ P⌉ for P ranks. At the end, B of *before* is the state
-# that enters: the sequence begins with zeros, and A · 0 + B = B. For the same reason a rank that knows of everything before it sends its B alone.
+# that enters: the sequence begins with zeros, and A · 0 + B = B. And a rank that knows all ranks from 0 on sends
+# its B alone: the A would multiply zeros.
 #
 # Back to the eight tokens. Four ranks need two rounds. Here is the B of *before* after each:
 
@@ -401,7 +412,7 @@ show(scan_view.entering(eight, drawn), scan_view.describe_entering(eight, drawn)
 # for a and (2, 1) for b, as it did there. But nobody has waited for a finished state.
 #
 # ringlab's `linear_attention` does this for the whole layer: transitions, scan, outputs. Does it give what one process gives, and when are the eight
-# ranks done? On the clock of section 3 a stretch takes a second, and a product of such small matrices next to nothing. So we let it take no time.
+# ranks done? On the clock of section 4 a stretch takes a second, and a product of such small matrices next to nothing. So we let it take no time.
 
 
 # %%
@@ -432,7 +443,7 @@ show(scan_view.timeline(charts, alone=8.0), scan_view.describe_timeline(charts))
 # There is a price: a rank goes through its stretch twice, once for A and B together, and once for the outputs. The clock counts a second for each. But two passes at the same time as all
 # others are better than eight passes in a queue. With 64 ranks the queue would have 64, and doubling still has two.
 #
-# ## 7 · Does the waiting matter?
+# ## 8 · Does the waiting matter?
 #
 # One half of the puzzle is left. Between the two passes all ranks wait for messages, and nothing hides this time. In our picture it is 1.5 of 3.5
 # seconds. In a softmax ring most messages hide behind the attention. So is the scan too slow in a real layer?
@@ -479,27 +490,27 @@ share = asked["scan"] / sum(asked.values())
 compare("20.share", "about 1 %" if share < 0.03 else "about 10 %" if share < 0.3 else "about half")
 
 # %% [markdown]
-# It is about 1 %. The layer has 25 ms of work for each of these GPUs. The scan takes the same time for any number of tokens, and the work does not. So its share grows
+# It is about 1 %. The layer has 25 ms of work for each of these GPUs. The scan's time does not depend on the number of tokens; the work does. So its share grows
 # where a rank has few tokens: with 8,192 on each rank it is 14 %, and on 64 ranks 26 %.
 #
-# These times are computed, not measured. The speeds are from ringlab's table of an H100. The peak is 989 TFLOP/s in 16 bits, from NVIDIA's white paper. The matrices run at
+# <details><summary>These times are computed, not measured: from which speeds?</summary>They are in ringlab's table of an H100. The peak is 989 TFLOP/s in 16 bits, from NVIDIA's white paper. The matrices run at
 # 80 % of it, the lower end of what [arXiv 2307.08691](https://arxiv.org/abs/2307.08691) says of matrix products. That the linear attention
 # runs at 65.5 % is an **assumption**: it is what FlashAttention-3 reaches ([arXiv 2407.08608](https://arxiv.org/abs/2407.08608)). The link's 50 GB/s are
-# from its data sheet, and its 14 µs before the first byte from NCCL's tuning model.
+# from its data sheet, and its 14 µs before the first byte from NCCL's tuning model.</details>
 #
 # The puzzle is solved. A queue of eight GPUs is slower than one. But transitions need no state, and can be put together in any brackets. So eight GPUs
-# work at once, small squares travel, and the waiting hardly shows where a sequence is long enough to need eight GPUs. You still need two things: the
-# gradients, and a fast way through the tokens of one rank.
+# work at once, small squares travel, and the waiting hardly shows where a sequence is long enough to need eight GPUs. For training you still need
+# the gradients.
 #
-# ## 8 · Backward
+# ## 9 · Backward
 #
 # Gradients come from later tokens. So in the backward they are handed on **from the last rank to the first**. A stretch receives dS, the gradient of the state that
 # leaves it. It passes on the gradient of the state that entered, and this has two parts:
 #
 # $$A^\top dS + B' .$$
 #
-# The first part comes through the state that leaves, S ↦ A S + B. The second part, B′, comes through the stretch's own outputs. They are
-# linear in the entering state, so their gradient B′ does not contain it, and a rank finds B′ alone. So $(A^\top, B')$ is a transition again, and the backward is
+# The first part comes through the state that leaves, S ↦ A S + B. The second part, B′, comes through the stretch's own outputs. The outputs are
+# linear in the entering state, so B′ does not depend on it: a rank finds B′ alone. So $(A^\top, B')$ is a transition again, and the backward is
 # the same scan in the reverse order.
 #
 # What if the reverse scan is wrong? In [one library](https://github.com/fla-org/flash-linear-attention/issues/1115) it once loaded wrong decays, while the forward was exact. We leave it out entirely: each of
@@ -531,55 +542,8 @@ compare("20.reverse", {0: "on none", 1: "on the last", 4: "on all"}[sum(right)])
 
 # %% [markdown]
 # Only on the last rank, since nobody comes after it. The gradients of q are right on every rank, because they need only the state that enters. Remember this symptom: *gradients of k, v, decay and β are right on the last
-# rank alone, and those of q everywhere.* With its reverse scan `linear_attention` has
-# the gradients of one process:
-
-
-# %%
-def gradients_on_ranks(ring, layout):
-    """This rank's gradients of v and of the decays."""
-    *qkv, g, beta = (layout.shard(x, ring.rank, dim=2).clone().requires_grad_() for x in text)
-    how = {"scan": "doubling", "scale": 1.0}
-    out = linear_attention(*qkv, ring=ring, layout=layout, decay=g, beta=beta, **how)
-    return torch.autograd.grad(out, (qkv[2], g), layout.shard(dout, ring.rank, dim=2))
-
-
-quarters = contiguous(N, 4)
-by_scan = VirtualCluster(4).run(gradients_on_ranks, quarters).results
-found = quarters.unshard([dv for dv, _ in by_scan], dim=2)
-print("gradients of v as on one process:", torch.allclose(found, expected))
-
-# %% [markdown]
-# ## 9 · Inside a rank
+# rank alone, and those of q everywhere.*
 #
-# A rank has thousands of tokens, and a loop over them leaves a GPU idle: it is a queue of tokens. Cut the stretch into *chunks* of, say, 64 tokens, and hand a state from
-# chunk to chunk. Inside a chunk all tokens are computed at once, as with softmax.
-#
-# Here is a chunk of four tokens that forget and write, but do not correct. A row says what fraction a token reads of the state that enters, and of each write:
-
-# %%
-alphas = (0.5, 0.9, 0.8, 0.5)
-show(scan_view.survival(alphas), scan_view.describe_survival(alphas))
-
-# %% [markdown]
-# The state that enters has met every decay up to the reader's: the column **e**. A write has met only the decays after it: the triangle **E**. For example, token 4 reads
-# 0.9 · 0.8 · 0.5 = 0.36 of token 1's write. The state that leaves keeps what the last token can still read, so the row **f** is the last row of E. For a chunk of C tokens:
-#
-# $$O = (E \odot QK^\top)\,V + e \odot (Q\,S), \qquad S' = e_C\, S + (f \odot K)^\top V .$$
-#
-# ⊙ multiplies number by number. With e or f it multiplies row i by $e_i$ or $f_i$. So a chunk is a few products of matrices. You write this in the exercise.
-#
-# With the delta rule a token writes not $v_i$, but the difference to what the state says, and this depends on the writes before it in the chunk. One triangular
-# system of equations per chunk finds all of them ([arXiv 2406.06484](https://arxiv.org/abs/2406.06484)); the rest stays as above. It is in
-# [ringlab/scan/plain.py](../ringlab/scan/plain.py), which you may open after the exercise. It gives the same for any size of chunks:
-
-# %%
-for chunk in (1, 16, 64, 256):
-    by_chunk, end = plain.by_chunks(*text, nothing, 1.0, chunk)
-    same = torch.allclose(by_chunk, whole) and torch.allclose(end, last)
-    print(f"chunks of {chunk:3} tokens: the outputs and the state of the loop over tokens: {same}")
-
-# %% [markdown]
 # ## Recap
 #
 # - Without the exponential, all keys and values fold into one state of D × D numbers for each head. It holds at most D independent pairs: that is its price.

@@ -209,7 +209,7 @@ SAYS = {
     "kill matrix": (of(kill_matrix, FOUND), ("ash: found by bytes. elm: found by bytes.",)),
     "kill matrix in groups": (lambda: (kill_matrix.figure(FOUND, groups={"values": ("masks", "dq"), "traffic": ("bytes",)}), kill_matrix.describe(FOUND)), ("ash: found by bytes.",)),
     "strip": (lambda: (packed_view.strip(*PACKED, LINES, MARKED, title="Title", bounds=True), packed_view.describe(*PACKED, LINES, MARKED, title="Title", bounds=True)), ("cu_seqlens: 0, 3, 4, 8.", "mine: 0 0 0 1 1 2 2 2. Wrong at places 4.")),
-    "pairs": (named(packed_view, "pairs", *PACKED, {"causal": SEEN}), ("17 pairs seen, rightly, 19 pairs seen by mistake, 0 pairs lost",)),
+    "pairs": (named(packed_view, "pairs", *PACKED, {"causal": SEEN}, 1), ("at place 1 has a frame", "17 pairs seen, rightly, 19 pairs seen by mistake, 0 pairs lost")),
     "labels": (named(packed_view, "labels", *LABELS), ("Labels lost at places 5; wrong labels at places none.",)),
     "weights": (named(packed_view, "weights", *PACKED, {"all": np.full(8, 1 / 8)}), ("weights: 1/8 1/8",)),
     "travellers": (named(serving_view, "travellers", 4), ()),
@@ -227,7 +227,6 @@ SAYS = {
     "turns of two users": (named(serving_view, "turns", *TURNS), ("Long chunks: Ben gets a token between two chunks and waits up to 8,600 ms", "a token every 16 ms")),
     "steps of users": (named(serving_view, "step_bars", DECODED, "Title", [(16, "rows")]), ("1 user rows: weights 5.3, caches 0.8, messages 4.4 ms, 96 tokens/s, 96 each", "12.8, messages 4.7 ms, does not fit")),
     "shares of a cache": (named(serving_view, "shares", WAYS), ("copies: 8 different parts on 16 ranks, 8.8 GB of weights and 5.4 GB a user: 14 users fit", "all: 16 different parts")),
-    "composition": (named(scan_view, "composition"), ()),
     "survival": (named(scan_view, "survival", [0.5, 0.9, 0.8]), ("token 3 reads 0.36 of the state and 0.72, 0.8, 1 of the writes so far",)),
 }  # fmt: skip
 
