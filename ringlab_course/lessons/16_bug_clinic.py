@@ -169,8 +169,8 @@ show(
 # These are two kinds of curve.
 #
 # - A **level** near 10⁻³, whatever P is (here 1.3 · 10⁻³ in float32, 3.7 · 10⁻³ in bfloat16): something is rounded to
-#   bfloat16, once. With bfloat16 inputs every result is rounded so (see rowan on one rank), and willow counts as
-#   *well*.
+#   bfloat16, once. How much that changes depends on the numbers. With bfloat16 inputs every result is rounded so, a sound dq by the
+#   same 3.7 · 10⁻³, and willow counts as *well*.
 # - A **cliff** between one rank and two: a fault of the algorithm, which shows once there is a second block.
 #
 # Lesson 10 had a third kind, errors that *climb* with P: a sum that is rounded at every step.
