@@ -67,9 +67,9 @@ fell = 1 - after / before
 compare("13.exposed", "by two thirds" if abs(fell - 2 / 3) < 0.1 else f"by {fell:.0%}")
 
 # %% [markdown]
-# **By two thirds.** The share rose to 92% because its denominator, the copying, grew from 18 to 75 ms. A copy's bar lasts until the
-# wait returns, so a copy that hides under a block has a longer bar than the same copy alone. The share of hidden copying flatters;
-# **look at the exposed time**.
+# **By two thirds**, from 18 to 6 ms. The share says 92%, because the copying by which it divides grew, too, from 18 to 75 ms. A copy's
+# bar lasts until the wait returns, so a copy that hides under a block has a longer bar than the same copy alone. The share of
+# hidden copying flatters; **look at the exposed time**.
 #
 # The upper program posts before it computes, too, and hides nothing: `isend` does not mean overlap (lesson 11).
 #
@@ -278,19 +278,23 @@ style.show(scaling_view.figure(MANY, work, hops), scaling_view.describe(MANY, wo
 #
 # **Strong** scaling keeps the sequence: blocks shrink as 1/P², hops as 1/P, so hops stick out in the end, for every ring.
 # **Weak** scaling keeps the tokens per rank: there are more blocks, but a block and its hop last as long as before. Efficiency is fair
-# for both, but weak scaling never shows the point at which hops stick out. Lab L2 recorded both, on two processes with one core
-# each. An idle neighbour would flatter a single process, so the lab takes one process with *both* cores: its time is already that
-# of a perfect split.
+# for both, but weak scaling never shows the point at which hops stick out.
+#
+# Lab L2 measured two lengths on two processes with one core each. It compares them with one process that has *both* cores, and takes
+# the time of that process for a perfect split.
 
 # %%
 scaling = result.load(LABS / "l2-two-processes.json")
 for case in (case for case in scaling["cases"] if case["pass"] == "forward"):
     of_perfect = {name: each["efficiency"] for name, each in case["contenders"].items()}
     told = ", ".join(f"{name} {each:.0%}" for name, each in of_perfect.items())
-    print(f"{case['scaling']} scaling, {case['S']:,} tokens: {told} of a perfect split")
+    print(f"{case['S']:,} tokens: {told} of a perfect split")
 
 # %% [markdown]
-# Contiguous gives one of the two ranks three quarters of the pairs (lesson 07), and it shows. Zig-zag is near a perfect split.
+# Contiguous gives one of the two ranks three quarters of the pairs (lesson 07), so at most (1/2) / (3/4) = 67% of a perfect split can
+# come out. More came out. So one process with two cores does not split perfectly either, and **every efficiency is flattered by a
+# slow reference**. Layouts can be compared with each other, since they share it: zig-zag needs about three quarters of contiguous's
+# time, where two thirds would be perfect.
 #
 # ## 6 · Counting FLOPs
 #
@@ -317,8 +321,8 @@ compare("13.counted", "its FLOPs are counted wrongly" if 2 * once > 1 else "it i
 # work. **A utilisation above 100% is a counting mistake until you know better.** Against the peak it stays below 100%, and looks
 # like a result. So divide by the rate of a block alone, too.
 #
-# Which FLOPs count? **MFU**, model FLOPs utilisation, takes what the *model* needs. **HFU**, hardware FLOPs utilisation, adds what
-# the scores that the backward computes again, whether or not the kernel does so. FLOPs per pair and head:
+# Which FLOPs count? **MFU**, model FLOPs utilisation, takes what the *model* needs. **HFU**, hardware FLOPs utilisation, adds the
+# scores that the backward computes again. FLOPs per pair and head:
 #
 # | | forward | backward | usual in |
 # |---|---|---|---|
@@ -331,7 +335,7 @@ compare("13.counted", "its FLOPs are counted wrongly" if 2 * once > 1 else "it i
 #
 # ## 7 · Which number of many
 #
-# A few rounds in which the machine did something else make the mean. The best one falls the longer you measure. The
+# A few rounds in which the machine did something else dominate the mean. The best one falls the longer you measure. The
 # **median** stays. Five more habits:
 #
 # - **Warm up**: the first rounds load kernels, connect and allocate.
