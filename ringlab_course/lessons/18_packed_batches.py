@@ -346,7 +346,7 @@ compare("18.positions", "not at all, but for rounding" if change < 1e-9 else "a 
 # %% [markdown]
 # Not at all. A product of two turned vectors depends only on the *difference* of their numbers. Within a document, position and
 # place differ by a constant, and the constant drops out. (Places do harm with learned positions, and with rotary
-# embeddings rescaled for long contexts.)
+# embeddings whose scale follows from the largest position.)
 #
 # So what matters is the step from each token to the next one of its word. It has to be 1. In the next picture, red marks the
 # other steps:
@@ -448,7 +448,7 @@ print(f"each word alone: {total / count:.3f} over {count} labels")
 print("equal to program D, to 1e-12:", abs(total / count - programs["D"]) < 1e-12)
 
 # %% [markdown]
-# Where does each wrong number come from? Below is the loss of each letter, in red where it differs from D. Program A has the
+# Where does each wrong number come from? Below is the loss of each letter, in orange where it differs from D. Program A has the
 # same losses as D but other weights, so its line shows the weights. (All of D's are 1/12.)
 
 # %%
@@ -553,7 +553,7 @@ for layout in (zigzag(16, 4), striped(16, 4), row.packing.layout("per_document",
 # label is lost or replaced wherever the next token of the word is on another rank. In a striped shard it always is.</details>
 #
 # <details><summary>3. Position ids count through the whole row. When does it matter?</summary>Not for rotary embedding, which knows differences
-# only. It does for learned positions, and for rotary embeddings rescaled for long contexts.</details>
+# only. It does for learned positions, and for rotary embeddings whose scale follows from the largest position.</details>
 #
 # <details><summary>4. Four ranks hold one document of four tokens each. Why is the mean of the ranks' means right there?</summary>Each rank
 # has three labels, so all labels have the same weight.</details>

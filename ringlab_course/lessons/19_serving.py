@@ -275,10 +275,11 @@ for name, step in {"Ben alone": ben.token, "with Ada ": ada[512].token}.items():
 # The ranks read the weights once for all users, but a cache for each of them. Tensor parallelism (TP) cuts the weights by heads and
 # columns, and a cache by K/V heads. But Llama 3 70B has only 8 K/V heads. Here are three ways to use 16 ranks:
 #
-# - **TP 16** cuts the weights into 16 parts. With 8 K/V heads, two ranks keep the same part of each cache.
+# - **TP 16** cuts the weights into 16 parts. With 8 K/V heads, two ranks keep the same part of each cache. (If both also keep the
+#   projections of their K/V head whole, as many programs do, each rank has 9.0 GB of weights in place of 8.8.)
 # - **TP 8 × CP 2** is how the server has worked so far. Two nodes hold the same weights, each in 8 parts. Each node caches half of the
 #   tokens, which is context parallelism (CP).
-# - **TP 16 + DCP 2** cuts the weights into 16 parts, as TP 16 does. The two ranks with the same K/V head cache half of the tokens each. vLLM calls
+# - **TP 16 + DCP 2** cuts nearly all weights into 16 parts. The two ranks with the same K/V head cache half of the tokens each. vLLM calls
 #   this *decode context parallelism*, DCP.
 #
 # Each panel of the picture is the cache of one user, and the numbers are ranks. Below it stands what each rank holds, and how many users would fit

@@ -188,8 +188,8 @@ alphas = (0.5, 0.9, 0.8, 0.5)
 show(scan_view.survival(alphas), scan_view.describe_survival(alphas))
 
 # %% [markdown]
-# The state that enters has met every decay up to the reader's: the column **e**. A write has met only the decays after it: the triangle **E**. For example, token 4 reads
-# 0.9 · 0.8 · 0.5 = 0.36 of token 1's write. The state that leaves keeps what the last token can still read, so the row **f** is the last row of E.
+# The state that enters has met every decay up to the reader's: the column **e**. A write has met only the decays after it: the triangle **E**. For example, the last token reads
+# 0.9 · 0.8 · 0.5 = 0.36 of the first one's write. The state that leaves keeps what the last token can still read, so the row **f** is the last row of E.
 #
 # Write ⊙ for multiplying number by number; with e or f it multiplies row i by $e_i$ or $f_i$. Then for a chunk of C tokens:
 #
@@ -218,7 +218,8 @@ for chunk in (1, 16, 64, 256):
 # %% [markdown]
 # ## 4 · The queue of ranks
 #
-# Cut the sequence, so that rank r has the r-th stretch of tokens. Its first token needs the state after all tokens before it, and nothing else. The plain
+# Cut the sequence, so that rank r has the r-th stretch of tokens. Its first token needs the state after all tokens before it. (A whole layer of Qwen3-Next also
+# needs the three tokens before, for the short convolution ahead of the rule.) The plain
 # way is a *relay*: rank 0 goes through its stretch and sends its state to rank 1; rank 1 does the same, and so on. Each rank calls
 # `plain.by_chunks` with its own tokens and with the state that it received.
 
@@ -247,8 +248,8 @@ charts = {"Relay": handed.trace}
 show(scan_view.timeline(charts, alone=8.0), scan_view.describe_timeline(charts))
 
 # %% [markdown]
-# An arrow is a state on its way. The outputs are right, and eight ranks are **slower than one**. At any time one rank works and seven
-# wait, and the seven messages come on top. (A rank also waits until the state that it sends has arrived, but this costs nothing here.) The ranks share the memory for the tokens, but not the work. So a small message alone is no gain.
+# An arrow is a state on its way. The outputs are right, and eight ranks are **slower than one**. At most one rank works at any time,
+# and the seven messages come on top. (A rank also waits until the state that it sends has arrived, but this costs nothing here.) The ranks share the memory for the tokens, but not the work. So a small message alone is no gain.
 #
 # Why does a rank wait? It has all its tokens. It lacks only the state before them. Could it do most of its work *for any state*, before it
 # knows which one will come?
@@ -267,7 +268,7 @@ show(scan_view.timeline(charts, alone=8.0), scan_view.describe_timeline(charts))
 # of *any* state S. The pair (A, B) is the **transition** of the stretch. A says what the stretch leaves of the old state, and B what it writes.
 # Both depend on the stretch's own tokens alone. So **every rank can compute its transition before it has heard anything.**
 #
-# Two runs through the tokens find it. From a state of zeros, A S is zero, so B is left. From the unit matrix, A + B is left.
+# Two runs through the tokens find it, side by side in one pass. From a state of zeros, A S is zero, so B is left. From the unit matrix, A + B is left.
 
 # %%
 pairs = []

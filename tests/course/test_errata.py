@@ -144,9 +144,9 @@ def test_a_title_says_what_is_not_so(title: str) -> None:
 def test_links_lead_to_headings_and_notebooks() -> None:
     text = PAGE.read_text(encoding="utf-8")
     headings = {
-        re.sub(r"[^\w\- ]", "", line.removeprefix("### ").lower()).replace(" ", "-")
+        re.sub(r"[^\w\- ]", "", line.lstrip("# ").lower()).replace(" ", "-")
         for line in text.splitlines()
-        if line.startswith("### ")
+        if line.startswith(("## ", "### "))
     }
     text = re.sub(r"```.*?```", "", text, flags=re.DOTALL)
     for entry in text.split("\n### ")[1:]:

@@ -108,7 +108,7 @@ def test_a_picture_without_a_description_is_refused(tmp_path: Path) -> None:
     outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
     next(o for o in outputs if "image/png" in o.get("data", {})).metadata = {}
     nbformat.write(notebook, tmp_path / "bare.ipynb")
-    with pytest.raises(ValueError, match="one picture in a cell, with a description"):
+    with pytest.raises(ValueError, match="pictures with descriptions"):
         notebooks.lesson_page(Target("lesson", target.slug, target.source, tmp_path / "bare.ipynb"), None)
 
 
