@@ -132,8 +132,9 @@ def _ask(cell: NotebookNode) -> None:
             key = ast.literal_eval(call.args[0])
             text = html.escape(output.data["text/plain"])
             output.data["text/html"] = f'<div data-question="{html.escape(key)}"><pre>{text}</pre></div>'
-            cell.source = "".join(cell.source.splitlines(keepends=True)[: call.lineno - 1]).rstrip()
-            if not cell.source:
+            if before := "".join(cell.source.splitlines(keepends=True)[: call.lineno - 1]).rstrip():
+                cell.source = before
+            else:  # MyST-NB leaves out a cell without source, and its outputs
                 cell.metadata["tags"] = [*cell.metadata.get("tags", []), "remove-input"]
 
 
