@@ -140,7 +140,8 @@ def test_a_lesson_shows_what_it_drew_and_printed(site: Path, slug: str) -> None:
     stills = [
         output for output in outputs if {*output.get("data", {})} & {"image/png", FRAMES} == {"image/png"}
     ]
-    drawn = [*stills, *(picture for player in players for picture in player)]
+    folded = re.findall("<img ", "".join(output.get("data", {}).get("text/html", "") for output in outputs))
+    drawn = [*stills, *folded, *(picture for player in players for picture in player)]
     page = site / f"notebooks/{slug}.html"
     pictures = re.findall(r"<img [^>]*>", page.read_text(encoding="utf-8").split("<article", 1)[1])
     text = text_of(page)

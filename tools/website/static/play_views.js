@@ -187,7 +187,8 @@ const playViews = (() => {
         group.append(make("rect", { x: left + from * scale, y: y + row + 1, width: Math.max(0.4, (to - from) * scale), height: thin - 1, class: waits ? "play-exposed" : "play-hidden" }));
       }
       if (before && thin && before.run.begins[rank]) { // it may have had fewer ranks
-        const last = before.run.begins[rank].length - 1, end = before.run.begins[rank][last] + before.run.compute[rank][last];
+        const { begins, compute } = before.run; // a block of which the rank sees nothing takes no time
+        const end = Math.max(...begins[rank].map((begin, step) => (compute[rank][step] ? begin + compute[rank][step] : 0)));
         group.append(make("rect", { x: left, y, width: end * scale, height: row, class: "play-before" }));
       }
       if (s.P <= 24 || rank % 8 === 0) group.append(make("text", { x: left - 6, y: y + row / 2 + 4, class: "play-row-name" }, s.P <= 16 ? `rank ${rank}` : String(rank)));
