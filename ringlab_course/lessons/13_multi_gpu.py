@@ -259,13 +259,13 @@ efficiency = pairs(8 * 8192) / pairs(8192) / 8 / 8.5
 compare("13.equal", f"{efficiency:.0%} of it")
 
 # %%
-MANY = (1, 2, 4, 8, 16)
+COUNTS = (1, 2, 4, 8, 16)
 work = {
-    "the same sequence": [pairs(8192) / P / pairs(8192) for P in MANY],
-    "as many tokens per rank": [pairs(8192 * P) / P / pairs(8192) for P in MANY],
+    "the same sequence": [pairs(8192) / P / pairs(8192) for P in COUNTS],
+    "as many tokens per rank": [pairs(8192 * P) / P / pairs(8192) for P in COUNTS],
 }
-hops = {"the same sequence": [1 / P for P in MANY], "as many tokens per rank": [1] * len(MANY)}
-style.show(scaling_view.figure(MANY, work, hops), scaling_view.describe(MANY, work, hops))
+hops = {"the same sequence": [1 / P for P in COUNTS], "as many tokens per rank": [1] * len(COUNTS)}
+style.show(scaling_view.figure(COUNTS, work, hops), scaling_view.describe(COUNTS, work, hops))
 
 # %% [markdown]
 # Attention is quadratic: P times the tokens are P² times the pairs, and each of the P ranks has P times as many as the one
@@ -333,7 +333,7 @@ compare("13.counted", "its FLOPs are counted wrongly" if 2 * once > 1 else "it i
 # Two more factors of two lie in data sheets: a peak "with sparsity" is twice what dense matrices can reach, and a link's rate is
 # often the sum of both directions.
 #
-# ## 7 · Which number of many
+# ## 7 · Which of the numbers
 #
 # A few rounds in which the machine did something else dominate the mean. The best one falls the longer you measure. The
 # **median** stays. Five more habits:
