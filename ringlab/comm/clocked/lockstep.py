@@ -174,7 +174,7 @@ def _pairs(log: Log, moved: _Moved, P: int) -> _Pairs | None:
             of_receivers = moved.received(receive[exchange])
             if not np.array_equal(moved.sent(exchange), np.roll(of_receivers, -distance)):
                 raise CommError(
-                    "one form of each message for its sender and its receiver", "models with two forms"
+                    "the same form at both ends of every message", "models whose messages do not fit"
                 )
     if any(of_distance.values()):
         raise CommError("as many sends as receives between each pair of ranks", "different numbers")

@@ -11,8 +11,8 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, redirect_stdout
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeAlias, TypeVar
@@ -34,7 +34,7 @@ from ringlab.conformance.report.findings import Finding, Report
 from ringlab.conformance.run.caller_state import changed, kept_modes, state
 from ringlab.conformance.run.folder import leave, rank_path, ranks_left
 from ringlab.conformance.run.loading import VIRTUAL, named
-from ringlab.conformance.run.run import RAISED, WRONG_RESULT, Trouble
+from ringlab.conformance.run.run import RAISED, WRONG_RESULT, Trouble, in_words
 from ringlab.conformance.run.stacks import stacks, tell_stacks
 from ringlab.conformance.run.troubles import crash_in, described, first_trouble
 from ringlab.conformance.target.argument_names import AROUND, GROUPS, THROUGH
@@ -146,7 +146,8 @@ class Calls(Generic[C, R]):
         for case in cases:
             begun = time.monotonic()
             try:
-                with kept_modes(), default_dtype(case):
+                with kept_modes():
+                    set_default_dtype(case)
                     before = state(numbers=not self.draws)
                     made = VirtualCluster(P, memory=False).run(self._on_ring, case).results
                     made[0].changed += changed(before)
@@ -266,7 +267,8 @@ def _program(
         watchdog = threading.Timer(limit, _hung, (path, ring.world_size, limit))
         watchdog.start()
         try:
-            with kept_modes(), default_dtype(case):
+            with kept_modes():
+                set_default_dtype(case)
                 before = state(numbers=not draws)
                 made = result(function, case, None, ring.rank, seed)
                 made.changed += changed(before)
@@ -309,12 +311,10 @@ class _InterruptedWork(Work):
         return received
 
 
-@contextmanager
-def default_dtype(case: Any) -> Iterator[None]:
-    """Set the default dtype of a case, if it has one, and leave it so: `kept_modes` restores it."""
+def set_default_dtype(case: Any) -> None:
+    """Set the default dtype of a case, if it has one. `kept_modes` restores it."""
     if name := getattr(case, "default", ""):
         torch.set_default_dtype(getattr(torch, name))
-    yield
 
 
 def _hung(path: Path, P: int, limit: float) -> None:
@@ -458,17 +458,7 @@ def made(
 
 def unusual(case: Any, usual: Any) -> list[str]:
     """Return the fields in which a case differs from the usual one, each with its value."""
-    return [f"{name} {_short(value)}" for name, value in vars(case).items() if value != vars(usual)[name]]
-
-
-def _short(value: Any) -> str:
-    """Return a value in words, with only the first entries of a long tuple."""
-    if not isinstance(value, tuple) or len(value) <= _ENTRIES:
-        return str(value)
-    return f"({', '.join(map(str, value[:4]))}, … {len(value)} in all)"
-
-
-_ENTRIES = 12
+    return [f"{name} {in_words(value)}" for name, value in vars(case).items() if value != vars(usual)[name]]
 
 
 def distance(found: Float[np.ndarray, "..."], right: Float[np.ndarray, "..."]) -> Float[np.ndarray, "..."]:
