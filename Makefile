@@ -64,9 +64,9 @@ check: style
 	$(RUN) -m pytest $(PYTEST_ARGS) -m "not thorough" --ignore=tests/course tests
 
 # CI draws as `make test` does, so that one commit has one verdict.
-check-all: SEED = $(if $(CI),,--seed fresh)
+check-all: export SEED = $(if $(CI),,--seed fresh)
 check-all: style types
-	@$(MAKE) --no-print-directory --keep-going all-of-reference all-of-course SEED='$(SEED)'
+	@$(MAKE) --no-print-directory --keep-going all-of-reference all-of-course
 
 all-of-reference:
 	$(RUN) -m pytest $(PYTEST_ARGS) $(SEED) --ignore=tests/course tests
