@@ -1,4 +1,4 @@
-"""Pictures of serving: who waits for a chunk, the time of a decode step, masks, bytes, each rank's cache.
+"""Pictures of serving: who waits for a chunk, the time of a decode step, masks, bytes, copies of weights and caches.
 
 A colour means the same in all of them: orange is cached tokens, blue is a chunk or its queries, green is weights,
 grey is messages, and black is a token that a user gets.
@@ -6,10 +6,9 @@ grey is messages, and black is a token that a user gets.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ringlab.cost.planner.memory_table import most_sequences
 from ringlab.viz.style import (
     BLUE,
     GREEN,
@@ -18,7 +17,6 @@ from ringlab.viz.style import (
     ORANGE,
     PAPER,
     QUIET,
-    RULE,
     WIDE,
     new_figure,
     styled,
@@ -62,7 +60,10 @@ def turns(
                 label = f"Ben gets nothing for {1e3 * longest:,.0f} ms"
                 box = {"facecolor": PAPER, "edgecolor": "none", "pad": 1.5}
                 ax.text(-longest / 2, 0.4, label, ha="center", va="center", fontsize=9.5, bbox=box)
-                ax.text(-longest / 2, 1.4, "one chunk", ha="center", va="center", fontsize=9.5)
+                same, more = chunks[-1]
+                parts = (same / 2, f"{same:.1f} s", PAPER), (same + more / 2, f"{more:.1f} s more", INK)
+                for at, words, ink in parts:
+                    ax.text(at - longest, 1.4, words, ha="center", va="center", color=ink, fontsize=9.5)
             for low in (0, 1):  # the tokens come too fast to be drawn one by one
                 panel.add_rectangle(ax, (0.01 * window_s, low), after_s, 0.8, facecolor=INK, linewidth=0)
                 every = f"every\n{1e3 * both_s:.0f} ms"
@@ -76,11 +77,7 @@ def turns(
         axes[-1].set_xlabel("seconds, counted from Ada's first token (dotted)")
         axes[-1].set_xticks([tick for tick in axes[-1].get_xticks() if -window_s <= tick <= 0])
         keys = [panel.patch(facecolor=BLUE), panel.patch(facecolor=ORANGE), panel.patch(facecolor=INK)]
-        names = [
-            "Ada's chunk: as long as her first one took",
-            "how much longer it takes now",
-            "a token arrives",
-        ]
+        names = ["as long as Ada's first chunk", "how much longer this one takes", "a token arrives"]
         drawn.legend(keys, names, loc="outside lower center", ncols=3, fontsize=9)
     return drawn
 
@@ -100,37 +97,25 @@ def describe_turns(
     )
 
 
-def step_bars(
-    steps: Mapping[tuple[int, str], ServeTime], title: str, unfit: Collection[tuple[int, str]] = ()
-) -> Figure:
-    """Return a bar for each decode step, made of milliseconds for weights, caches and messages.
-
-    steps: by (users, how they are divided). Bars in `unfit` are pale, because their caches do not fit into
-    the memory.
-    """
-    groups = list(dict.fromkeys(users for users, _ in steps))
-    gap = 0.5 if len(steps) > len(groups) else 0.0
+def step_bars(steps: Mapping[int, ServeTime], title: str) -> Figure:
+    """Return a bar for the decode step of each number of users: milliseconds for weights, caches and messages."""
     with styled():
-        drawn = new_figure((8.0, 1.35 + 0.36 * len(steps) + 0.36 * gap * len(groups)))
+        drawn = new_figure((8.0, 1.35 + 0.36 * len(steps)))
         ax = drawn.subplots()
-        longest, where = max(1e3 * served.token_s for served in steps.values()), {}
-        for number, (key, served) in enumerate(steps.items()):
-            y = where[key] = number + gap * groups.index(key[0])
-            left, fits = 0.0, key not in unfit
+        longest = max(1e3 * served.token_s for served in steps.values())
+        for y, served in enumerate(steps.values()):
+            left = 0.0
             for value, colour in zip(_parts_ms(served), (GREEN, ORANGE, GREY), strict=True):
-                look = {} if fits else {"alpha": 0.45, "hatch": "//"}
-                panel.add_rectangle(
-                    ax, (left, y - 0.38), value, 0.76, facecolor=colour, edgecolor=PAPER, **look
-                )
+                panel.add_rectangle(ax, (left, y - 0.38), value, 0.76, facecolor=colour, edgecolor=PAPER)
                 if value > 0.03 * longest:
                     size = 9 if value > 0.06 * longest else 7.5
                     middle = left + value / 2, y
                     ax.text(*middle, f"{value:.1f}", ha="center", va="center", color=INK, fontsize=size)
                 left += value
-            ax.text(left + 0.01 * longest, y, _speed(served, fits), va="center", color=INK, fontsize=9)
-        ax.set(xlim=(0, 1.36 * longest), ylim=(max(where.values()) + 0.6, -0.6), title=title)
+            ax.text(left + 0.01 * longest, y, _speed(served), va="center", color=INK, fontsize=9)
+        ax.set(xlim=(0, 1.36 * longest), ylim=(len(steps) - 0.4, -0.6), title=title)
         ax.set_xlabel("milliseconds of a decode step, in which every user gets one token")
-        ax.set_yticks([*where.values()], [f"{_counted(users)}  {name}".strip() for users, name in steps])
+        ax.set_yticks(range(len(steps)), [_counted(users) for users in steps])
         panel.bare(ax, axis="y", labelcolor=INK)
         keys = [panel.patch(facecolor=colour) for colour in (GREEN, ORANGE, GREY)]
         names = ["reading weights", "reading caches", "messages"]
@@ -138,16 +123,13 @@ def step_bars(
     return drawn
 
 
-def describe_step_bars(
-    steps: Mapping[tuple[int, str], ServeTime], title: str, unfit: Collection[tuple[int, str]] = ()
-) -> str:
+def describe_step_bars(steps: Mapping[int, ServeTime], title: str) -> str:
     """Return the picture of `step_bars` in words."""
     words = []
-    for (users, name), served in steps.items():
+    for users, served in steps.items():
         weights, caches, messages = _parts_ms(served)
         parts = f"weights {weights:.1f}, caches {caches:.1f}, messages {messages:.1f} ms"
-        speed = _speed(served, (users, name) not in unfit)
-        words.append(f"{f'{_counted(users)} {name}'.strip()}: {parts}, {speed}")
+        words.append(f"{_counted(users)}: {parts}, {_speed(served)}")
     return f"{title}. {'. '.join(words)}."
 
 
@@ -156,55 +138,118 @@ def _parts_ms(served: ServeTime) -> tuple[float, float, float]:
     return 1e3 * token.weights_s, 1e3 * token.cache_s, 1e3 * token.exposed_s
 
 
-def _speed(served: ServeTime, fits: bool) -> str:
+def _speed(served: ServeTime) -> str:
     together = served.tokens_per_s
-    return f"{together:.0f} tokens/s, {together / served.sequences:.0f} each" if fits else "does not fit"
+    return f"{together:.0f} tokens/s, {together / served.sequences:.0f} each"
 
 
 def _counted(users: int) -> str:
     return f"{users} user{'s' * (users > 1)}"
 
 
+def steps_by_users(lines: Mapping[str, Sequence[ServeTime]], cross: int, title: str) -> Figure:
+    """Return a picture of the decode step of 1, 2, … users for two ways to divide weights and caches.
+
+    cross: the number of users from which on the second way is faster.
+    """
+    with styled():
+        drawn = new_figure(WIDE)
+        ax = drawn.subplots()
+        for (name, steps), colour, mark in zip(lines.items(), (ORANGE, GREEN), ("o", "s"), strict=True):
+            users, times = range(1, len(steps) + 1), [1e3 * each.token_s for each in steps]
+            ax.plot(users, times, color=colour, marker=mark)
+            label = f"{name}:\n+ {_slope_ms(steps):.1f} ms for each user"
+            ax.annotate(label, (users[-1], times[-1]), (8, 0), textcoords="offset points", va="center")
+        _mark(ax, cross, f"{cross} users")
+        last = max(map(len, lines.values()))
+        ax.set(title=title, xlabel="users, each with one long book in the cache", ylabel="milliseconds of a step",
+               xlim=(0.6, 1.5 * last), xticks=range(1, last + 1))  # fmt: skip
+    return drawn
+
+
+def describe_steps_by_users(lines: Mapping[str, Sequence[ServeTime]], cross: int, title: str) -> str:
+    """Return the picture of `steps_by_users` in words."""
+    words = "; ".join(
+        f"{name}: {1e3 * steps[0].token_s:.1f} ms for one user, {_slope_ms(steps):.1f} ms more for each further one"
+        for name, steps in lines.items()
+    )
+    return f"{title}. {words}. The lines have crossed at {cross} users."
+
+
+def _mark(ax: Any, at: float, text: str) -> None:
+    """Draw a dotted line at `at`, where two lines have crossed, and a text beside it."""
+    ax.axvline(at, color=INK, linewidth=1, linestyle=":")
+    ax.annotate(text, (at, 0.9), (6, 0), xycoords=("data", "axes fraction"), textcoords="offset points")
+
+
+def _slope_ms(steps: Sequence[ServeTime]) -> float:
+    return 1e3 * (steps[-1].token_s - steps[0].token_s) / (len(steps) - 1)
+
+
 def chunk_masks(chunks: int) -> Figure:
-    """Return a picture of the keys that a prompt's queries see: chunk by chunk, and in the last by is_causal=True."""
+    """Return a picture of the keys that the queries of each chunk of a prompt see."""
     with styled():
         drawn = new_figure((8.0, 3.7))
-        axes = drawn.subplots(1, 2, sharey=True)
-        last = chunks - 1
-        for ax, title in zip(
-            axes, ("what each chunk must see", f"chunk {chunks} with is_causal=True"), strict=True
-        ):
-            right = ax is axes[0]
-            for row in range(chunks):
-                pale = 1.0 if right or row == last else 0.25
-                panel.add_rectangle(
-                    ax, (0, row), chunks, 1, facecolor="#F2F4F7", edgecolor=PAPER, linewidth=2
-                )
-                for column in range(row if right or row < last else 0):
-                    look = {"facecolor": ORANGE, "edgecolor": PAPER, "linewidth": 2, "alpha": pale}
-                    panel.add_rectangle(ax, (column, row), 1, 1, **look)
-                at = row if right or row < last else 0
-                ax.fill([at, at, at + 1], [row, row + 1, row + 1], color=BLUE, linewidth=0, alpha=pale)
-            ax.set(title=title, xlim=(0, chunks), ylim=(chunks, 0), xticks=[n + 0.5 for n in range(chunks)])
-            ax.set_xticklabels([f"chunk {n + 1}" for n in range(chunks)])
-            ax.set(yticks=[n + 0.5 for n in range(chunks)], xlabel="keys of …")
-            ax.set_yticklabels([f"chunk {n + 1}" for n in range(chunks)])
-            ax.set_aspect("equal")
-            panel.bare(ax)
-        axes[0].set_ylabel("queries of …")
-        keys = [panel.patch(facecolor=ORANGE), panel.patch(facecolor=BLUE)]
-        names = ["the cached prefix: a rectangle", "the chunk itself: a triangle"]
-        drawn.legend(keys, names, loc="outside lower center", ncols=2)
+        ax = drawn.subplots()
+        for row in range(chunks):
+            _draw_chunk(ax, row, row, chunks)
+            halves = f"{2 * row + 1} half" if row == 0 else f"{2 * row + 1} halves"
+            ax.text(chunks + 0.15, row + 0.5, halves, va="center", color=INK)
+        ax.set(title="The triangle stays, the rectangle grows", xlim=(0, chunks), ylim=(chunks, 0))
+        _name_chunks(ax, chunks)
+        ax.set_yticks([n + 0.5 for n in range(chunks)], [f"chunk {n + 1}" for n in range(chunks)])
+        ax.set_ylabel("queries of …")
+        _explain_chunks(drawn)
     return drawn
 
 
 def describe_chunk_masks(chunks: int) -> str:
-    """Return the two masks of `chunk_masks` in words."""
+    """Return the picture of `chunk_masks` in words."""
     return (
-        f"Queries by keys, in {chunks} chunks. Left: the queries of chunk n see n − 1 whole squares, the cached prefix, and half of "
-        f"the square of their own chunk. Right: with is_causal=True the queries of chunk {chunks} see half of the square of chunk 1, "
-        "and nothing else."
+        f"Queries by keys, in {chunks} chunks. The queries of chunk n see n − 1 whole squares, the cached prefix, and half of the "
+        f"square of their own chunk. So chunk {chunks} sees {2 * chunks - 1} half squares."
     )
+
+
+def last_chunk(chunks: int) -> Figure:
+    """Return a picture of the keys that the last chunk must see, and of those that it sees with is_causal=True."""
+    with styled():
+        drawn = new_figure((8.0, 2.2))
+        titles = f"Chunk {chunks} must see all of this", "With is_causal=True it sees only this"
+        for ax, title, before in zip(drawn.subplots(1, 2), titles, (chunks - 1, 0), strict=True):
+            _draw_chunk(ax, 0, before, chunks)
+            ax.set(title=title, xlim=(0, chunks), ylim=(1, 0), yticks=[])
+            _name_chunks(ax, chunks)
+        _explain_chunks(drawn)
+    return drawn
+
+
+def describe_last_chunk(chunks: int) -> str:
+    """Return the picture of `last_chunk` in words."""
+    return (
+        f"The keys that the queries of chunk {chunks} see. They must see {chunks - 1} whole squares and half of their own. With "
+        "is_causal=True they see half of the square of chunk 1, and nothing else."
+    )
+
+
+def _draw_chunk(ax: Any, row: int, before: int, chunks: int) -> None:
+    """Draw a row of a mask: queries that see `before` whole squares and half of the next one."""
+    panel.add_rectangle(ax, (0, row), chunks, 1, facecolor="#F2F4F7", edgecolor=PAPER, linewidth=2)
+    for column in range(before):
+        panel.add_rectangle(ax, (column, row), 1, 1, facecolor=ORANGE, edgecolor=PAPER, linewidth=2)
+    ax.fill([before, before, before + 1], [row, row + 1, row + 1], color=BLUE, linewidth=0)
+
+
+def _name_chunks(ax: Any, chunks: int) -> None:
+    ax.set_xticks([n + 0.5 for n in range(chunks)], [f"chunk {n + 1}" for n in range(chunks)])
+    ax.set(xlabel="keys of …", aspect="equal")
+    panel.bare(ax)
+
+
+def _explain_chunks(drawn: Figure) -> None:
+    keys = [panel.patch(facecolor=ORANGE), panel.patch(facecolor=BLUE)]
+    names = ["the cached prefix: a rectangle", "the chunk itself: a triangle"]
+    drawn.legend(keys, names, loc="outside lower center", ncols=2)
 
 
 def travellers(P: int) -> Figure:
@@ -215,25 +260,27 @@ def travellers(P: int) -> Figure:
     with styled():
         drawn = new_figure((8.0, 3.6))
         axes = drawn.subplots(1, 2)
-        for ax, title in zip(axes, ("keys and values travel", "queries travel"), strict=True):
-            keys_move = title.startswith("keys")
+        for ax, title in zip(
+            axes, ("Keys and values travel", "Queries travel, and partials go home"), strict=True
+        ):
+            keys_move = title.startswith("Keys")
             at, left, right = (1.4, 0.32, 1.04) if keys_move else (0.75, 0.74, 1.36)
             for rank in range(P):
                 _draw_box(ax, (rank + 0.06, 1.0), (0.24, 0.8), ORANGE, str(rank))
                 _draw_box(ax, (rank + 0.38, 0.6), (0.34, 0.3), BLUE, str(rank))
-                ax.text(rank + 0.4, 0.3, f"rank {rank}", ha="center", color=QUIET, fontsize=9)
+                ax.text(rank + 0.4, 1.95, f"rank {rank}", ha="center", color=QUIET, fontsize=9)
                 _arrow(ax, (rank + left, at), (rank + right, at))
             ends = f"to rank 0;\n{P - 1} hops"
             ax.text(P + (0.1 if keys_move else 0.4), at, ends, va="center", color=INK, fontsize=8.5)
             for rank in range(1, P) if not keys_move else ():
-                low = 2.15 + 0.34 * (rank - 1)
+                low = 0.1 - 0.34 * (rank - 1)
                 for place in (0.38, rank + 0.38):  # on rank 0, and where the partial is computed
                     _draw_partial(ax, (place, low), (0.34, 0.26), 0, rank)
                 _arrow(ax, (rank + 0.36, low + 0.13), (0.76, low + 0.13))
-            ax.set(xlim=(0, P + 1.1), ylim=(0.15, 2.2 + 0.34 * (P - 1)), title=title)
+            ax.set(xlim=(0, P + 1.1), ylim=(0.4 - 0.34 * (P - 1), 2.2), title=title)
             ax.set_axis_off()
-        words = "partials of rank 0's\nqueries go home; the\nother ranks get theirs\nthe same way"
-        axes[1].text(P + 0.02, 2.3, words, color=INK, fontsize=8.5)
+        words = "partials for rank 0;\nthe other ranks get\ntheirs the same way"
+        axes[1].text(P + 0.02, -0.24, words, color=INK, fontsize=8.5)
         _explain_boxes(drawn)
     return drawn
 
@@ -283,20 +330,17 @@ def bytes_by_prefix(prefixes: Sequence[int], lines: Mapping[str, Sequence[float]
         drawn = new_figure(WIDE)
         ax = drawn.subplots()
         for (name, values), colour, mark in zip(lines.items(), (ORANGE, BLUE), ("o", "s"), strict=True):
-            ax.plot(prefixes, [value / 1e6 for value in values], color=colour, marker=mark, label=name)
-        ax.axvline(meet, color=INK, linewidth=1, linestyle=":")
-        ax.annotate(
-            f"{meet:,} tokens",
-            (meet, 0.9),
-            (6, 0),
-            xycoords=("data", "axes fraction"),
-            textcoords="offset points",
-        )
+            sent = [value / 1e6 for value in values]
+            ax.plot(prefixes, sent, color=colour, marker=mark)
+            label = f"{name}:\n{sent[-1]:,.1f} MB"
+            ax.annotate(label, (prefixes[-1], sent[-1]), (8, 0), textcoords="offset points", va="center")
+        _mark(ax, meet, f"{meet:,} tokens")
         ax.set(xscale="log", yscale="log", xlabel="cached tokens before the chunk", ylabel="MB that a rank sends, per layer",
-               title="Prefill of a chunk: keys and values travel, or queries do")  # fmt: skip
+               xlim=(prefixes[0] / 1.3, prefixes[-1] * 12), title="After a long prefix, queries are far fewer bytes")  # fmt: skip
+        ax.set_xticks([10**n for n in range(2, 8) if prefixes[0] <= 10**n <= prefixes[-1]])
+        ax.minorticks_off()
         ax.xaxis.set_major_formatter("{x:,.0f}")
-        ax.yaxis.set_major_formatter("{x:,.0f}")
-        ax.legend(loc="upper left")
+        ax.yaxis.set_major_formatter("{x:,g}")
     return drawn
 
 
@@ -309,32 +353,25 @@ def describe_bytes(prefixes: Sequence[int], lines: Mapping[str, Sequence[float]]
 
 
 def hand_over(P: int) -> Figure:
-    """Return a picture of each rank's partials (heads × tokens) after attending, and after the hand-over."""
+    """Return a picture of all partials (heads × tokens): who has them after attending, and after the hand-over."""
     with styled():
         drawn = new_figure((8.0, 4.6))
-        axes = drawn.subplots(2, P, squeeze=False)
-        for rows, what in ((0, "after step 2"), (1, "after step 3")):
+        sides = ("After step 2 each rank has a column", "After step 3 each rank has a row")
+        for ax, title, by_tokens in zip(drawn.subplots(1, 2), sides, (True, False), strict=True):
+            for asks in range(P):
+                for has in range(P):
+                    _draw_partial(ax, (has + 0.12, asks + 0.14), (0.76, 0.72), asks, has)
             for rank in range(P):
-                ax = axes[rows][rank]
-                for head in range(P):
-                    for token in range(P):
-                        panel.add_rectangle(
-                            ax, (token, head), 0.94, 0.94, facecolor="#F2F4F7", edgecolor=RULE
-                        )
-                        if (token if rows == 0 else head) == rank:
-                            _draw_partial(ax, (token, head), (0.94, 0.94), head, token)
-                ax.set(
-                    xlim=(-0.1, P),
-                    ylim=(P, -0.1),
-                    xticks=[],
-                    yticks=[],
-                    title=f"on rank {rank}" if rows == 0 else "",
-                )
-                ax.set_aspect("equal")
-                ax.grid(False)
-            axes[rows][0].set_ylabel(f"{what}\nheads of rank 0 … {P - 1}", fontsize=9.5)
-            for rank in range(P):
-                axes[rows][rank].set_xlabel(f"tokens of rank 0 … {P - 1}", fontsize=9)
+                corner, size = ((rank, 0), (1, P)) if by_tokens else ((0, rank), (P, 1))
+                inset = corner[0] + 0.04, corner[1] + 0.04
+                look = {"facecolor": "none", "edgecolor": INK, "linewidth": 1.6}
+                panel.add_rectangle(ax, inset, size[0] - 0.08, size[1] - 0.08, **look)
+                at = (rank + 0.5, -0.2) if by_tokens else (P + 0.08, rank + 0.5)
+                ha = "center" if by_tokens else "left"
+                ax.text(*at, f"rank {rank}", ha=ha, va="center", color=INK, fontsize=9.5)
+            ax.set(title=title, xlim=(0, P + 0.6), ylim=(P, -0.45), xticks=[], yticks=[], aspect="equal")
+            ax.set(xlabel="tokens", ylabel="heads")
+            panel.bare(ax)
         _explain_boxes(drawn)
     return drawn
 
@@ -342,70 +379,89 @@ def hand_over(P: int) -> Figure:
 def describe_hand_over(P: int) -> str:
     """Return the picture of `hand_over` in words."""
     return (
-        f"Squares of heads by tokens for {P} ranks. After attending, rank r has column r: all heads over its own tokens. "
-        "After the hand-over it has row r: its own heads over the tokens of all ranks."
+        f"The partials of {P} ranks, as a square of heads by tokens. After attending, rank r has column r: all heads over its own "
+        "tokens. After the hand-over it has row r: its own heads over the tokens of all ranks."
     )
 
 
-def shares(ways: Mapping[str, ServeRequest]) -> Figure:
-    """Return a picture of each rank's part of a user's cache, and of its bytes, for each way to divide them."""
+def copies(ways: Mapping[str, ServeRequest]) -> Figure:
+    """Return a picture of the weights and of a user's cache, cut into the parts of all ranks, copy by copy.
+
+    ways: with `sharing="copies"`, so that ranks with other tokens have copies of the weights.
+    """
     with styled():
-        drawn = new_figure((8.0, 3.9))
-        axes = drawn.subplots(1, len(ways), sharey=True, squeeze=False)[0]
-        for ax, (name, request) in zip(axes, ways.items(), strict=True):
-            for (head, token), ranks in _holders(request).items():
-                alone = len(ranks) == 1
-                heads, tokens = 1 / _cut_heads(request), 1 / request.token_ranks
-                look = {"facecolor": ORANGE, "hatch": "" if alone else "//"}
-                corner = token * tokens, head * heads
-                panel.add_rectangle(ax, corner, tokens, heads, edgecolor=PAPER, linewidth=2, **look)
-                box = {"facecolor": PAPER, "edgecolor": "none", "pad": 1.5}
-                middle, names = (corner[0] + tokens / 2, corner[1] + heads / 2), " and ".join(map(str, ranks))
-                ax.text(*middle, names, ha="center", va="center", color=INK, fontsize=9, bbox=box)
-            words = f"tokens of the cache\n{_held(request)}"
-            ax.set(title=name, xlim=(0, 1), ylim=(1, 0), xticks=[], yticks=[], xlabel=words)
-        axes[0].set_ylabel("K/V heads")
-        keys = [
-            panel.patch(facecolor=ORANGE),
-            panel.patch(facecolor=ORANGE, edgecolor=PAPER, hatch="//"),
-        ]
-        meanings = ["one rank has this part of the cache", "two ranks have the same part"]
-        drawn.legend(keys, meanings, loc="outside lower center", ncols=2)
+        drawn = new_figure((8.0, 2.1 * len(ways)))
+        for ax, (name, request) in zip(
+            drawn.subplots(len(ways), 1, squeeze=False)[:, 0], ways.items(), strict=True
+        ):
+            for left, what, colour, parts in (
+                (0.0, "the weights", GREEN, _weight_copies(request)),
+                (2.4, "a user's cache", ORANGE, _cache_copies(request)),
+            ):
+                for number, ranks in enumerate(parts):
+                    _draw_copy(ax, left + 1.1 * number, ranks, colour)
+                words = f"{what}, twice" if len(parts) > 1 else what
+                ax.text(left, 1.08, words, va="top", color=INK, fontsize=9.5)
+            ax.text(4.7, 0.5, _reads(request), va="center", color=INK, fontsize=9.5)
+            ax.set(title=f"{name}: {_twice(request)}", xlim=(0, 6.3), ylim=(1.25, 0), xticks=[], yticks=[])
+            panel.bare(ax)
     return drawn
 
 
-def describe_shares(ways: Mapping[str, ServeRequest]) -> str:
-    """Return the alternative text of `shares`: each way to divide a cache, in words."""
+def _draw_copy(ax: Any, left: float, ranks: Sequence[Sequence[int]], colour: str) -> None:
+    """Draw a copy as a square of parts, each with the number of its rank."""
+    high = 1 / len(ranks)
+    for row, columns in enumerate(ranks):
+        wide = 1 / len(columns)
+        for column, rank in enumerate(columns):
+            corner = left + column * wide, row * high
+            panel.add_rectangle(ax, corner, wide, high, facecolor=colour, edgecolor=PAPER, linewidth=1.5)
+            middle = corner[0] + wide / 2, corner[1] + high / 2
+            ax.text(*middle, str(rank), ha="center", va="center", color=INK, fontsize=8)
+
+
+def describe_copies(ways: Mapping[str, ServeRequest]) -> str:
+    """Return the picture of `copies` in words."""
     parts = [
-        f"{name}: {len(_holders(request))} different parts on {request.gpus} ranks, {' '.join(_held(request).split())}"
-        for name, request in ways.items()
+        f"{name}: {_twice(request)}, {' '.join(_reads(request).split())}" for name, request in ways.items()
     ]
-    return f"Which part of a cache of heads and tokens each rank has. {'; '.join(parts)}."
+    return f"The weights and a user's cache, each cut into the parts of {next(iter(ways.values())).gpus} ranks. {'. '.join(parts)}."
 
 
-def _cut_heads(request: ServeRequest) -> int:
-    """Return into how many parts a cache is cut by K/V heads."""
-    return min(request.head_ranks, request.sized.main.dealt_heads)
+def _weight_copies(request: ServeRequest) -> list[list[list[int]]]:
+    """Return the ranks of each part of the weights, for each copy, in rows."""
+    ranks, cut = list(range(request.gpus)), request.head_ranks
+    rows = request.sized.main.dealt_heads
+    return [_in_rows(ranks[n : n + cut], rows) for n in range(0, len(ranks), cut)]
 
 
-def _holders(request: ServeRequest) -> dict[tuple[int, int], list[int]]:
-    """Return the ranks that have each part of a cache, by the numbers of its heads and of its tokens.
-
-    If the ranks of a row have copies of their weights, ranks with the same tokens are neighbours. Otherwise
-    ranks with the same heads are.
-    """
-    held: dict[tuple[int, int], list[int]] = {}
-    copies = request.head_ranks // _cut_heads(request)
-    for rank in range(request.gpus):
-        if request.sharing == "copies":
-            token, head = divmod(rank, request.head_ranks)
-        else:
-            head, token = divmod(rank, request.token_ranks)
-        held.setdefault((head // copies, token), []).append(rank)
-    return held
+def _cache_copies(request: ServeRequest) -> list[list[list[int]]]:
+    """Return the ranks of each part of a cache, for each copy, in rows of K/V heads and columns of tokens."""
+    rows = min(request.head_ranks, request.sized.main.dealt_heads)
+    same = request.head_ranks // rows
+    return [
+        [
+            [token * request.head_ranks + head * same + copy for token in range(request.token_ranks)]
+            for head in range(rows)
+        ]
+        for copy in range(same)
+    ]
 
 
-def _held(request: ServeRequest) -> str:
+def _in_rows(ranks: Sequence[int], rows: int) -> list[list[int]]:
+    wide = len(ranks) // rows
+    return [list(ranks[n : n + wide]) for n in range(0, len(ranks), wide)]
+
+
+def _twice(request: ServeRequest) -> str:
+    doubled = [
+        what
+        for what, parts in (("the weights", _weight_copies(request)), ("every cache", _cache_copies(request)))
+        if len(parts) > 1
+    ]
+    return f"two copies of {' and '.join(doubled)}" if doubled else "one copy of everything"
+
+
+def _reads(request: ServeRequest) -> str:
     weights, cache = request.weight_bytes / 1e9, request.cache_bytes(request.context, 1) / 1e9
-    fit = most_sequences(request, request.machine.memory_bytes)
-    return f"{weights:.1f} GB of weights and\n{cache:.1f} GB a user: {fit} users fit"
+    return f"Each rank reads\n{weights:.1f} GB of weights and\n{cache:.1f} GB of each cache"

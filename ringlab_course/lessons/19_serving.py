@@ -2,7 +2,7 @@
 # # 19 · Serving a long context
 #
 # **Afterwards you can** say what a server's step costs and which part of it users share, compute a long prompt in chunks after a cached
-# prefix, divide the caches of many users among ranks, and decode with heads and tokens divided.
+# prefix, divide weights and caches among ranks, and decode where ranks have queries of some heads and keys of some tokens.
 #
 # **You need first** [lesson 15](15_choosing.ipynb), decode against a sharded cache, and section 6 of [lesson 14](14_training.ipynb),
 # tensor parallelism.
@@ -24,10 +24,10 @@ from torch.nn.functional import scaled_dot_product_attention
 from ringlab import ShardedCache, VirtualCluster, contiguous, oracle, zigzag
 from ringlab.cost.hardware import hardware
 from ringlab.cost.planner.memory_table import most_sequences
-from ringlab.cost.planner.serve_time import ServeRequest, serve_time, serving_time
+from ringlab.cost.planner.serve_time import ServeRequest, serve_time
 from ringlab.cost.serving import prefill_traffic
 from ringlab.cost.sizes import Attention
-from ringlab.serving import decode_heads, prefill
+from ringlab.serving import PagedCache, decode_heads, prefill
 from ringlab.viz.style import show
 from ringlab_course import compare, corpus, predict
 from ringlab_course.figures import serving_view
@@ -50,18 +50,19 @@ drawn = runs, ben_s, both_s
 show(serving_view.turns(*drawn), serving_view.describe_turns(*drawn))
 
 # %% [markdown]
-# The picture shows the last ten seconds of Ada's prompt. Time runs from left to right. One chunk is a blue piece and the orange piece after it;
-# below, blue is too thin to see. Each black line is a token for Ben. With long chunks Ben gets one token in nine seconds. With short ones he waits at most 147 ms for a
-# chunk. So servers cut prompts into short chunks.
+# The picture shows the last ten seconds of Ada's prompt. Time runs from left to right. One chunk is a blue piece and the orange piece after
+# it; below, blue is too thin to see. Each black line is a token for Ben. With long chunks Ben gets one token in nine seconds. With short
+# ones he waits at most 147 ms. So servers cut prompts into short chunks.
 #
 # Two riddles are in this picture.
 #
-# - All of Ada's long chunks have 32,768 tokens. Still, her first took 660 ms, which is the blue piece, and her last takes 9,076 ms. What is the
-#   orange piece?
+# - All of Ada's long chunks have 32,768 tokens. Still, her first took 660 ms, which is the blue piece, and her last takes 9,076 ms. What is
+#   the orange piece?
 # - On the right, Ada's prompt is done, and each step computes a token for both. Ben's text is as short as before. Still, a step now takes
 #   16.1 ms, and not 9.7 ms as before Ada came.
 #
-# One thing is behind both. It also decides how 16 GPUs should divide the work when sixteen users come with long texts. This lesson looks for it.
+# One thing is behind both. It also decides how 16 GPUs should divide the work when sixteen users come with long texts. This lesson looks
+# for it.
 #
 # (The times come from ringlab's model of a server, not from a measurement. [Serving](../docs/guide/serving.md) says what the model leaves
 # out. Servers can also put Ben's token into the same step as a chunk, as in [arXiv 2403.02310](https://arxiv.org/abs/2403.02310). Here the
@@ -91,8 +92,8 @@ later = until_first[512] / until_first[32_768]
 compare("19.price", min(choices, key=lambda name: abs(np.log(choices[name] / later))))
 
 # %% [markdown]
-# Of these 26 s, Ben's 2,048 steps take 20. The chunks themselves take less than 7 s longer, since most of their time does not depend on where
-# the prompt is cut. Each of Ada's tokens attends to all tokens before it, and these pairs of tokens are always the same.
+# Of these 26 s, Ben's 2,048 steps take 20. The chunks themselves take less than 7 s longer, since most of their time does not depend on
+# where the prompt is cut. Each of Ada's tokens attends to all tokens before it, and these pairs of tokens are always the same.
 #
 # ## 2 · A chunk is a rectangle and a triangle
 #
@@ -103,16 +104,23 @@ compare("19.price", min(choices, key=lambda name: abs(np.log(choices[name] / lat
 show(serving_view.chunk_masks(4), serving_view.describe_chunk_masks(4))
 
 # %% [markdown]
-# Count squares in the left picture. The first chunk is half a square, the second one and a half, then two and a half, and three and a half.
-# So attention grows almost exactly as 1 : 3 : 5 : 7, while the chunk's matrix products stay the same.
+# The first chunk is half a square. With every chunk a square is added, which is two halves. So attention grows as 1 : 3 : 5 : 7, while the
+# chunk's matrix products stay the same.
 #
-# Ada's prompt is 32 chunks of 32,768 tokens. Her last chunk has its own half square, as her first one had, and a rectangle of 31 squares. All of the
-# rectangle is her cache. That solves the first riddle: **the triangle never grows, and the cache does.** The orange piece of her
-# last chunk is 9,076 − 660 = 8,416 ms. 31 squares are 62 halves, so a half takes 136 ms. The blue 660 ms hold one such half, matrix products and messages. In all pictures of this lesson orange is what is cached, and blue is the chunk
-# itself, with its queries.
+# Ada's prompt is 32 chunks of 32,768 tokens. Her last chunk has its own half square, as her first one had, and a rectangle of 31 squares.
+# All of the rectangle is her cache. That solves the first riddle: **the triangle never grows, and the cache does.** The orange piece of her
+# last chunk is the rectangle, and takes 8.4 s. In all pictures of this lesson orange is what is cached, and blue is the chunk itself.
 #
-# The right picture is a common slip. PyTorch's `is_causal=True` numbers queries and keys from 0. So it takes the chunk's
-# first query for the first token of the prompt, and lets it see one key. We try it on real text, with a last chunk of 103 tokens after 97:
+# ### Where a chunk begins
+#
+# PyTorch's `is_causal=True` knows nothing of a prefix. It numbers queries and keys from 0. So it takes the chunk's first query for the
+# first token of the prompt, and lets it see one key.
+
+# %%
+show(serving_view.last_chunk(4), serving_view.describe_last_chunk(4))
+
+# %% [markdown]
+# We try it on 200 tokens of real text. The last chunk has 103 of them, after 97.
 
 # %%
 S, P, H, K, D = 200, 4, 8, 2, 16
@@ -132,13 +140,24 @@ off = error(slip, true[:, :, last])
 print(f"the last chunk with is_causal=True: off by {off:.0%} of the largest value")
 
 # %% [markdown]
-# So the mask has to compare positions in the prompt, here 97 to 199 for the queries and 0 to 199 for the keys. Rotary embedding needs the
-# same positions.
+# So the mask has to compare positions in the prompt: 97 to 199 for the queries, and 0 to 199 for the keys. Then it does not even matter in
+# which order the keys lie. Here all odd positions come first:
+
+# %%
+places = torch.arange(S)
+order = torch.cat([places[1::2], places[::2]])
+mask = places[last][:, None] >= places[order]
+moved = k[:, :, order], v[:, :, order]
+out = scaled_dot_product_attention(q[:, :, last], *moved, attn_mask=mask, enable_gqa=True)
+print("with positions, right to 1e-5:", error(out, true[:, :, last]) < 1e-5)
+
+# %% [markdown]
+# Rotary embedding needs the same positions.
 #
 # ## 3 · The cache stays, the chunk travels
 #
-# Ada's cache lies on several ranks, and so do the queries of her next chunk. To meet, one of the two has to travel. In the picture an orange
-# bar is a rank's keys and values, and a blue square is its queries.
+# Ada's cache lies on several ranks, and so do the queries of her next chunk. To meet, one of the two has to travel. An orange bar is a
+# rank's keys and values, and a blue square is its queries.
 
 # %%
 show(serving_view.travellers(4), serving_view.describe_travellers(4))
@@ -148,55 +167,56 @@ show(serving_view.travellers(4), serving_view.describe_travellers(4))
 # own keys with the queries that visit it. The result is a **partial**, out and lse. It has to go home, to the owner of the query
 # ([arXiv 2411.01783](https://arxiv.org/abs/2411.01783)).
 #
-# Llama's query heads share few K/V heads. So in a prompt that is computed at once, keys and values are fewer bytes than queries. But a chunk
+# In a prompt that is computed at once, keys and values are fewer bytes than queries, because 8 query heads share a K/V head. But a chunk
 # has few queries, and many cached keys.
 
 # %% tags=["nbval-ignore-output"]
 predict(
-    "19.travel",
-    "One layer; chunks of 4,096 tokens on 8 ranks; 64 query heads and 8 K/V heads of 128. "
-    "Queries, keys and values have 16 bits, partials 32. "
-    "From which length of the prefix on do queries, with partials sent back, cost fewer bytes?",
-    ["4,000", "16,000", "50,000", "500,000"],
+    "19.prefix",
+    "Ada's chunks have 512 tokens. From which length of the prefix on are queries, "
+    "with partials sent back, fewer bytes than keys and values?",
+    ["600", "6,000", "60,000", "600,000"],
 )
 
 # %%
-sizes, ranks = Attention(H=64, K=8, D=128, dtype="bfloat16"), 8
+# On Ada's server two ranks divide the tokens of a K/V head, which 8 query heads share.
+sizes, ranks = Attention(H=8, K=1, D=128, dtype="bfloat16"), 2
 
 
-def sent(prefix, travels, chunk=4096):
-    """The bytes that a rank sends for a chunk after `prefix` cached tokens."""
+def sent(prefix, travels):
+    """The bytes that a rank sends in one layer for a chunk of 512 after `prefix` cached tokens."""
     each = [prefix // ranks] * ranks
-    return prefill_traffic(sizes, contiguous(chunk, ranks), each, travels=travels).total_bytes
+    return prefill_traffic(sizes, contiguous(512, ranks), each, travels=travels).total_bytes
 
 
-def meet(chunk):
-    """The prefix from which on queries are no more bytes than keys and values."""
-    return next(n for n in range(0, 2**20, 32) if sent(n, "kv", chunk) >= sent(n, "q", chunk))
-
-
-prefixes = [2**n for n in range(12, 21)]
+prefixes = [2**n for n in range(9, 21)]
 lines = {"keys and values": [sent(n, "kv") for n in prefixes],
          "queries and partials": [sent(n, "q") for n in prefixes]}
-drawn = prefixes, lines, meet(4096)
+meet = next(n for n in range(0, 2**20, 32) if sent(n, "kv") >= sent(n, "q"))
+drawn = prefixes, lines, meet
 show(serving_view.bytes_by_prefix(*drawn), serving_view.describe_bytes(*drawn))
-for chunk in (4096, 512):
-    print(f"chunks of {chunk:5,} tokens: queries travel from {meet(chunk):6,} cached tokens on")
-nearest = min((4_000, 16_000, 50_000, 500_000), key=lambda n: abs(np.log(meet(4096) / n)))
-compare("19.travel", f"{nearest:,}")
+nearest = min((600, 6_000, 60_000, 600_000), key=lambda n: abs(np.log(meet / n)))
+compare("19.prefix", f"{nearest:,}")
 
 # %% [markdown]
-# A token's key and value are 2·K·D numbers of 2 bytes: 4 KiB. Its query is H·D numbers of 2 bytes, 16 KiB, and its partial H·(D + 1)
-# numbers of 4 bytes, 32¼ KiB. Query and partial together are 12.0625 times as many bytes as key and value.
+# **From 5,664 tokens on**, and not as soon as the prefix is longer than the chunk. Either way a rank sends P − 1 blocks. If keys and values
+# travel, a block has those of (prefix + chunk)/P tokens. If queries travel, it has the queries of chunk/P tokens, and as many partials are
+# sent back. We count the bytes of one token:
+
+# %%
+key = 2 * sizes.K * sizes.D * 2  # key and value, in bfloat16
+query = sizes.H * sizes.D * 2
+partial_bytes = sizes.H * (sizes.D + 1) * 4  # out and lse, in float32
+print(f"key and value {key} bytes, query {query:,}, partial {partial_bytes:,}:", end=" ")
+print(f"{(query + partial_bytes) / key} times as many")
+
+# %% [markdown]
+# So the bytes are equal when prefix and chunk together are 12.0625 chunks long. Then the prefix alone has 11.0625 chunks, 5,664 tokens. For
+# almost all of Ada's prompt, her cache stays where it is.
 #
-# Keys travel for the prefix and for the chunk. Queries travel for the chunk alone. So the bytes are equal when prefix and chunk together are 12.0625
-# chunks long. Then the prefix is 11.0625 chunks, 45,312 tokens.
-#
-# For Ada's chunks of 512 tokens it is 5,664 tokens. So for almost all of her prompt, her cache stays where it is.
-#
-# Computing a prompt is called **prefill**, and ringlab's `prefill` does both. Each rank's cached tokens and its tokens of the chunk form one block, of any length. If keys travel, these
-# blocks go around the ring once, in P − 1 hops, and the mask compares positions. Afterwards the chunk is appended to the cache.
-# `travels="auto"` counts the bytes, and chooses for each chunk:
+# Computing a prompt is called **prefill**, and ringlab's `prefill` does both. If keys travel, a rank's cached tokens and its tokens of the
+# chunk are *one* block. The blocks may differ in length. They go around the ring once, in P − 1 hops, and the mask compares positions as
+# above. Afterwards the chunk is appended to the cache. `travels="auto"` counts the bytes, and chooses for each chunk:
 
 
 # %%
@@ -239,7 +259,8 @@ print(f"with messages a step takes {1e3 * alone.total_s:.1f} ms:", end=" ")
 print(f"{1 / alone.total_s:.0f} tokens a second")
 
 # %% [markdown]
-# The weights take more than six times as long as the cache. And a matrix that has been read multiplies sixteen tokens almost as quickly as one.
+# The weights take more than six times as long as the cache. And a matrix that has been read multiplies sixteen tokens almost as quickly as
+# one.
 
 # %% tags=["nbval-ignore-output"]
 predict(
@@ -249,16 +270,16 @@ predict(
 )
 
 # %%
-steps = {(users, ""): serve_time(server(sequences=users, context=BOOK)) for users in (1, 4, 16)}
+steps = {users: serve_time(server(sequences=users, context=BOOK)) for users in (1, 4, 16)}
 drawn = steps, "Users share the weights, not the caches"
 show(serving_view.step_bars(*drawn), serving_view.describe_step_bars(*drawn))
-together = steps[16, ""].tokens_per_s
+together = steps[16].tokens_per_s
 compare("19.batch", f"{min((100, 700, 1_500), key=lambda n: abs(n - together)):,}")
 
 # %% [markdown]
 # **About 700.** The green part does not grow: weights are read once, for all users. The orange part grows with every user, from 0.8 ms to
-# 12.8 ms, since each user attends to his own tokens only. **A batch shares the weights, but not the caches.** (The grey part is messages between
-# the ranks; section 5 comes to them.)
+# 12.8 ms, since each user attends to his own tokens only. **A batch shares the weights, but not the caches.** (The grey part is messages
+# between the ranks; section 7 comes to them.)
 #
 # That solves the second riddle, too. After Ada's prompt Ben's own cache is as short as before, but each step also reads hers:
 
@@ -270,106 +291,101 @@ for name, step in {"Ben alone": ben.token, "with Ada ": ada[512].token}.items():
 # %% [markdown]
 # **Halfway. This is a good place to stop.** You know what users share, and what they do not.
 #
-# ## 5 · How should 16 ranks divide it?
+# ## 5 · Two copies of something
 #
-# The ranks read the weights once for all users, but a cache for each of them. Tensor parallelism (TP) cuts the weights by heads and
-# columns, and a cache by K/V heads. But Llama 3 70B has only 8 K/V heads. Here are three ways to use 16 ranks:
+# Sixteen users have come, and there are 16 ranks. Tensor parallelism (TP) cuts the weights by heads and columns, so 16 parts are easy. It
+# cuts a cache by K/V heads, and Llama 3 70B has only 8 of them. So something has to be there twice:
 #
-# - **TP 16** cuts the weights into 16 parts. With 8 K/V heads, two ranks keep the same part of each cache. (If both also keep the
-#   projections of their K/V head whole, as many programs do, each rank has 9.0 GB of weights in place of 8.8.)
-# - **TP 8 × CP 2** is how the server has worked so far. Two nodes hold the same weights, each in 8 parts. Each node caches half of the
-#   tokens, which is context parallelism (CP).
-# - **TP 16 + DCP 2** cuts nearly all weights into 16 parts. The two ranks with the same K/V head cache half of the tokens each. vLLM calls
-#   this *decode context parallelism*, DCP.
+# - **TP 16** cuts the weights into 16 parts. Two ranks keep the same part of every cache.
+# - **TP 8 × CP 2** is how the server has worked so far. It cuts the weights into 8 parts, and each node has all of them. Each node caches
+#   half of the tokens of every user, which is context parallelism (CP).
 #
-# Each panel of the picture is the cache of one user, and the numbers are ranks. Below it stands what each rank holds, and how many users would fit
-# if nothing else lay in its memory. (An H100 is sold as 80 GB and has 85.5 GB.)
+# The numbers in the picture are ranks.
 
 # %%
-GRIDS = {
-    "TP 16": {"token_ranks": 1, "head_ranks": 16},
-    "TP 8 × CP 2": grid,
-    "TP 16 + DCP 2": {"token_ranks": 2, "head_ranks": 8, "sharing": "dcp"},
-}
+GRIDS = {"TP 16": {"token_ranks": 1, "head_ranks": 16}, "TP 8 × CP 2": grid}
 ways = {name: server(sequences=1, context=BOOK, **GRIDS[name]) for name in GRIDS}
-show(serving_view.shares(ways), serving_view.describe_shares(ways))
+show(serving_view.copies(ways), serving_view.describe_copies(ways))
 
 # %% [markdown]
-# A step also sends messages. The ranks that divide the weights must *add up* their results twice in every layer, by the
-# all-reduce of lesson 14. TP 8 × CP 2 adds up inside a node. The other two add up over all 16 ranks, and so between the nodes. Ranks that
-# divide a cache by tokens also have to merge their partials.
-
-
-# %%
-def weigh(machine, title):
-    """Show the steps of 1, 3 and 16 users, divided in three ways."""
-    asked = {(users, name): server(sequences=users, context=BOOK, hardware=machine, **GRIDS[name])
-             for users in (1, 3, 16) for name in GRIDS}
-    steps = {key: serving_time(each) for key, each in asked.items()}  # whether it fits or not
-    unfit = {(users, name) for (users, name), each in asked.items()
-             if most_sequences(each, each.machine.memory_bytes) < users}
-    drawn = steps, title, unfit
-    show(serving_view.step_bars(*drawn), serving_view.describe_step_bars(*drawn))
-
-
-weigh("h100", "Two nodes of 8: adding up between the nodes is slow")
-
-# %% [markdown]
-# On two nodes TP 8 × CP 2 is fastest, from one user to sixteen, because its messages are cheapest. TP 16 reads twice as much of
-# every cache as the others, and with sixteen users its caches no longer fit into the memory.
-#
-# Now imagine the same 16 chips on *one* NVLink, as if a node had 16. Adding up over all of them is cheap then.
+# Which copy costs less? To see that, give the server *one* NVLink for a while, as if a node had 16 ranks. Then messages are cheap either
+# way.
 
 # %% tags=["nbval-ignore-output"]
 predict(
     "19.grid",
-    "On one NVLink, TP 16 is faster than TP 8 × CP 2 for one user: it reads half as many weights. "
-    "From how many users on is TP 8 × CP 2 faster than TP 16?",
+    "On one NVLink, TP 16 is faster than TP 8 × CP 2 for one user: "
+    "it reads about half as many weights. From how many users on is TP 8 × CP 2 faster?",
     ["3", "8", "16", "never"],
 )
 
 # %%
 one_node = replace(hardware("h100"), ranks_per_node=16)
-weigh(one_node, "One NVLink: the caches decide")
-for users in range(1, 17):
-    asked = (server(sequences=users, context=BOOK, hardware=one_node, **GRIDS[name])
-             for name in ("TP 16", "TP 8 × CP 2"))
-    tp_s, cp_s = (serving_time(each).token_s for each in asked)
-    if cp_s < tp_s:
-        break
-print(f"{users} users: {1e3 * tp_s:.1f} ms with TP 16, {1e3 * cp_s:.1f} ms with TP 8 × CP 2")
+on_one_link = partial(server, context=BOOK, hardware=one_node)
+lines = {name: [serve_time(on_one_link(sequences=n, **GRIDS[name])) for n in range(1, 9)]
+         for name in GRIDS}
+faster = [cp.token_s < tp.token_s for tp, cp in zip(*lines.values(), strict=True)]
+users = 1 + faster.index(True)
+drawn = lines, users, "From three users on, a second copy of the caches costs more"
+show(serving_view.steps_by_users(*drawn), serving_view.describe_steps_by_users(*drawn))
+for name, steps in lines.items():
+    print(f"{name:11}  {', '.join(f'{1e3 * each.token_s:.1f}' for each in steps[:3])} ms", end=" ")
+    print("for 1, 2 and 3 users")
 compare("19.grid", f"{min((3, 8, 16), key=lambda n: abs(n - users))}")
 
 # %% [markdown]
-# **From three users on.** TP 16 reads about 2.6 ms less of weights, and spends about 0.8 ms more on messages. So it is 1.8 ms ahead, however large the batch is.
-# But it loses 0.8 ms to the cache *of each user*, so three users cost it 2.4 ms.
+# **From three users on.** With two copies of the weights, a rank reads twice as many weights, but only once in a step. With two copies of
+# the caches, it reads twice as much *for each user*. So TP 16 begins 1.0 ms ahead, and loses 0.8 ms with every further user. **The more
+# users there are, the more the caches count.**
 #
-# TP 16 + DCP 2 divides the caches and nearly all weights by 16. It is fastest for one, three and sixteen users. Its two ranks must fill evenly while answers
-# grow. So tokens are dealt in pieces: the first `interleave` tokens go to rank 0, the next to rank 1, then to rank 0 again.
+# ## 6 · One copy of both
 #
-# So **with many users the cache decides how ranks divide the work**, as long as the network does not forbid it.
+# Is there a way without either copy? In TP 16 two ranks keep the same part of every cache. Let each of them keep half of its tokens. vLLM
+# calls this *decode context parallelism*, and we call it **TP 16 + DCP 2**. (Both ranks still need the projections of their K/V head. So
+# the weights are cut into 16 parts except for these.)
 #
-# ## 6 · Queries of some heads, keys of some tokens
+# ### Where the next token goes
 #
-# In TP 16 + DCP 2 two ranks share a K/V head. Each has computed the queries of its own 4 heads, and caches half of the tokens. Yet each of the 8
-# query heads of this K/V head needs all tokens: half of them lie on the other rank. Lesson 15 did not have this problem, since there all ranks that divided the tokens had
-# the same queries.
+# Which half does a rank keep? Ben's answer grows by a token in every step, and both ranks should fill evenly. So tokens are dealt in pieces
+# of `interleave` tokens, one rank after the other. Here `interleave` is 4, and a text has 14 tokens so far:
+
+
+# %%
+def dealt(ring):
+    """The tokens of a text of 14 on this rank, in the order in which the rank keeps them."""
+    cache = PagedCache(ring, kv_heads=K, head_dim=D, pages=1, page=8, interleave=4)
+    text = cache.add()
+    cache.append(k[:, :, :14], v[:, :, :14], [text], [14])
+    return cache.positions(text)
+
+
+for rank, tokens in enumerate(VirtualCluster(2).run(dealt).results):
+    print(f"rank {rank} keeps tokens", *tokens)
+
+# %% [markdown]
+# A token's place follows from its number, and never changes. Token 9 is in the third piece, which is the second piece of rank 0. Its
+# **slot**, its index on this rank, is 5.
 #
-# Here is the same on a small scale: P = 4 ranks, each with H/P of the query heads, and with all K/V heads for some of the tokens.
-# The new token's key and value are already on the rank that caches them. Then
+# ### Queries of some heads, keys of some tokens
+#
+# Now there is a problem. Eight query heads need this K/V head. Each of the two ranks has computed the queries of 4 of them, and caches half
+# of the tokens. Yet each of the 8 heads needs all tokens. (Lesson 15 did not have this problem. There, all ranks had the queries of all
+# heads.)
+#
+# So in every layer the ranks
 #
 # 1. **gather** the queries: every rank gets all heads of the new token;
-# 2. **attend** with all heads to this rank's own tokens: a partial, out and lse, for each head;
-# 3. **hand over**: each rank gets the partials of *its* heads from everybody, and merges them.
+# 2. **attend** with all heads to their own tokens, which gives a partial for each head;
+# 3. **hand over** the partials: each rank gets those of *its* heads from everybody, and merges them.
 #
-# In the picture every square has heads from top to bottom and tokens from left to right. A filled box is a partial that the rank has. Its blue half says whose
-# heads, and its orange half whose tokens.
+# The picture shows four ranks. A box is a partial. Its blue half says whose heads, and its orange half whose tokens.
 
 # %%
 show(serving_view.hand_over(P), serving_view.describe_hand_over(P))
 
 # %% [markdown]
-# The hand-over turns a column into a row, so it is an all-to-all. `decode_heads` does the three steps. We decode the last token of the text:
+# The hand-over turns columns into rows, so it is an all-to-all. `decode_heads` does the three steps. We decode the last token of our text
+# with 4 ranks, each with 2 of the 8 heads:
 
 
 # %%
@@ -387,37 +403,76 @@ print("right to 1e-5:", error(out, true[:, :, -1:]) < 1e-5)
 print("rank 0 sends", run.trace.bytes_sent(0), "bytes")
 
 # %% [markdown]
-# To each of 3 others a rank sends the queries of its own H/P = 2 heads, D numbers each. Later it sends the partials of the *other's* 2 heads, D + 1
-# numbers each. With 4 bytes a number that is 3 · 2 · (16 + 17) · 4 = 792 bytes, however long the text is.
+# To each of 3 others a rank sends the queries of its own 2 heads, D = 16 numbers each. Later it sends the partials of the *other's* 2
+# heads, D + 1 = 17 numbers each. With 4 bytes a number that is 3 · 2 · (16 + 17) · 4 = 792 bytes, however long the text is.
+#
+# Step 3 merges the partials of all ranks at once. Each rank here caches 50 tokens. Do all have the same share of a head's result?
 
-# Step 3 merges by lse, as in lesson 02. A rank that caches no token of a user yet has lse −∞ and out 0, and takes part like any other.
-# Servers have got this merge wrong, for example by taking an lse of base 2 for one of base e. [Field
-# reports](../docs/field-reports.md#merges-of-out-lse-decode) has their stories.
+# %%
+head = 3
+scores = q[0, head, -1] @ k[0, 0].T / D**0.5  # heads 0 to 3 read K/V head 0
+lses = torch.stack([scores[rank::P].logsumexp(0) for rank in range(P)])
+outs = torch.stack([scores[rank::P].softmax(0) @ v[0, 0, rank::P] for rank in range(P)])
+shares = torch.exp(lses - lses.logsumexp(0))
+print("shares of the ranks:", ", ".join(f"{share:.0%}" for share in shares))
+print("right to 1e-5:", error(shares @ outs, true[0, head, -1]) < 1e-5)
+
+# %% [markdown]
+# No. As in lesson 02, a rank's share is its part of the sum of all $e^{score}$, and lse is the logarithm of its own sum. A rank that caches
+# no token of a user yet has lse −∞ and share 0, and takes part like any other. Servers have got this merge wrong, for example by taking an
+# lse of base 2 for one of base e. [Field reports](../docs/field-reports.md#merges-of-out-lse-decode) has their stories.
+#
+# ## 7 · Back on two nodes
+#
+# So which way should Ben's server take? So far messages were cheap. But the ranks that divide the weights must *add up* their results twice
+# in every layer, by the all-reduce of lesson 14. TP 8 × CP 2 adds up inside a node. The other two add up over all 16 ranks, so on the real
+# server they add up between the nodes. Here are the steps of sixteen users:
+
+# %%
+GRIDS["TP 16 + DCP 2"] = {"token_ranks": 2, "head_ranks": 8, "sharing": "dcp"}
+for place, machine in {"one NVLink": one_node, "two nodes": "h100"}.items():
+    for way in GRIDS:
+        asked = server(sequences=16, context=BOOK, hardware=machine, **GRIDS[way])
+        said = "too much for the memory"
+        if most_sequences(asked, asked.machine.memory_bytes) >= 16:
+            token = serve_time(asked).token
+            said = f"{1e3 * token.total_s:.1f} ms, {1e3 * token.exposed_s:.1f} of them for messages"
+        print(f"{place:10}  {way:13}  {said}")
+
+# %% [markdown]
+# TP 16 cannot even hold two copies of sixteen caches. On one NVLink, TP 16 + DCP 2 is fastest. On two nodes it is TP 8 × CP 2, because
+# messages between the nodes cost more than a second copy of the weights. So Ben's server stays as it is.
+#
+# Both winners keep one copy of each cache. **With many users, the caches must be divided among all ranks. The network decides whether the
+# weights are divided among all ranks, too.**
 #
 # ## Recap
 #
-# Look at the first picture once more. What makes Ben wait longer is Ada's cache, the orange of the pictures. It makes each of her chunks longer than
-# the one before, and later it makes each of their common steps longer.
+# Look at the first picture once more. What makes Ben wait longer is Ada's cache, the orange of the pictures. It makes each of her chunks
+# longer than the one before, and later it makes each of their common steps longer.
 #
 # - A chunk of a prompt attends to its cached prefix, a rectangle, and to itself, a triangle. The attention of equal chunks costs
 #   1 : 3 : 5 : 7. Short chunks let others in, and cost little. Positions go on after the prefix.
 # - After a long prefix the cache stays, queries travel, and partials come home: these are fewer bytes.
 # - A step reads the weights once for all users, and the cache of each. So the more users there are, the more the caches count.
 # - With 8 K/V heads, 16 ranks divide a cache by tokens as well. Otherwise each rank reads twice as much for every user.
-# - A rank with queries of some heads and keys of some tokens gathers queries, attends to its own tokens, and hands partials to the owners of their heads.
+# - A rank with queries of some heads and keys of some tokens gathers queries, attends to its own tokens, and hands partials to the owners
+#   of their heads. Shares in the merge follow lse, not the number of tokens.
 #
 # ## Self-check
 #
-# <details><summary>1. A user with a cache of 262,144 tokens joins a batch of sixteen with 131,072 each. By how much does a step of TP 8 × CP 2 grow?</summary>
-# By about 1.6 ms, the reading of this cache: twice the 0.8 ms of one of the others. The weights are read anyway.</details>
+# <details><summary>1. A user with a cache of 262,144 tokens joins a batch of sixteen with 131,072 each. By how much does a step of TP 8 ×
+# CP 2 grow?</summary> By about 1.6 ms, the reading of this cache: twice the 0.8 ms of one of the others. The weights are read
+# anyway.</details>
 #
 # <details><summary>2. In a chat a user sends 50 new tokens after 40,000 cached ones. What travels?</summary>The queries: 40,050 is
 # far more than 12 times 50, with section 3's sizes.</details>
 #
-# <details><summary>3. Why do two ranks with equally many tokens not have equal shares in a merge?</summary>A rank's share is proportional to
-# the sum of $e^{score}$ over its keys, not to their number. lse is the logarithm of that sum.</details>
+# <details><summary>3. With pieces of 4 tokens and two ranks, where is token 22?</summary>In piece 5, counted from 0. 5 is odd, so it is on
+# rank 1, which has pieces 1 and 3 already: slot 2 · 4 + 2 = 10.</details>
 #
-# <details><summary>4. With 8 users on 8 ranks, why not give each rank one whole user, with all weights?</summary>Eight times as many weights as now are more than its
-# memory holds. And it would read all of them for the token of a single user. (Some servers give each rank whole users for attention alone, and share out the rest of the weights.)</details>
+# <details><summary>4. With 8 users on 8 ranks, why not give each rank one whole user, with all weights?</summary>Eight times as many
+# weights as now are more than its memory holds. And it would read all of them for the token of a single user. (Some servers give each rank
+# whole users for attention alone, and share out the rest of the weights.)</details>
 #
 # Now [exercise 19](../exercises/19_serving.ipynb): places, merge, decode, prefill, and who should travel.

@@ -5,13 +5,13 @@
 # with divided heads, prefill of a chunk after a cached prefix, and the bytes that decide who should travel.
 # **You need** [lesson 19](../notebooks/19_serving.ipynb). **Minutes** 75.
 #
-# | stage | function | what is checked |
-# |---|---|---|
-# | 19.place | `place` | the rank and the slot of any token |
-# | 19.merge | `merge_all` | values, ranks without keys, large lse |
-# | 19.decode | `decode` | values with divided heads, empty ranks, bytes |
-# | 19.prefill | `prefill` | values in any layout, after any prefix; messages |
-# | 19.travel | `bytes_sent` | both ways, to the byte |
+# | stage | function | lesson | what is checked |
+# |---|---|---|---|
+# | 19.place | `place` | section 6 | the rank and the slot of any token |
+# | 19.merge | `merge_all` | section 6 | values, ranks without keys, large lse |
+# | 19.decode | `decode` | section 6 | values with divided heads, empty ranks, bytes |
+# | 19.prefill | `prefill` | sections 2 and 3 | values in any layout, after any prefix; messages |
+# | 19.travel | `bytes_sent` | section 3 | both ways, to the byte |
 #
 # `check` runs the visible checks here, in seconds. Some checks stay hidden until you are graded.
 #
@@ -139,7 +139,7 @@ check("19.decode")
 # - Keys and values travel: P − 1 exchanges with the next rank, in which each rank's block, prefix and chunk together, goes around once.
 #   `ring.shift(k, v, length=n)` sends k and v to the next rank, and returns those of the rank before, which have n tokens. After the d-th
 #   exchange you hold the block of rank `ring.origin(d)`. Empty blocks are exchanged, too.
-# - The `attend` above has no mask: here you need one.
+# - The `attend` above has no mask. Here you need one, which compares positions.
 # - Blocks differ in length; a rank may hold no token of the prefix, of the chunk, or of both.
 
 

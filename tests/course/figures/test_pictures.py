@@ -72,14 +72,18 @@ LOST = np.array([1, 2, -1, -1, 5, -1, 7, -1])
 LABELS = ROW, {"zigzag": DEALT[1]}, "aaabcccc", {"zigzag": LOST}
 SEEN = np.tri(8, dtype=bool)
 SERVER = partial(ServeRequest, "llama3-70b", "h100", context=2**17)
+ROWS = {"token_ranks": 2, "head_ranks": 8, "sharing": "copies"}
 WAYS = {
-    "copies": SERVER(sequences=1, token_ranks=1, head_ranks=16, sharing="copies"),
-    "rows": SERVER(sequences=1, token_ranks=2, head_ranks=8, sharing="copies"),
-    "all": SERVER(sequences=1, token_ranks=2, head_ranks=8, sharing="dcp"),
+    "heads": SERVER(sequences=1, token_ranks=1, head_ranks=16, sharing="copies"),
+    "rows": SERVER(sequences=1, **ROWS),
+    "small": SERVER(sequences=1, token_ranks=1, head_ranks=8, sharing="copies"),
 }
-DECODED = {
-    (users, "rows"): serving_time(SERVER(users, token_ranks=2, head_ranks=8, sharing="copies"))
-    for users in (1, 16)
+DECODED = {users: serving_time(SERVER(users, **ROWS)) for users in (1, 16)}
+BY_USERS = {
+    "heads": [
+        serving_time(SERVER(users, token_ranks=1, head_ranks=16, sharing="copies")) for users in (1, 2, 3)
+    ],
+    "rows": [serving_time(SERVER(users, **ROWS)) for users in range(1, 9)],
 }
 TURNS = {"Long chunks": [(0.6, 8.0)] * 3, "Short chunks": [(0.01, 0.1)] * 200}, 0.01, 0.016
 LANES = [
@@ -223,10 +227,12 @@ SAYS = {
     "kinds of A": (named(scan_view, "kinds", {kind: ["Some model"] for kind in scan_view.KINDS}), ("a full matrix: Some model",)),
     "timeline of a scan": (named(scan_view, "timeline", {"Relay": COMPUTED, "Other": COMPUTED}), ("Relay: 1 rank, ends at 2 s",)),
     "shares of a layer": (named(scan_view, "shares", {"8 × 131,072 tokens, InfiniBand": {"matrices": 0.023, "itself": 0.002, "scan": 0.0003}}), ("scan 0.30 ms",)),
-    "chunk masks": (named(serving_view, "chunk_masks", 4), ("queries of chunk 4",)),
+    "chunk masks": (named(serving_view, "chunk_masks", 4), ("chunk 4 sees 7 half squares",)),
+    "last chunk": (named(serving_view, "last_chunk", 4), ("queries of chunk 4", "see 3 whole squares and half of their own")),
     "turns of two users": (named(serving_view, "turns", *TURNS), ("Long chunks: Ben gets a token between two chunks and waits up to 8,600 ms", "a token every 16 ms")),
-    "steps of users": (named(serving_view, "step_bars", DECODED, "Title", [(16, "rows")]), ("1 user rows: weights 5.3, caches 0.8, messages 4.4 ms, 96 tokens/s, 96 each", "12.8, messages 4.7 ms, does not fit")),
-    "shares of a cache": (named(serving_view, "shares", WAYS), ("copies: 8 different parts on 16 ranks, 8.8 GB of weights and 5.4 GB a user: 14 users fit", "all: 16 different parts")),
+    "steps of users": (named(serving_view, "step_bars", DECODED, "Title"), ("1 user: weights 5.3, caches 0.8, messages 4.4 ms, 96 tokens/s, 96 each", "16 users: weights 5.3, caches 12.8")),
+    "steps by users": (named(serving_view, "steps_by_users", BY_USERS, 3, "Title"), ("rows: 10.5 ms for one user, 0.8 ms more for each further one", "crossed at 3 users")),
+    "copies": (named(serving_view, "copies", WAYS), ("heads: two copies of every cache", "rows: two copies of the weights, Each rank reads 17.6 GB of weights and 2.7 GB of each cache", "small: one copy of everything")),
     "survival": (named(scan_view, "survival", [0.5, 0.9, 0.8]), ("token 3 reads 0.36 of the state and 0.72, 0.8, 1 of the writes so far",)),
 }  # fmt: skip
 
