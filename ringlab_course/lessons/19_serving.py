@@ -335,7 +335,7 @@ compare("19.grid", f"{min((3, 8, 16), key=lambda n: abs(n - users))}")
 
 # %% [markdown]
 # **From three users on.** With two copies of the weights, a rank reads twice as many weights, but only once in a step. With two copies of
-# the caches, it reads twice as much *for each user*. So TP 16 begins 1.0 ms ahead, and loses 0.8 ms with every further user. **The more
+# the caches, it reads twice as much *for each user*. So TP 16 begins about 1 ms ahead, and loses 0.8 ms with every further user. **The more
 # users there are, the more the caches count.**
 #
 # ## 6 · One copy of both
