@@ -85,6 +85,11 @@ BY_USERS = {
     ],
     "rows": [serving_time(SERVER(users, **ROWS)) for users in range(1, 9)],
 }
+SENT = (
+    [2**n for n in range(9, 21)],
+    {"keys": [256.0 * (2**n + 512) for n in range(9, 21)], "queries": [1581056.0] * 12},
+    5664,
+)
 TURNS = {"Long chunks": [(0.6, 8.0)] * 3, "Short chunks": [(0.01, 0.1)] * 200}, 0.01, 0.016
 LANES = [
     Span(0, "compute", "a", 0.0, 0.004),
@@ -229,6 +234,7 @@ SAYS = {
     "shares of a layer": (named(scan_view, "shares", {"8 × 131,072 tokens, InfiniBand": {"matrices": 0.023, "itself": 0.002, "scan": 0.0003}}), ("scan 0.30 ms",)),
     "chunk masks": (named(serving_view, "chunk_masks", 4), ("chunk 4 sees 7 half squares",)),
     "last chunk": (named(serving_view, "last_chunk", 4), ("queries of chunk 4", "see 3 whole squares and half of their own")),
+    "bytes by prefix": (lambda: (serving_view.bytes_by_prefix(*SENT), serving_view.describe_bytes(*SENT)), ("keys: 0.3 to 268.6 MB", "queries: 1.6 to 1.6 MB", "meet at 5,664 tokens")),
     "turns of two users": (named(serving_view, "turns", *TURNS), ("Long chunks: Ben gets a token between two chunks and waits up to 8,600 ms", "a token every 16 ms")),
     "steps of users": (named(serving_view, "step_bars", DECODED, "Title"), ("1 user: weights 5.3, caches 0.8, messages 4.4 ms, 96 tokens/s, 96 each", "16 users: weights 5.3, caches 12.8")),
     "steps by users": (named(serving_view, "steps_by_users", BY_USERS, 3, "Title"), ("rows: 10.5 ms for one user, 0.8 ms more for each further one", "crossed at 3 users")),
