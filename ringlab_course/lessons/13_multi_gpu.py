@@ -8,10 +8,10 @@
 #
 # **Minutes** 60 to read and run; the exercise takes another 60.
 #
-# A ring hid none of its copying behind computing. Somebody put three words into another order, and profiled again. Now more than
-# nine tenths of the copying are hidden, and the run takes as long as before. **What does the hidden share measure?** This lesson
-# follows the question through four numbers that mislead: the share in a profile, the rank that a profile accuses, the efficiency
-# in a table, and the utilisation in a report.
+# A ring posts its messages, waits for them, and then computes. It hides none of its copying behind computing. Somebody lets it
+# compute first and wait afterwards, and profiles it again. Now more than nine tenths of the copying are hidden, and the run takes as
+# long as before. **So what does the hidden share measure?** This lesson follows the question through four numbers that mislead: the
+# share of hidden copying in a profile, the rank that a profile accuses, the efficiency in a table, and the utilisation in a report.
 #
 # All measurements here were recorded on gloo processes on CPUs: **no GPU took part**. Section 4 is simulated.
 
@@ -33,9 +33,9 @@ LABS = find_checkout() / "benchmarks" / "results" / "lab"
 # %% [markdown]
 # ## 1 · A profile that looks good
 #
-# These are the two runs, on two processes, as they were recorded. Each rank has two **lanes**: when it computes, and when it
-# copies, from the *post* that starts a message to the end of its *wait* (lesson 11). Copying is **exposed** while the rank computes
-# nothing. Each run has three layers, so it has three hops.
+# Here are the two runs, as they were recorded on two processes. Each rank has two **lanes**. One shows when the rank computes. The
+# other shows when it copies: a bar begins at the *post* that starts a message, and ends when the *wait* for it returns (lesson 11).
+# Copying is **exposed** while the rank computes nothing. Two ranks need one hop in each layer, so the three layers have three hops.
 
 # %% tags=["nbval-ignore-output"]
 record = recorded()
@@ -67,24 +67,26 @@ fell = 1 - after / before
 compare("13.exposed", "by two thirds" if abs(fell - 2 / 3) < 0.1 else f"by {fell:.0%}")
 
 # %% [markdown]
-# **By two thirds**, from 18 to 6 ms. The share says 92%, because the copying by which it divides grew, too, from 18 to 75 ms. A copy's
-# bar lasts until the wait returns, so a copy that hides under a block has a longer bar than the same copy alone. The share of
-# hidden copying flatters; **look at the exposed time**.
+# **By two thirds**, from 18 to 6 ms. Yet the hidden share rose from 0% to 92%. It is the hidden copying over all copying, and all copying
+# grew, too, from 18 to 75 ms. A bar lasts until the wait returns. If the wait comes after a block, the bar is at least as long as the
+# block, however early the message arrives. So the hidden share flatters; **look at the exposed time**.
 #
-# The upper program posts before it computes, too, and hides nothing: `isend` does not mean overlap (lesson 11).
+# Both programs post before they compute. They differ only in the order of waiting and computing. So an early `isend` does not by itself
+# mean overlap (lesson 11).
 #
-# And was the exposed time *saved*? Rank 0 computes for longer now, and is done when it was before. Rank 1 computes 8 ms less, and is
-# done 19 ms sooner. Both together compute about as long as before. One run of each order cannot say more, so section 3 measures
-# it. First see how such lanes are made. (`python -m ringlab.bench.profile FILE` records both runs on your machine.)
+# And was the exposed time *saved*? Rank 0 computes for longer now, and it is done when it was done before. Rank 1 computes for 8 ms less,
+# and it is done 19 ms sooner. Both together compute for about as long as before. One run of each order cannot say more, so section 3
+# measures it. First see how such lanes are made. (`python -m ringlab.bench.profile FILE` records both runs on your machine.)
 #
 # ## 2 · From events to lanes
 #
-# The profiler of PyTorch writes a list of events, each with a name, a begin and a duration. For the lane **compute** take
-# PyTorch's operators on a CPU, kernels on a GPU. For the lane **copy** take gloo's messages, or NCCL's kernels. Leave out an
-# event that only wraps others, such as an autograd function: it would cover the gaps between them.
+# The profiler of PyTorch writes a list of events. Each event has a name, a begin and a duration. PyTorch's operators on a CPU, and kernels
+# on a GPU, go into the lane **compute**. The messages of gloo, or the kernels of NCCL, go into the lane **copy**. An event that only wraps
+# others, such as an autograd function, goes into neither, because it would cover the gaps between them.
 #
-# Spans of a lane overlap and contain one another, so their durations must not be added up. We want the time that they
-# cover together, their **union**. Two unions are enough for the exposed time:
+# The spans of a lane overlap and contain one another, so their durations must not be added up. We want the time that they cover
+# together, their **union**. The exposed time is what copying adds to the time that computing covers: the union of both lanes, less the
+# union of the lane compute.
 
 
 # %%
@@ -110,8 +112,8 @@ for name, spans in record.runs.items():
 # %% [markdown]
 # ## 3 · What hiding is worth
 #
-# A lane says how long a message was outstanding, not what that cost the other lane. So measure a block alone, a hop alone, and both at
-# once. ringlab has ready-made measurements, its **labs**, and L1 is this one.
+# A lane says how long a message was outstanding. It does not say how much time the message took from computing. To find that out, measure
+# a block alone, a hop alone, and both at once. ringlab has ready-made measurements, its **labs**, and lab L1 is this one.
 
 # %% tags=["nbval-ignore-output"]
 predict(
@@ -134,17 +136,18 @@ for case in (case for case in overlaps["cases"] if case["case"] == "overlap"):
 compare("13.saved", "at none" if max(gains) < 0 else "at all four" if min(gains) > 0 else "at some")
 
 # %% [markdown]
-# **At none.** gloo's threads copy on the cores that compute: the two take turns, and pay for each change. The **gain** is
-# (block + hop − both) / (the shorter of block and hop). It is 1 if the shorter one is free, and 0 if nothing is gained.
+# **At none.** The threads of gloo copy on the same cores that compute. So copying and computing take turns, and every change costs
+# something. The **gain** is (block + hop − both) / (the shorter of block and hop). It is 1 if the shorter one is free, 0 if nothing is
+# gained, and negative if overlapping is slower.
 #
-# That answers the question of the beginning. The hidden share measures how long a message was *outstanding* beside computing. It
-# says neither when the message was copied nor what that cost. On a GPU a copy engine (lesson 11) takes nothing from computing, and
-# NCCL's kernels take something. So measure the gain where you run.
+# This answers the question of the beginning. The hidden share measures how long a message was *outstanding* beside computing. It does not
+# say when the message was copied, nor what the copying cost. On a GPU the cost is another one: a copy engine (lesson 11) takes nothing
+# from computing, and NCCL's kernels take something. So measure the gain where you run.
 #
 # ## 4 · Who is to blame?
 #
-# Four ranks, zig-zag. In one ring, rank 2 takes three times as long for its blocks. In the other, the link from rank 1 to rank 2
-# has a tenth of its rate. Both are *simulated*.
+# Now there are four ranks under zig-zag, and something is wrong with their ring. In one run, rank 2 takes three times as long for its blocks as the
+# others. In another run, the link from rank 1 to rank 2 has a tenth of its rate. Both runs are *simulated*.
 
 # %% tags=["nbval-ignore-output"]
 predict(
@@ -182,13 +185,14 @@ guilty = dict(zip(traces, [(2,), (1, 2)], strict=True))
 profiler_lanes.play({name: lanes.of_trace(trace) for name, trace in traces.items()}, guilty)
 
 # %% [markdown]
-# **Both ends, alike**: an exchange has two ends, and a `wait` returns when the rank has its next block *and* has handed over its
-# own. For the same reason the two neighbours of a slow rank wait (upper half), and the slow rank itself never does. On a GPU, NCCL's
-# kernel runs during such a wait. So a profile blames the network, though all links are sound.
+# **Both ends, alike.** An exchange has two ends: a rank's `wait` returns when the rank has its next block *and* has handed over its own.
+# So a slow link holds up its sender as long as its receiver. For the same reason both neighbours of a slow rank wait for it (upper half),
+# while the slow rank itself never waits. On a GPU, NCCL's kernel runs during such a wait, so a profile blames the network, though all links
+# are sound.
 #
-# So exposed copying accuses the wrong ranks. Two other numbers find the fault. A **rank** is found by its own seconds of
-# computing, which contain no waiting. Under zig-zag all have equal work; otherwise divide by the pairs that were computed. Look at
-# single steps, too: a rank may be slow in one of them only.
+# Exposed copying therefore accuses the wrong ranks. Two other numbers find the fault. The first one finds a slow **rank**: its own seconds
+# of computing, which contain no waiting. Under zig-zag all ranks have equal work. Under other layouts, divide the seconds by the pairs
+# that were computed. Look at single steps, too, because a rank may be slow in one of them only.
 
 # %%
 for name, trace in traces.items():
@@ -198,9 +202,9 @@ for name, trace in traces.items():
     print(f"{name}: a block of ranks 0 to 3, in blocks of rank 0: {told}")
 
 # %% [markdown]
-# A **link** is found by this rule: **for each hop take the time from the later post to the earlier done; of a link's P − 1 hops keep
-# the smallest.** The message cannot have started before the later post, and it was there at the earlier done. Here is the rule for
-# two links, a sound one and the slow one:
+# The second number finds a slow **link**. A message cannot have started before both its ends had posted, and it had arrived when the first
+# of them was done. So the time **from the later post to the earlier done** is a bound: the message took at most that long. **Of the bounds
+# of a link's P − 1 hops, keep the smallest.** The picture has two links, a sound one and the slow one. A frame is the bound of a hop:
 
 # %%
 def ends_of(trace, sender):
@@ -216,8 +220,8 @@ drawn = {
 style.show(profiler_lanes.bounds(drawn), profiler_lanes.describe_bounds(drawn))
 
 # %% [markdown]
-# On the sound link the bars are up to 38 ms long, and yet a message takes 2.15 ms at most. On the slow link all three frames
-# are long. For all links, in blocks of rank 0:
+# On the sound link the bars are up to 38 ms long, and yet a message takes 2.15 ms at most. On the slow link all three frames are long. Here
+# are the smallest bounds of all links, in blocks of rank 0:
 
 # %%
 for name, trace in traces.items():
@@ -231,16 +235,16 @@ print("the hops from 3 to 0 beside the slow link, at most:", end=" ")
 print(", ".join(f"{1e3 * profiler_lanes.bound_s(pair):.1f} ms" for pair in ends_of(by_link, 3)))
 
 # %% [markdown]
-# 1→2 is the slow link: 1.88 is more than a block could hide. 3→0 shows 1.00, a whole block, although it is sound: its messages are
+# 1→2 is the slow link: its 1.88 is more than a block could hide. 3→0 shows 1.00, a whole block, although it is sound. Its messages are
 # hidden, and a hidden message is seen only at its `wait`, after the block. One of its hops even shows 20.4 ms, because the slow link
-# elsewhere held up *both* ends. A bound can only be too long, so the smallest is the best.
+# elsewhere held up *both* ends. But a bound is never too short, only too long. So the smallest is the best.
 #
-# These bounds subtract times of *two* ranks, and the clocks of two machines differ. Let all ranks note their clocks at a barrier,
-# which they leave together, and subtract from each rank's times its own note.
+# These bounds subtract times of *two* ranks, and the clocks of two machines differ. A barrier helps, because all ranks leave it together.
+# Each rank notes its clock there, and subtracts the note from all its times.
 #
 # ## 5 · Equal local, or equal global?
 #
-# "One GPU does 8k tokens in a time T. Eight GPUs with 8k tokens each take 8.5 T. So ring attention is slow."
+# Somebody reports: "One GPU does 8k tokens in a time T. Eight GPUs with 8k tokens each take 8.5 T. So ring attention is slow."
 
 # %% tags=["nbval-ignore-output"]
 predict(
@@ -268,20 +272,20 @@ hops = {"the same sequence": [1 / P for P in COUNTS], "as many tokens per rank":
 style.show(scaling_view.figure(COUNTS, work, hops), scaling_view.describe(COUNTS, work, hops))
 
 # %% [markdown]
-# Attention is quadratic: P times the tokens are P² times the pairs, and each of the P ranks has P times as many as the one
-# process. **Equal tokens per rank are not equal work per rank.** The honest question is what *the same work* would take if
-# it were split perfectly:
+# Attention is quadratic. P times the tokens are P² times the pairs, and P ranks share them. So each rank has P times as many pairs as the
+# one process had (left). **Equal tokens per rank are not equal work per rank.** The honest question is how long *the same work* would take
+# if it were split perfectly. One process does the pairs $W_1$ in the time $T_1$, and P ranks do $W_P$ in $T_P$:
 #
 # $$\text{efficiency} = \frac{T_1 \cdot W_P / W_1}{P \cdot T_P},\qquad W = \text{pairs that the mask leaves}.$$
 #
 # The ring of the anecdote has 64 times the pairs on 8 ranks, and 64 / (8 · 8.5) = 94%.
 #
-# **Strong** scaling keeps the sequence: blocks shrink as 1/P², hops as 1/P, so hops stick out in the end, for every ring.
-# **Weak** scaling keeps the tokens per rank: there are more blocks, but a block and its hop last as long as before. Efficiency is fair
-# for both, but weak scaling never shows the point at which hops stick out.
+# There are two ways to add ranks. **Strong** scaling keeps the sequence. Blocks shrink as 1/P², but hops only as 1/P, so in the end hops
+# are longer than blocks in every ring (right). **Weak** scaling keeps the tokens per rank. Then there are more blocks, but a block and its
+# hop last as long as before. Efficiency is fair for both, but weak scaling never shows the point at which hops are longer.
 #
-# Lab L2 measured two lengths on two processes with one core each. It compares them with one process that has *both* cores, and takes
-# the time of that process for a perfect split.
+# Lab L2 measured two lengths on two processes with one core each. It compares them with one process that has *both* cores, and takes the
+# time of that process for a perfect split.
 
 # %%
 scaling = result.load(LABS / "l2-two-processes.json")
@@ -291,15 +295,15 @@ for case in (case for case in scaling["cases"] if case["pass"] == "forward"):
     print(f"{case['S']:,} tokens: {told} of a perfect split")
 
 # %% [markdown]
-# Contiguous gives one of the two ranks three quarters of the pairs (lesson 07), so at most (1/2) / (3/4) = 67% of a perfect split can
-# come out. More came out. So one process with two cores does not split perfectly either, and **every efficiency is flattered by a
-# slow reference**. Layouts can be compared with each other, since they share it: zig-zag needs about three quarters of contiguous's
-# time, where two thirds would be perfect.
+# Contiguous gives one of the two ranks three quarters of the pairs (lesson 07). A perfect split would give it one half, so at most
+# (1/2) / (3/4) = 67% can come out. More came out, 74% and 69%. So one process with two cores does not split perfectly either, and **a slow
+# reference flatters every efficiency**. Layouts can still be compared with each other, since they share the reference: zig-zag needs about
+# three quarters of contiguous's time, where two thirds would be perfect.
 #
 # ## 6 · Counting FLOPs
 #
-# The last number is a **utilisation**: FLOP/s over the peak of the chip. Lab L1 recorded a block alone, and L2 a causal ring that
-# calls it. Suppose a chip with three times the block's rate as its peak.
+# The last number is a **utilisation**: the FLOP/s of a run over the peak of the chip. Lab L1 recorded the FLOP/s of a block alone, and lab
+# L2 those of a causal ring that calls this block. Suppose that the peak of the chip is three times the rate of the block.
 
 # %% tags=["nbval-ignore-output"]
 rate = overlaps["cases"][-1]["flops_per_s"]  # of a block alone, without a mask, on one process
@@ -317,12 +321,12 @@ print(f"counted in visible pairs only, of the rate of its own block: {once:.0%}"
 compare("13.counted", "its FLOPs are counted wrongly" if 2 * once > 1 else "it is mediocre")
 
 # %% [markdown]
-# **Counted wrongly.** A ring cannot be faster than the block that it calls. Here masked pairs were counted, too: twice the
-# work. **A utilisation above 100% is a counting mistake until you know better.** Against the peak it stays below 100%, and looks
-# like a result. So divide by the rate of a block alone, too.
+# **Counted wrongly.** A ring cannot be faster than the block that it calls, and this one reports 172% of it. It counted masked pairs, too,
+# and so twice the work. **A utilisation above 100% is a counting mistake until you know better.** Against the peak the same mistake stays
+# below 100%, and looks like a result. So divide by the rate of a block alone, too.
 #
-# Which FLOPs count? **MFU**, model FLOPs utilisation, takes what the *model* needs. **HFU**, hardware FLOPs utilisation, adds the
-# scores that the backward computes again. FLOPs per pair and head:
+# Which FLOPs count? **MFU**, model FLOPs utilisation, counts what the *model* needs. **HFU**, hardware FLOPs utilisation, also counts the
+# scores that the backward computes again. These are the FLOPs per pair and head:
 #
 # | | forward | backward | usual in |
 # |---|---|---|---|
@@ -330,29 +334,34 @@ compare("13.counted", "its FLOPs are counted wrongly" if 2 * once > 1 else "it i
 # | hardware (HFU) | 4·D | 10·D: five, the scores again | papers on kernels, our labs |
 # | a masked pair | none | none | – |
 #
-# Two more factors of two lie in data sheets: a peak "with sparsity" is twice what dense matrices can reach, and a link's rate is
-# often the sum of both directions.
+# Data sheets hide two more factors of two. A peak "with sparsity" is twice what dense matrices can reach. The rate of a link is often the
+# sum of both directions.
 #
-# ## 7 · Which of the numbers
+# ## 7 · One number for many rounds
 #
-# A few rounds in which the machine did something else dominate the mean. The best one falls the longer you measure. The
-# **median** stays. Five more habits:
+# A lab measures many rounds. Which number should stand for them? The mean follows the few rounds in which the machine did something
+# else. The best round gets better the longer you measure. The **median** does neither. There are five more habits:
 #
-# - **Warm up**: the first rounds load kernels, connect and allocate.
-# - **Synchronise**: on a GPU, wait for it before you read a clock, or you time the launch. A barrier comes before
-#   each round, and the *slowest rank* is the time of the round.
-# - **Interleave**: one round of each program in turn. If the clock falls as the chip gets warm, it falls for all.
-# - **Lock the clocks, or record them** (`nvidia-smi -q -d CLOCK`); every result of `ringlab lab` holds them.
-# - **Right first**: a ring that skips half of its blocks is fast. Labs L2 and L3 compare every result with float64.
+# - **Warm up.** The first rounds load kernels, connect and allocate.
+# - **Synchronise.** Wait for the GPU before you read a clock, or you time only the launch. Put a barrier before each round, and take the
+#   *slowest rank* as the time of the round.
+# - **Interleave.** Run one round of each program in turn. If the clock falls as the chip gets warm, it falls for all programs.
+# - **Lock the clocks, or record them** (`nvidia-smi -q -d CLOCK`). Every result of `ringlab lab` holds them.
+# - **Be right first.** A ring that skips half of its blocks is fast. Labs L2 and L3 compare every result with float64.
 #
 # ## 8 · Launching it on your machines
 #
-# However processes are started, four things must hold: each has a RANK of its own; all have the same WORLD_SIZE; all meet at one
-# address and port, which must not be `localhost` if there are several machines; and each has a device that no other process takes.
+# However processes are started, four things must hold:
+#
+# - Each process has a RANK of its own.
+# - All processes have the same WORLD_SIZE.
+# - All meet at one address and port. With several machines, the address must not be `localhost`.
+# - Each process has a device that no other process takes.
+#
 # RANK is a place in the ring. LOCAL_RANK counts the processes of one machine, and chooses the device.
 #
-# So the launcher decides *which hops are fast*. torchrun ([lesson 11](11_real_processes.ipynb)) deals out ranks machine by machine.
-# Cluster schedulers can also deal them out like cards (SLURM's `--distribution=cyclic`). On two machines with eight GPUs each:
+# So the launcher decides *which hops are fast*. torchrun ([lesson 11](11_real_processes.ipynb)) deals out ranks machine by machine. Cluster
+# schedulers can also deal them out like cards (SLURM's `--distribution=cyclic`). Here are both, on two machines with eight GPUs each:
 
 
 # %%
@@ -367,30 +376,32 @@ for name, machines in {"machine by machine": [0] * 8 + [1] * 8, "like cards": [0
 
 # %% [markdown]
 # A ring is as fast as its slowest hop. If each hop had a link of its own, 2 slow hops would cost as much as 16. But the eight GPUs of a
-# machine often share one network, and then hops that are dealt like cards are up to eight times slower.
+# machine often share one network. Then eight hops that leave it at the same time take up to eight times as long as one.
 #
 # [Labs on several GPUs](../docs/labs.md) has the commands for your cluster, the check that runs before each lab, and what to do
 # when a run hangs.
 #
 # ## Recap
 #
-# - Read a profile as lanes; take unions, never sums. Exposed: copying while nothing is computed.
+# - Read a profile as lanes, and take unions, never sums. Copying is exposed while nothing is computed.
 # - The hidden share flatters, because a hidden copy has a longer bar. And overlap gains nothing until a measurement with
 #   and without it says so.
-# - A long bar of communication may be another rank's delay. Seconds per work find a slow rank; the least seconds
-#   from the later post to the earlier done, a slow link.
-# - Equal tokens per rank are P times the work per rank. Efficiency: on the same work. Strong and weak, both.
-# - Visible pairs, MFU or HFU by name, dense peaks, one direction, medians of the slowest rank.
+# - A long bar of communication may be another rank's delay. Its own seconds of computing, for equal work, show a slow rank. The least time from the later
+#   post to the earlier done shows a slow link.
+# - Equal tokens per rank are P times the work per rank. So compare the same work, and show strong and weak scaling.
+# - Count visible pairs, and say whether it is MFU or HFU. Take dense peaks, one direction of a link, and medians of the slowest rank.
 # - The launcher decides which hops are fast. RANK is a place in the ring, LOCAL_RANK a device.
 #
 # ## Self-check
 #
 # 1. A rank's lanes: compute 0–6 and 8–10 ms, copy 5–9 ms. How much is exposed?
-#    <details><summary>Answer</summary>2 ms, from 6 to 8; half is hidden.</details>
+#    <details><summary>Answer</summary>2 ms, from 6 to 8. The other half is hidden.</details>
 # 2. In a trace of 64 GPUs all NCCL kernels are long except those of rank 17. Which rank is slow?
-#    <details><summary>Answer</summary>Rank 17: it comes last to every exchange.</details>
+#    <details><summary>Answer</summary>Rank 17: it comes last to every exchange, and so it need not wait.</details>
 # 3. A causal run reports 70% MFU from 4·S²·D·H FLOPs forward. What is its MFU?
 #    <details><summary>Answer</summary>35%: half of those pairs are masked.</details>
 #
 # Now build the tools: [exercise 13](../exercises/13_multi_gpu.ipynb), a check before the launch, lanes of a profile with
 # several steps, honest seconds, a report, and a diagnosis of a ring that is held up.
+#
+# **Next:** [14 · Training a model in parallel](14_training.ipynb)
