@@ -75,10 +75,7 @@ def beside(ranks: int, block_bytes: int, state_bytes: int) -> Figure:
             ax.text(-2.1, 2.3, text, va="center", color=INK, fontsize=10)
             ax.set(xlim=(-2.15, 2.15), ylim=(-2.05, 2.8), aspect="equal")
             ax.set_axis_off()
-        drawn.supxlabel(
-            f"one layer on {ranks} ranks   a colour: a rank   black: a state   areas of what travels: to scale",
-            fontsize=9.5,
-        )
+        drawn.supxlabel("circle: a rank   coloured: its keys and values   areas to scale", fontsize=9.5)
     return drawn
 
 
@@ -93,23 +90,25 @@ def _draw_ring(ax: Axes, ranks: int, side: float) -> None:
         corner = 1.62 * x - side / 2, 1.62 * y - side / 2
         panel.add_rectangle(ax, corner, side, side, facecolor=rank_colour(rank), edgecolor=INK)
         ax.text(1.62 * x, 1.62 * y, f"K, V\nof {rank}", **(_MIDDLE | {"color": _ink(rank)}), fontsize=8)
-        ax.text(1.02 * x, 1.02 * y, str(rank), ha="center", va="center", fontsize=9, color=INK, zorder=4)
-        ax.plot(1.02 * x, 1.02 * y, marker="o", markersize=15, color=PAPER, markeredgecolor=INK, zorder=3)
+        _draw_rank(ax, (1.02 * x, 1.02 * y), rank)
         after = angle - 2 * math.pi / ranks
         end, start = ((1.02 * math.cos(each), 1.02 * math.sin(each)) for each in (after + 0.2, angle - 0.2))
         ax.annotate("", end, start, arrowprops={"arrowstyle": "->", "color": INK, "lw": 1.4})
 
 
+def _draw_rank(ax: Axes, place: tuple[float, float], rank: int) -> None:
+    ax.text(*place, str(rank), **_MIDDLE, fontsize=9, zorder=4)
+    ax.plot(*place, marker="o", markersize=15, color=PAPER, markeredgecolor=INK, zorder=3)
+
+
 def _draw_chain(ax: Axes, ranks: int, small: float) -> None:
     """Draw the ranks from the upper left to the lower right, because each hears from the one before it."""
-    width, height = 0.36, 0.36
+    room = 0.17
     places = [_place(ranks, rank) for rank in range(ranks)]
-    for rank, (x, y) in enumerate(places):
-        look = {"facecolor": rank_colour(rank), "edgecolor": INK}
-        panel.add_rectangle(ax, (x - width / 2, y - height / 2), width, height, **look)
-        ax.text(x, y, str(rank), **(_MIDDLE | {"color": _ink(rank)}), fontsize=9)
+    for rank, place in enumerate(places):
+        _draw_rank(ax, place, rank)
     for rank, ((x, y), (right, below)) in enumerate(pairwise(places)):
-        ends = (right, below + height / 2), (x + width / 2, y)
+        ends = (right, below + room), (x + room, y)
         bent = "angle,angleA=0,angleB=90"
         arrow = {"arrowstyle": "->", "color": INK, "connectionstyle": bent}
         ax.annotate("", *ends, arrowprops=arrow)
@@ -166,18 +165,24 @@ def _short(value: float) -> str:
 
 
 Square = tuple[float, str, Matrix]
-"""A matrix of 2 × 2 numbers, with the token border at which its centre stands, and its name."""
+"""A matrix of 2 × 2 numbers, with the place of its centre in tokens, and what stands below it."""
 
 
-def belt(tokens: Sequence[Token], ranks: int, rows: Mapping[str, Sequence[Square]], title: str) -> Figure:
+def belt(
+    tokens: Sequence[Token],
+    ranks: int,
+    rows: Mapping[str, Sequence[Square]],
+    title: str,
+    of_old: str = "",
+) -> Figure:
     """Return a picture of the tokens in the colours of their ranks, and below them squares of 2 × 2 numbers.
 
-    rows: for each row its name and its squares.
+    rows: for each row its name and its squares. of_old: the row whose matrices multiply an older state, so that
+    their columns are marked too.
     """
-    each, high = len(tokens) // ranks, 1.35
-    margin = 1.5 if any(rows) else 0.3
+    each, high = len(tokens) // ranks, 1.4
     with styled():
-        drawn = new_figure((8.0, 1.5 + 0.75 * len(rows)))
+        drawn = new_figure((8.0, 1.5 + 0.8 * len(rows)))
         ax = drawn.subplots()
         for place, token in enumerate(tokens):
             look = {"facecolor": rank_colour(place // each), "edgecolor": PAPER, "linewidth": 1.5}
@@ -186,33 +191,34 @@ def belt(tokens: Sequence[Token], ranks: int, rows: Mapping[str, Sequence[Square
         for rank in range(ranks):
             ax.text((rank + 0.5) * each, 1.12, f"rank {rank}", ha="center", va="bottom", fontsize=9.5)
         for number, (name, squares) in enumerate(rows.items()):
-            y = -0.85 - number * high
+            y = -0.95 - number * high
             ax.text(-0.35, y, name, ha="right", va="center", fontsize=9.5)
             for x, label, matrix in squares:
-                _draw_square(ax, x, y, label, matrix)
-                if number == 0 and not label:
-                    ax.plot([x, x], [-0.42, 0], color=INK, linewidth=1, zorder=0)
-        right = len(tokens) + (0.6 if any(rows) else 0.05)
-        ax.set(xlim=(-margin, right), ylim=(-0.15 - high * len(rows), 1.6), title=title)
+                _draw_square(ax, x, y, label, matrix, of_old=name == of_old)
+                if number == 0 and x % each == 0:
+                    ax.plot([x, x], [-0.52, 0], color=INK, linewidth=1, zorder=0)
+        ax.set(xlim=(-1.6, len(tokens) + 0.6), ylim=(-0.25 - high * len(rows), 1.6), title=title)
         ax.set_axis_off()
     return drawn
 
 
-def _draw_square(ax: Axes, x: float, y: float, label: str, matrix: Matrix) -> None:
-    """Draw a matrix. label: what stands below it; if empty, its rows are marked with the keys a and b."""
-    width, height = 0.92, 0.86
+def _draw_square(ax: Axes, x: float, y: float, label: str, matrix: Matrix, *, of_old: bool = False) -> None:
+    """Draw a matrix. Its rows are marked with the keys a and b, and `of_old` its columns with the old rows."""
+    width, height = 1.08, 0.86
     corner = x - width / 2, y - height / 2
     panel.add_rectangle(ax, corner, width, height, facecolor=LIGHT, edgecolor=INK, linewidth=1.2)
+    mark: dict[str, Any] = {"color": QUIET, "fontsize": 8.5}
     for row, values in enumerate(matrix):
         middle = y + (0.5 - row) * height / 2
+        ax.text(x - width / 2 - 0.06, middle, "ab"[row], ha="right", va="center", **mark)
         for column, value in enumerate(values):
             ax.text(x + (column - 0.5) * width / 2, middle, _short(value), **_MIDDLE, fontsize=8.5)
-        if not label:
-            ax.text(
-                x - width / 2 - 0.06, middle, "ab"[row], ha="right", va="center", color=QUIET, fontsize=8.5
-            )
+    if of_old:
+        for column in range(2):
+            place = x + (column - 0.5) * width / 2, y + height / 2 + 0.05
+            ax.text(*place, f"old {'ab'[column]}", ha="center", va="bottom", **mark)
     if label:
-        ax.text(x, y - height / 2 - 0.05, label, ha="center", va="top", fontsize=9.5)
+        ax.text(x, y - height / 2 - 0.05, label, ha="center", va="top", fontsize=9)
 
 
 def states(tokens: Sequence[Token], ranks: int, rows: Mapping[str, Sequence[Matrix]]) -> Figure:
@@ -222,7 +228,12 @@ def states(tokens: Sequence[Token], ranks: int, rows: Mapping[str, Sequence[Matr
         name: [((rank + 1) * each, "", matrix) for rank, matrix in enumerate(matrices)]
         for name, matrices in rows.items()
     }
-    return belt(tokens, ranks, squares, "The state that each rank hands on")
+    return belt(
+        tokens,
+        ranks,
+        squares,
+        "What each rank hands on: a sum that grows, or a table that is kept up to date",
+    )
 
 
 def describe_states(tokens: Sequence[Token], ranks: int, rows: Mapping[str, Sequence[Matrix]]) -> str:
@@ -242,12 +253,13 @@ def describe_states(tokens: Sequence[Token], ranks: int, rows: Mapping[str, Sequ
 def transitions(tokens: Sequence[Token], pairs: Sequence[tuple[Matrix, Matrix]]) -> Figure:
     """Return a picture of the tokens, and below each rank the A and the B of its transition."""
     each = len(tokens) / len(pairs)
-    squares = [
-        ((rank + 0.5) * each + (0.49 if name == "B" else -0.49), name, matrix)
-        for rank, pair in enumerate(pairs)
-        for name, matrix in zip("AB", pair, strict=True)
-    ]
-    return belt(tokens, len(pairs), {"": squares}, "The transition (A, B) of each rank's tokens")
+    names = "A: left of\nold rows", "B: written"
+    rows = {
+        name: [((rank + 0.5) * each, "", matrix) for rank, matrix in enumerate(matrices)]
+        for name, matrices in zip(names, zip(*pairs, strict=True), strict=True)
+    }
+    title = "What each rank's tokens do to any state: A S + B"
+    return belt(tokens, len(pairs), rows, title, of_old=names[0])
 
 
 def describe_transitions(tokens: Sequence[Token], pairs: Sequence[tuple[Matrix, Matrix]]) -> str:
@@ -276,24 +288,29 @@ def known(hops: Sequence[Sequence[tuple[int, int]]], P: int) -> Known:
 
 
 def doubling(held: Known, rank: int) -> Figure:
-    """Return a picture of doubling.
+    """Return a picture of the messages of each round of doubling, and of the ranks that each rank then knows.
 
-    It shows the messages of each round, the ranks whose tokens each rank knows after the round, and the pairs
-    that `rank` keeps.
+    The messages that lead to `rank` are thick.
     """
     with styled():
-        drawn = new_figure((8.0, 6.6))
-        above, below = drawn.subfigures(2, 1, squeeze=False, height_ratios=(1.9, 1))[:, 0]
-        above.suptitle("Doubling: whose tokens each rank knows", x=0.01, ha="left", fontweight="bold")
-        _draw_messages(above.subplots(), held, rank)
-        below.suptitle(f"What rank {rank} keeps", x=0.01, ha="left", fontweight="bold")
-        for number, ax in enumerate(below.subplots(1, len(held), squeeze=False)[0]):
-            _draw_pairs(ax, held, number, rank)
+        drawn = new_figure((8.0, 4.5))
+        title = f"Doubling: after {len(held) - 1} rounds each rank knows all ranks before it"
+        drawn.suptitle(title, x=0.01, ha="left", fontweight="bold", fontsize=11.5)
+        _draw_messages(drawn.subplots(), held, rank)
         drawn.supxlabel(
-            f"a colour: the tokens of a rank   arrow: a message; thick: leads to rank {rank}   "
-            "✓: knows all ranks before it",
-            fontsize=9.5,
+            f"a colour: the tokens of a rank   arrow: a message; thick: it leads to rank {rank}", fontsize=9.5
         )
+    return drawn
+
+
+def kept(held: Known, rank: int) -> Figure:
+    """Return a picture of the two compositions that `rank` keeps in doubling, and of what arrives, in each round."""
+    with styled():
+        drawn = new_figure((8.0, 2.2))
+        title = f"What rank {rank} keeps: “before” to use, “all” to send"
+        drawn.suptitle(title, x=0.01, ha="left", fontweight="bold", fontsize=11.5)
+        for number, ax in enumerate(drawn.subplots(1, len(held), squeeze=False)[0]):
+            _draw_pairs(ax, held, number, rank)
     return drawn
 
 
@@ -318,8 +335,6 @@ def _draw_messages(ax: Axes, held: Known, rank: int) -> None:
                 panel.add_rectangle(ax, corner, wide / P, high, facecolor=rank_colour(source), linewidth=0)
             frame = {"facecolor": "none", "edgecolor": INK, "linewidth": 1.8 if owner == rank else 0.8}
             panel.add_rectangle(ax, (left, y - high / 2), wide, high, **frame)
-            if len(of) == owner + 1:
-                ax.text(owner + 0.5, y, "✓", ha="center", va="center", fontsize=9)
             distance = 2 ** (number - 1) if number else 0
             if distance and owner >= distance:
                 thick = owner in leads[number]
@@ -342,32 +357,35 @@ def _draw_pairs(ax: Axes, held: Known, number: int, rank: int) -> None:
     heard = sorted(set(of) - set(held[number - 1][rank])) if number else []
     rows = {"arrives": heard, "before": [source for source in of if source < rank], "all": of}
     for place, sources in enumerate(rows.values()):
+        panel.add_rectangle(ax, (-0.5, place - 0.38), P, 0.76, facecolor=LIGHT, edgecolor=INK, linewidth=0.8)
         for source in sources:
-            _draw_box(ax, place, source, own=source == rank)
-            ax.text(source, place, str(source), **(_MIDDLE | {"color": _ink(source)}), fontsize=8, zorder=5)
+            look = {"facecolor": rank_colour(source), "edgecolor": PAPER, "linewidth": 0.6}
+            panel.add_rectangle(ax, (source - 0.5, place - 0.38), 1, 0.76, **look)
+            ax.text(source, place, str(source), **(_MIDDLE | {"color": _ink(source)}), fontsize=8)
         if not sources:
-            ax.text(
-                0,
-                place,
-                "(I, 0)" if place == 1 else "nothing",
-                va="center",
-                color=QUIET,
-                fontsize=8.5,
-            )
-    ax.set(xlim=(-0.7, P + 0.9), ylim=(2.9, -0.7), xticks=[])
-    ax.set_title("at first" if number == 0 else f"round {number}", fontsize=9.5, fontweight="normal")
+            empty = "(I, 0)" if place == 1 else "nothing"
+            ax.text(P / 2 - 0.5, place, empty, **(_MIDDLE | {"color": QUIET}), fontsize=8.5)
+    ax.set(xlim=(-0.7, P - 0.3), ylim=(2.6, -0.6), xticks=[])
+    ax.set_title(
+        "at first" if number == 0 else f"round {number}", fontsize=9.5, fontweight="normal", loc="center"
+    )
     ax.set_yticks(range(3) if number == 0 else [], list(rows) if number == 0 else [])
     panel.bare(ax)
 
 
-def _draw_box(ax: Axes, row: float, source: int, *, own: bool) -> None:
-    look = {"edgecolor": INK, "linewidth": 1.6} if own else {"edgecolor": PAPER, "linewidth": 0.8}
-    corner = source - 0.46, row - 0.42
-    panel.add_rectangle(ax, corner, 0.92, 0.84, facecolor=rank_colour(source), zorder=3 if own else 2, **look)
-
-
 def describe_doubling(held: Known, rank: int) -> str:
     """Return the picture of `doubling` in words."""
+    knows = "; ".join(
+        f"after round {number} it knows of {_span(of[rank])}" for number, of in enumerate(held[1:], start=1)
+    )
+    return (
+        f"Doubling on {len(held[0])} ranks in {len(held) - 1} rounds: whose tokens each rank knows. "
+        f"Rank {rank} begins with its own; {knows}."
+    )
+
+
+def describe_kept(held: Known, rank: int) -> str:
+    """Return the picture of `kept` in words."""
     parts = []
     for number in range(1, len(held)):
         of, had = held[number][rank], held[number - 1][rank]
@@ -375,10 +393,7 @@ def describe_doubling(held: Known, rank: int) -> str:
         parts.append(
             f"in round {number} it hears of {_span(heard)}, so that all is {_span(of)} and before is {_span(of[:-1])}"
         )
-    return (
-        f"Doubling on {len(held[0])} ranks in {len(held) - 1} rounds: whose tokens each rank knows. "
-        f"Rank {rank} begins with its own; {'; '.join(parts)}."
-    )
+    return f"What rank {rank} keeps. At first all is {rank} and before is nothing; {'; '.join(parts)}."
 
 
 def _span(ranks: Sequence[int]) -> str:
@@ -387,22 +402,13 @@ def _span(ranks: Sequence[int]) -> str:
 
 def entering(tokens: Sequence[Token], pairs: Sequence[tuple[Matrix, Matrix]]) -> Figure:
     """Return a picture of the tokens, and for each round of doubling the B that each rank knows."""
-    each, rows = len(tokens) / len(pairs), {}
-    for number, before in enumerate(_doubled(pairs), start=1):
-        rows[f"round {number}"] = [
-            (
-                (rank + 0.5) * each,
-                f"of {_span(of)}{_check(of, rank)}" if of else f"nothing{_check(of, rank)}",
-                B,
-            )
-            for rank, (of, B) in enumerate(before)
-        ]
-    return belt(
-        tokens,
-        len(pairs),
-        rows,
-        "Doubling on the eight tokens: the B of what a rank knows of the ranks before it",
-    )
+    each, rounds = len(tokens) / len(pairs), _doubled(pairs)
+    rows = {
+        f"round {number}": [((rank + 0.5) * each, _whose(of), B) for rank, (of, B) in enumerate(before)]
+        for number, before in enumerate(rounds, start=1)
+    }
+    title = f"After {len(rounds)} rounds each rank has the state that enters it"
+    return belt(tokens, len(pairs), rows, title)
 
 
 def describe_entering(tokens: Sequence[Token], pairs: Sequence[tuple[Matrix, Matrix]]) -> str:
@@ -415,8 +421,10 @@ def describe_entering(tokens: Sequence[Token], pairs: Sequence[tuple[Matrix, Mat
     return f"The B of what each of {len(pairs)} ranks knows of the ranks before it, for {len(tokens)} tokens: {rounds}."
 
 
-def _check(of: Sequence[int], rank: int) -> str:
-    return " ✓" if len(of) == rank else ""
+def _whose(of: Sequence[int]) -> str:
+    if len(of) < 2:
+        return f"of rank {of[0]}" if of else "of no rank"
+    return f"of ranks {of[0]} {'and' if len(of) == 2 else 'to'} {of[-1]}"
 
 
 def _doubled(pairs: Sequence[tuple[Matrix, Matrix]]) -> list[list[tuple[list[int], Matrix]]]:
@@ -453,7 +461,7 @@ def kinds(models: Mapping[str, Sequence[str]], D: int = 6) -> Figure:
     """Return the four kinds of A as grids of D × D numbers. models: the names of models for each kind."""
     fractions = [0.95, 0.4, 0.75, 0.55, 0.3, 0.85]
     with styled():
-        drawn = new_figure((8.0, 3.6))
+        drawn = new_figure((8.0, 3.3))
         drawn.suptitle(
             "What of A travels, for each head", x=0.01, ha="left", fontweight="bold", fontsize=11.5
         )
@@ -482,12 +490,12 @@ def kinds(models: Mapping[str, Sequence[str]], D: int = 6) -> Figure:
                         edgecolor=INK if travels else RULE,
                         linewidth=1.3 if travels else 0.6,
                     )
-            ax.set(xlim=(-0.2, D + 0.1), ylim=(-2.6, D + 1.1), aspect="equal")
+            ax.set(xlim=(-0.2, D + 0.1), ylim=(-1.6, D + 1.1), aspect="equal")
             ax.text(D / 2, D + 0.5, KINDS[kind], **_MIDDLE, fontweight="bold", fontsize=10)
             ax.text(D / 2, -0.35, "\n".join(names), ha="center", va="top", fontsize=8.5)
             ax.set_axis_off()
         drawn.supxlabel(
-            "6 × 6 numbers as an example   black frame: a number that travels   grey: known to every rank",
+            "black frame: a number that travels   grey: known to every rank",
             fontsize=9.5,
         )
     return drawn
@@ -569,7 +577,8 @@ def shares(bars: Mapping[str, Mapping[str, float]]) -> Figure:
             ax.text(101.5, row, text, va="center", fontsize=9, color=INK)
         ax.set_yticks(range(len(bars)), list(bars), fontsize=9)
         ax.set(xlim=(0, 146), ylim=(len(bars) - 0.4, -0.6), xticks=range(0, 101, 25))
-        ax.set_title("The scan's share of a linear layer, forward")
+        title = "The more tokens a rank has, the smaller is the scan's share of the layer"
+        drawn.suptitle(title, x=0.01, ha="left", fontweight="bold", fontsize=11.5)
         ax.set_xlabel("share of the layer's time (%)", x=0.34)
         ax.grid(visible=False, axis="y")
         drawn.legend(loc="outside lower center", ncols=3, fontsize=9)
@@ -592,25 +601,32 @@ def recall(stored: Sequence[int], errors: Mapping[str, Sequence[float]], D: int)
         ax = drawn.subplots()
         looks = ((ORANGE, "o"), (BLUE, "s"), (GREEN, "^"))
         for (name, values), (colour, mark) in zip(errors.items(), looks, strict=False):
-            ax.plot(stored, values, color=colour, marker=mark, label=name)
-        ax.axvline(D, color=RULE, linestyle="--")
-        ax.annotate(f"D = {D}", (D, ax.get_ylim()[1]), (4, -12), textcoords="offset points", color=INK)
+            ax.plot(stored, values, color=colour, marker=mark)
+            ax.text(stored[-1] + 0.03 * stored[-1], values[-1], name, va="center", color=INK, fontsize=9.5)
+        ax.axvline(D, color=QUIET, linestyle="--", linewidth=1.2)
+        ax.text(D - 0.3, 1.25, f"D = {D}", ha="right", va="center", color=INK, fontsize=9.5)
+        ax.axhline(1, color=QUIET, linestyle=":", linewidth=1.2, zorder=1)
+        ax.text(0, 1.03, "a state of zeros", color=INK, fontsize=9.5)
         ax.set(
+            xlim=(-0.02 * stored[-1], 1.38 * stored[-1]),
+            xticks=[1, *(n for n in stored if n >= D / 2)],
             xlabel="keys stored in one state",
             ylabel="error / length of the value",
-            title="Error of what a state gives back (one random draw)",
+            title=f"The best state of {D} × {D} numbers gives back {D} pairs, and no more",
         )
-        ax.legend()
     return drawn
 
 
-def describe_recall(stored: Sequence[int], errors: Mapping[str, Sequence[float]]) -> str:
+def describe_recall(stored: Sequence[int], errors: Mapping[str, Sequence[float]], D: int) -> str:
     """Return the curves of `recall` in words."""
     ends = ", ".join(
         f"{name} from {values[0]:.2f} to {values[-1]:.2f}, {max(values):.2f} at most"
         for name, values in errors.items()
     )
-    return f"Error of a value read back, with {stored[0]} to {stored[-1]} keys stored: {ends}."
+    return (
+        f"Error of a value read back from a state of {D} × {D} numbers, "
+        f"with {stored[0]} to {stored[-1]} keys stored: {ends}."
+    )
 
 
 def survival(alphas: Sequence[float]) -> Figure:
@@ -648,7 +664,7 @@ def survival(alphas: Sequence[float]) -> Figure:
         for x, y, letter in ((0.5, C + 1.6, "e"), (C + 1.55, C / 2, "E"), (C + 1.55, C + 0.75, "f")):
             ax.text(x, y, letter, ha="center", va="center", color=INK, fontsize=12, fontweight="bold")
         ax.set(xlim=(-2.9, C + 1.9), ylim=(C + 1.9, -0.9))
-        ax.set_title("What is left in a chunk when a token reads")
+        ax.set_title("What a token still reads of the state and of each write")
         ax.set_axis_off()
     return drawn
 

@@ -1,8 +1,8 @@
 # %% [markdown]
 # # 20 · Rings beyond softmax
 #
-# **Afterwards you can** write linear attention with decay chunk by chunk, and the delta rule token by token; say what a rank must
-# hear from the ranks before it; and let all ranks work at once although each needs the state of the one before.
+# **Afterwards you can** say what a rank must hear from the ranks before it; let all ranks work at once although each needs the state of
+# the one before; and write linear attention with decay chunk by chunk, and the delta rule token by token.
 #
 # **You need first** [lesson 09](09_backward_ring.ipynb), what travels in a backward, and [lesson 14](14_training.ipynb), layers around
 # attention.
@@ -55,10 +55,11 @@ show(scan_view.beside(*sizes), scan_view.describe_beside(*sizes))
 # On the left, query i visits all keys and values before it. The bracket on the right is one matrix, the state S. It does not depend on the
 # query. So each token *adds* its $k v^\top$ to the state, and then its query reads from the state.
 #
-# Here is an example for paper, which stays with us. Eight tokens write values under keys. We write "a ← (7, 5)" for a token that writes the
-# value (7, 5) under the key a. There are three keys: a is the vector (1, 0), b is (0, 1), and c = (0.6, 0.8) lies between the two. With a and
-# b alone, S is simply a table: its first row holds what was written under a, and its second row what was written under b. Tokens 0 and 2
-# both write under a. Each token's query is the key a, so each token asks what the table says for a.
+# Here is an example that is small enough for paper, and it stays with us. Eight tokens write values under keys. We write "a ← (7, 5)" for a
+# token that writes the value (7, 5) under the key a. The key a is the vector (1, 0), and the key b is (0, 1). So S is simply a table: its
+# first row holds what was written under a, and its second row what was written under b. Each token's query is the key a, so each token asks
+# what the table says for a. (Two of the eight tokens do something else, and wait for section 2: token 3 writes under a third key, and token
+# 4 forgets.)
 
 # %%
 keys, Token = {"a": (1.0, 0.0), "b": (0.0, 1.0), "c": (0.6, 0.8)}, scan_view.Token
@@ -77,11 +78,11 @@ print("the two sides agree:", torch.allclose(left, torch.stack(right)))
 print("token 2 has written a ← (3, 2), asks for a, and hears", tuple(right[2].tolist()))
 
 # %% [markdown]
-# Both sides agree, and the right side never looked back at an earlier token. So a state is as large as one key times one value, however many
-# tokens there are.
+# Both sides agree, and the right side never looked back at an earlier token. The state has as many numbers as $k v^\top$, and no more,
+# however many tokens it has read.
 #
-# But token 2 does not hear (3, 2). It hears (7, 5) + (3, 2). Nothing divides by the sum of the weights here, and nothing is ever overwritten.
-# So the plain sum makes a poor memory.
+# But token 2 does not hear (3, 2). It hears (7, 5) + (3, 2), because token 0 also wrote under a. The plain sum overwrites nothing, and
+# nothing divides by the sum of the weights. So it makes a poor memory.
 #
 # ## 2 · Forget, correct, write, read
 #
@@ -92,9 +93,9 @@ print("token 2 has written a ← (3, 2), asks for a, and hears", tuple(right[2].
 # 3. it **writes** its value, times $\beta_t$, under its key;
 # 4. its query **reads**.
 #
-# $\beta_t$ lies between 0 and 1. Steps 2 and 3 together are the *delta rule*: only the difference to what the state says already is written.
-# All four are the [gated delta rule](https://arxiv.org/abs/2412.06464), which Qwen3-Next uses. In the code `g` is the logarithm of the decay.
-
+# $\beta_t$ lies between 0 and 1. Steps 2 and 3 together are the *delta rule*: the token writes only the difference to what the state says
+# already. All four are the [gated delta rule](https://arxiv.org/abs/2412.06464), which Qwen3-Next uses. In the code `g` is the logarithm of
+# the decay.
 
 # %%
 def token(state, q, k, v, g, beta):
@@ -104,10 +105,10 @@ def token(state, q, k, v, g, beta):
     state = state + beta * torch.outer(k, v - said)
     return state, state.mT @ q
 
-
 # %% [markdown]
-# Now the eight tokens lie on four ranks, two on each. Let β be 1. Token 4 first forgets half of the state. No other token forgets anything. Below
-# is the state that each rank hands on, once for the plain sum and once for the four steps.
+# Now the eight tokens lie on four ranks, two on each. Let β be 1, so that a token takes out all that the state says for its key. Token 4
+# first forgets half of the state. No other token forgets anything. Token 3 writes under the third key, c = (0.6, 0.8), which lies between a
+# and b. Below is the state that each rank hands on, once for the plain sum and once for the four steps.
 
 # %%
 g, one = torch.tensor([token.keeps for token in eight]).log(), torch.tensor(1.0)
@@ -128,14 +129,21 @@ rows = {"plain sum": [S.tolist() for S in summed], "four steps": [S.tolist() for
 show(scan_view.states(eight, 4, rows), scan_view.describe_states(eight, 4, rows))
 
 # %% [markdown]
-# Look at the lower row. Rank 0 hands on exactly what it wrote. On rank 1, a ← (3, 2) replaces the old row a, so the table holds (3, 2) and (4, 1).
-# Then comes c ← (10, 12). For c the table says 0.6 · (3, 2) + 0.8 · (4, 1) = (5, 2). What is missing is (10, 12) − (5, 2) = (5, 10). Since c
-# lies between a and b, 0.6 of this is added to row a and 0.8 of it to row b. They become (6, 8) and (8, 9). Now a query c reads exactly
-# (10, 12). But a query a no longer reads (3, 2).
+# Look at the lower row. Rank 0 hands on exactly what it wrote. On rank 1, a ← (3, 2) replaces the old row a, so the table holds (3, 2) and
+# (4, 1). Then comes c ← (10, 12):
 #
-# So the table with two rows has no room for a third key. The state of a real head has 128 × 128 numbers. How many pairs of a key and a value
-# can it hold, before one disturbs another? We try it with a smaller state. Keys and values are random, and keys have length 1. The delta rule
-# goes through them once. Beside it is the best state that there is, found by least squares.
+# - For c the table says 0.6 · (3, 2) + 0.8 · (4, 1) = (5, 2).
+# - The difference to (10, 12) is (5, 10), and this is written.
+# - Since c lies between a and b, 0.6 of it is added to row a, and 0.8 of it to row b. They become (6, 8) and (8, 9).
+#
+# Now a query c reads exactly (10, 12). But a query a no longer reads (3, 2). A table with two rows has no room for a third key.
+#
+# ## 3 · How much a table holds
+#
+# The state of a real head is such a table with 128 × 128 numbers. How many pairs of a key and a value can it hold, before one disturbs
+# another? We leave the eight tokens for a moment, and try it with a smaller state of 16 × 16 numbers. Keys and values are random, and keys
+# have length 1. The plain sum and the delta rule go through the pairs once. Beside them is the best state that there is, found by least
+# squares.
 
 # %% tags=["nbval-ignore-output"]
 predict(
@@ -144,7 +152,6 @@ predict(
     "can it give back without an error?",
     ["8", "16", "128", "256"],
 )
-
 
 # %%
 def recall_errors(n, D=16):
@@ -164,43 +171,26 @@ errors = {"plain sum": [], "delta rule, once through": [], "the best state": []}
 for n in stored:
     for name, error in zip(errors, recall_errors(n), strict=True):
         errors[name].append(error)
-show(scan_view.recall(stored, errors, 16), scan_view.describe_recall(stored, errors))
+show(scan_view.recall(stored, errors, 16), scan_view.describe_recall(stored, errors, 16))
 exact = max(n for n, error in zip(stored, errors["the best state"], strict=True) if error < 1e-9)
 compare("20.fits", str(exact))
 
 # %% [markdown]
-# A state of D × D numbers holds at most **D** pairs, one for each independent key. Even the best state does not hold more, and the delta rule, which goes
-# through the tokens once, holds them less exactly. (At an error of 1, a state of zeros would be as good.) So 2 MiB do not stand for a million
-# tokens. The heads keep a selection, and the model learns which. This is one reason why models such as Qwen3-Next
-# keep some softmax layers.
+# A state of D × D numbers holds at most **D** pairs, one for each independent key. Even the best state holds no more, and the delta rule,
+# which goes through the pairs once, holds them less exactly. (The dotted line is the error of a state of zeros.)
 #
-# That is the price of a small state. Now to time. There are two queues: the tokens of a rank, and the ranks. We begin with the tokens.
+# So the state cannot stand for a million tokens. It keeps a selection, and the model learns which. This is one reason why models such as
+# Qwen3-Next keep some softmax layers. That is the price of a small state. Now back to the eight GPUs in a queue.
 #
-# ## 3 · Chunks: the queue of tokens
+# ## 4 · The queue of ranks
 #
-# A rank has thousands of tokens, and a loop over them leaves a GPU idle. Cut them into *chunks* of, say, 64 tokens, and hand a state from
-# chunk to chunk. Inside a chunk all tokens are computed at once, as with softmax.
+# Each rank has one stretch of the sequence: rank 0 the first, rank 7 the last. The first token of a stretch needs the state after all
+# tokens before it. The plain way to get it is a *relay*: rank 0 goes through its stretch and sends its state to rank 1; rank 1 does the
+# same, and so on. (A whole layer of Qwen3-Next also needs the three tokens before a stretch, for the short convolution ahead of the rule.)
 #
-# Here is a chunk of four tokens that forget and write, but do not correct. A row says what fraction a token reads of the state that enters, and of each write:
-
-# %%
-alphas = (0.5, 0.9, 0.8, 0.5)
-show(scan_view.survival(alphas), scan_view.describe_survival(alphas))
-
-# %% [markdown]
-# The state that enters has met every decay up to the reader's: the column **e**. A write has met only the decays after it: the triangle **E**. For example, the last token reads
-# 0.9 · 0.8 · 0.5 = 0.36 of the first one's write. The state that leaves keeps what the last token can still read, so the row **f** is the last row of E.
-#
-# Write ⊙ for multiplying number by number; with e or f it multiplies row i by $e_i$ or $f_i$. Then for a chunk of C tokens:
-#
-# $$O = (E \odot QK^\top)\,V + e \odot (Q\,S), \qquad S' = e_C\, S + (f \odot K)^\top V .$$
-#
-# So a chunk is a few products of matrices. You write this in the exercise.
-#
-# With the delta rule a token writes not $v_i$, but the difference to what the state says, and this depends on the writes before it in the chunk. One triangular
-# system of equations per chunk finds all of them ([arXiv 2406.06484](https://arxiv.org/abs/2406.06484)); the rest stays as above. ringlab's
-# `plain.by_chunks` does so. ([Its source](../ringlab/scan/plain.py) is for after the exercise.) We try it on 256 tokens of real text, with two heads of 16
-# numbers. `plain.recurrence` is our function `token` in a loop over all tokens, for all heads.
+# We try it on 256 tokens of real text, with two heads of 16 numbers. `plain.recurrence` is our function `token` in a loop, for all heads at
+# once. It gives us the outputs of one process, `whole`, and each rank of the relay calls it with its own tokens and with the state that it
+# received.
 
 # %%
 N, D = 256, 16
@@ -210,35 +200,21 @@ decay, beta = torch.rand(2, 1, 2, N, generator=draw, dtype=torch.float64)
 text = q, k / k.norm(dim=-1, keepdim=True), v, -0.2 * decay, beta
 nothing = torch.zeros(1, 2, D, D, dtype=torch.float64)
 whole, last = plain.recurrence(*text, nothing, 1.0)  # 1.0: nothing scales q · k
-for chunk in (1, 16, 64, 256):
-    by_chunk, end = plain.by_chunks(*text, nothing, 1.0, chunk)
-    same = torch.allclose(by_chunk, whole) and torch.allclose(end, last)
-    print(f"chunks of {chunk:3} tokens: the outputs and the state of the loop over tokens: {same}")
-
-# %% [markdown]
-# ## 4 · The queue of ranks
-#
-# Cut the sequence, so that rank r has the r-th stretch of tokens. Its first token needs the state after all tokens before it. (A whole layer of Qwen3-Next also
-# needs the three tokens before, for the short convolution ahead of the rule.) The plain
-# way is a *relay*: rank 0 goes through its stretch and sends its state to rank 1; rank 1 does the same, and so on. Each rank calls
-# `plain.by_chunks` with its own tokens and with the state that it received.
 
 
-# %%
 def relay(ring, layout):
     """This rank's outputs: receive the state, go through this rank's stretch, send the state on."""
     own, state = [layout.shard(x, ring.rank, dim=2) for x in text], nothing.clone()
     if ring.rank > 0:
         (state,) = ring.comm.exchange(receive=(state,), source=ring.rank - 1, tag="S").wait()
-    out, state = ring.compute("attend", plain.by_chunks, *own, state, 1.0, 64)
+    out, state = ring.compute("attend", plain.recurrence, *own, state, 1.0)
     if ring.rank < ring.world_size - 1:
         ring.comm.exchange(send=(state,), to=ring.rank + 1, tag="S").wait()
     return out
 
-
 # %% [markdown]
-# The virtual clock is that of lesson 05: going through a stretch takes 1 s, and a message takes ½ s. One GPU alone would go through all eight
-# stretches in 8 s.
+# The virtual clock is that of lesson 05: going through a stretch takes 1 s, and a message takes ½ s. One GPU alone would go through all
+# eight stretches in 8 s.
 
 # %%
 even = contiguous(N, P)
@@ -248,15 +224,17 @@ charts = {"Relay": handed.trace}
 show(scan_view.timeline(charts, alone=8.0), scan_view.describe_timeline(charts))
 
 # %% [markdown]
-# An arrow is a state on its way. The outputs are right, and eight ranks are **slower than one**. At most one rank works at any time,
-# and the seven messages come on top. (A rank also waits until the state that it sends has arrived, but this costs nothing here.) The ranks share the memory for the tokens, but not the work. So a small message alone is no gain.
+# An arrow is a state on its way. The outputs are right, and eight ranks are **slower than one**. At most one rank works at any time, and the
+# seven messages come on top. (A rank also waits until the state that it sends has arrived, but this costs nothing here.) The ranks share the
+# memory for the tokens, but not the work. So a small message alone is no gain.
 #
 # Why does a rank wait? It has all its tokens. It lacks only the state before them. Could it do most of its work *for any state*, before it
 # knows which one will come?
 #
 # ## 5 · What a stretch does to any state
 #
-# Write the four steps of a token as one formula:
+# The first three steps of a token change the state. The decay makes it αS. For the key k this says $\alpha S^\top k$. The correction takes a
+# share β of that out from under k, and the write puts β v there. In one formula:
 #
 # $$S \mapsto \alpha\,(I - \beta\, k k^\top)\, S + \beta\, k v^\top .$$
 #
@@ -265,10 +243,11 @@ show(scan_view.timeline(charts, alone=8.0), scan_view.describe_timeline(charts))
 #
 # $$S \mapsto A\, S + B$$
 #
-# of *any* state S. The pair (A, B) is the **transition** of the stretch. A says what the stretch leaves of the old state, and B what it writes.
-# Both depend on the stretch's own tokens alone. So **every rank can compute its transition before it has heard anything.**
+# of *any* state S. The pair (A, B) is the **transition** of the stretch. A says what the stretch leaves of the old state, and B what it
+# writes. Both depend on the stretch's own tokens alone. So **every rank can compute its transition before it has heard anything.**
 #
-# Two runs through the tokens find it, side by side in one pass. From a state of zeros, A S is zero, so B is left. From the unit matrix, A + B is left.
+# How does a rank find A and B? It goes through its tokens from a state of zeros: then A S is zero, and B is left. It also goes through them
+# from the unit matrix: then A + B is left. Both runs can go side by side in one pass. Here are the four ranks of our example.
 
 # %%
 pairs = []
@@ -280,11 +259,11 @@ drawn = [(A.tolist(), B.tolist()) for A, B in pairs]
 show(scan_view.transitions(eight, drawn), scan_view.describe_transitions(eight, drawn))
 
 # %% [markdown]
-# Read them rank by rank:
+# A has a column for each row of the old state. Read the picture rank by rank:
 #
-# - Rank 0 overwrites both rows. Its A is zero: nothing of an older state is left.
-# - Rank 1 overwrites row a, so the left column of its A, which stands for the old row a, is zero. Then c takes 0.48 of the old row b out of row
-#   a, and leaves 0.36 of row b.
+# - Rank 0 overwrites both rows, and so does rank 3. Their A is zero: nothing of an older state is left.
+# - Rank 1 overwrites row a, so the column "old a" is zero. Then c takes a part of what the table says out again. So 0.36 of the old row b is
+#   left in row b, and −0.48 of it stands in row a.
 # - Rank 2 leaves half of row a, and overwrites row b.
 #
 # A rank needs the state that enters it. Each B is what one rank has written. Adding numbers over ranks is a single call in every library. So
@@ -306,16 +285,18 @@ print("the sum is right on ranks", [rank for rank in range(4) if right[rank]])
 compare("20.adding", {0: "on none", 1: "on rank 0", 2: "on ranks 0 and 1", 4: "on all"}[sum(right)])
 
 # %% [markdown]
-# It is right on ranks 0 and 1 only, so a test with two ranks would find nothing. On rank 2 the sum still holds a ← (7, 5) of rank 0, which rank 1
-# has overwritten. A is missing: of what rank 0 wrote, rank 1 leaves only $A_1 B_0$.
+# It is right on ranks 0 and 1 only, so a test with two ranks would find nothing. On rank 2 the sum still holds a ← (7, 5) of rank 0, which
+# rank 1 has overwritten. A is missing: of what rank 0 wrote, rank 1 leaves only $A_1 B_0$.
+#
+# ## 6 · Brackets move again
 #
 # So ranks must be put together with A and B. Two stretches, one after the other, have a transition as well. Put the first state into the
 # second formula: $A_2 (A_1 S + B_1) + B_2$. Write ∘ for "after":
 #
 # $$(A_2, B_2) \circ (A_1, B_1) = (A_2 A_1,\; A_2 B_1 + B_2).$$
 #
-# The later stretch stands on the left, as in a product of matrices. Now three ranks: together, ranks 0 to 2 make of zeros the state that enters rank
-# 3. Each of the three lines below puts them together in another way.
+# The later stretch stands on the left, as in a product of matrices. Now take three ranks. Together, ranks 0 to 2 make of zeros the state
+# that enters rank 3. Three ways to put them together are below.
 
 # %% tags=["nbval-ignore-output"]
 predict(
@@ -324,7 +305,6 @@ predict(
     "T₂ ∘ (T₁ ∘ T₀),  (T₂ ∘ T₁) ∘ T₀,  T₁ ∘ (T₂ ∘ T₀)",
     ["the first", "the first and the second", "all three"],
 )
-
 
 # %%
 def after(later, earlier):
@@ -343,24 +323,69 @@ for name, is_right in zip(ways, right, strict=True):
 compare("20.order", ["", "the first", "the first and the second", "all three"][sum(right)])
 
 # %% [markdown]
-# The order matters: transitions do **not commute**. The third line lets rank 2 come before rank 1. But the brackets do not matter: transitions are
-# **associative**. This is no luck of our numbers. The first two lines are the same journey, through ranks 0, 1 and 2. They differ only in which two were put
-# together first.
+# The order matters: transitions do **not commute**. The third line lets rank 2 come before rank 1. But the brackets do not matter:
+# transitions are **associative**. This is no luck of our numbers. The first two lines are the same journey, through ranks 0, 1 and 2. They
+# differ only in which two were put together first.
 #
-# The second line is the way out of the queue. T₂ ∘ T₁ needs no state, and nothing from rank 0. While rank 0 is still busy, ranks 1 and 2 can already be put
-# together, and ranks 3 and 4, and ranks 5 and 6.
+# The second line is the way out of the queue. T₂ ∘ T₁ needs no state, and nothing from rank 0. While rank 0 is still busy, ranks 1 and 2 can
+# already be put together, and ranks 3 and 4, and ranks 5 and 6.
 #
-# **Halfway. This is a good place to stop.** You know why the ranks need not wait for each other's states: that is enough for the stages
-# 20.chunk and 20.transition of [the exercise](../exercises/20_beyond_softmax.ipynb). If you return in a fresh kernel, run all cells up to here first.
+# Before the ranks take it, look inside one of them, where there is a second queue.
 #
-# Only one thing could still spoil this. A transition is a state and an A. How large is A?
+# ## 7 · Chunks: the queue of tokens
 #
-# ## 6 · Four kinds of A
+# A rank has thousands of tokens, and the loop of section 2 takes one after the other. That leaves a GPU idle. So cut the stretch into
+# *chunks* of, say, 64 tokens, and hand a state from chunk to chunk. Inside a chunk all tokens are computed at once, as with softmax.
+#
+# Here is a chunk of four tokens that forget and write, but do not correct. A row says what fraction its token reads of the state that
+# enters, and of each write:
+
+# %%
+alphas = (0.5, 0.9, 0.8, 0.5)
+show(scan_view.survival(alphas), scan_view.describe_survival(alphas))
+
+# %% [markdown]
+# The state that enters has met the decays of all tokens up to the one that reads: the column **e**. A write has met only the decays after
+# it: the triangle **E**. For example, the last token reads 0.9 · 0.8 · 0.5 = 0.36 of the first one's write. The state that leaves keeps what the last token
+# can still read, so the row **f** is the last row of E.
+#
+# Write ⊙ for multiplying number by number; with e or f it multiplies row i by $e_i$ or $f_i$. Then the outputs of a chunk of C tokens are
+#
+# $$O = (E \odot QK^\top)\,V + e \odot (Q\,S).$$
+#
+# The first part reads the chunk's own writes, and the second the state that enters. The state that leaves is
+#
+# $$S' = e_C\, S + (f \odot K)^\top V .$$
+#
+# This is once more A S + B: a chunk is a short stretch, and its A is one number. So a chunk is a few products of matrices. You write it in
+# the exercise.
+#
+# With the delta rule a token writes the difference to what the state says, and this depends on the earlier writes in the chunk. One
+# triangular system of equations per chunk finds all of them ([arXiv 2406.06484](https://arxiv.org/abs/2406.06484)), and the rest stays as
+# above. ringlab's `plain.by_chunks` does so. ([Its source](../ringlab/scan/plain.py) is for after the exercise.) Does it give what the loop
+# over the 256 tokens of real text gave?
+
+# %%
+for chunk in (1, 16, 64, 256):
+    by_chunk, end = plain.by_chunks(*text, nothing, 1.0, chunk)
+    same = torch.allclose(by_chunk, whole) and torch.allclose(end, last)
+    print(f"chunks of {chunk:3} tokens: the outputs and the state of the loop over tokens: {same}")
+
+# %% [markdown]
+# The outputs are those of the loop, whatever the length of a chunk.
+#
+# **Halfway. This is a good place to stop.** You can compute a chunk, and you know why the ranks need not wait for each other's
+# states: that is enough for the stages 20.chunk and 20.transition of [the exercise](../exercises/20_beyond_softmax.ipynb). If you return in
+# a fresh kernel, run all cells up to here first.
+#
+# Back to the ranks. Only one thing could still spoil their way out of the queue: they must send an A as well. How large is it?
+#
+# ## 8 · Four kinds of A
 #
 # Not every model corrects, and not every model forgets. So A is not always a full matrix:
 #
-# - Without decay and without the delta rule, A is the unit matrix. In RetNet each head has one fixed decay. In both, every rank knows A already, so
-#   only B travels.
+# - Without decay and without the delta rule, A is the unit matrix. In RetNet each head has one fixed decay. In both, every rank knows A
+#   already, so only B travels.
 # - In Mamba-2 each token has a decay of its own, one for each head. A is the product of the decays: one number.
 # - In GLA each entry of the keys has its own decay, so each row of the state decays by itself. A is a diagonal.
 # - With the delta rule each token multiplies by $I - \beta k k^\top$. The product over a stretch is a full matrix.
@@ -378,30 +403,37 @@ print(f"Qwen3-Next: B has {layer.state_bytes / 2**20:.0f} MiB in each layer,",
       f"and A {A_bytes / 2**20:.0f} MiB")
 
 # %% [markdown]
-# Qwen3-Next has the largest kind of A, and even that is no more than another state. No size depends on the number of tokens. So a transition is a small message, too.
+# Qwen3-Next has the largest kind of A, and even that is no more than another state. No size depends on the number of tokens. So a transition
+# is a small message, too.
 #
-# ## 7 · Doubling
+# ## 9 · Doubling
 #
-# Every rank wants the composition of all transitions before it. An operation that gives it to every rank is called a **scan**. *Doubling* does it in few rounds. In round 1 every rank sends what it knows to the next rank, in round 2 to the rank two places
-# further on, in round 3 four places further on. After each round a rank knows the transition of up to twice as many ranks.
+# Every rank wants the composition of all transitions before it. An operation that gives it to every rank is called a **scan**. *Doubling*
+# does it in few rounds. In round 1 every rank sends what it knows to the next rank. In round 2 it sends to the rank two places further on,
+# and in round 3 to the rank four places further on. So with each round a rank knows of up to twice as many ranks.
 #
-# A rank keeps two compositions:
-#
-# - *all* includes the rank's own tokens. This is what it sends, because later ranks must hear of these tokens, too. At first it is the rank's own
-#   transition.
-# - *before* leaves its own tokens out. This is what it wants in the end. At first it is (I, 0), the transition that changes nothing.
-#
-# A message m is of earlier tokens, so it goes on the right: *all* becomes all ∘ m, and *before* becomes before ∘ m. The picture shows 8 ranks, and below them the two compositions of rank 5. An arrow is a message, and the thick arrows lead to rank 5.
+# In the picture every rank has a strip with eight places, one for each rank. A place is coloured when the rank knows of that rank's tokens.
 
 # %%
 held = scan_view.known(SCANS["doubling"](P), P)
 show(scan_view.doubling(held, 5), scan_view.describe_doubling(held, 5))
 
 # %% [markdown]
-# Follow the thick arrows. In round 1 rank 5 hears of rank 4. In round 2 it hears from rank 3, which by then knows of ranks 2 and 3. In round 3 it hears from
-# rank 1, which knows of ranks 0 and 1. Three rounds are enough for eight ranks, and ⌈log₂ P⌉ for P ranks. At the end, B of *before* is the state
-# that enters: the sequence begins with zeros, and A · 0 + B = B. And a rank that knows all ranks from 0 on sends
-# its B alone: the A would multiply zeros.
+# Follow the thick arrows to rank 5. In round 1 it hears of rank 4. In round 2 it hears from rank 3, which by then knows of ranks 2 and 3. In
+# round 3 it hears from rank 1, which knows of ranks 0 and 1. Three rounds are enough for eight ranks, and ⌈log₂ P⌉ for P ranks.
+#
+# A rank wants to know of the ranks *before* it, but later ranks must hear of its own tokens, too. So it keeps two compositions:
+#
+# - *before* leaves its own tokens out. This is what it wants in the end. At first it is (I, 0), the transition that changes nothing.
+# - *all* includes its own tokens. This is what it sends. At first it is the rank's own transition.
+#
+# A message m comes from earlier tokens, so it goes on the right: *before* becomes before ∘ m, and *all* becomes all ∘ m.
+
+# %%
+show(scan_view.kept(held, 5), scan_view.describe_kept(held, 5))
+
+# %% [markdown]
+# At the end, the B of *before* is the state that enters: the sequence begins with zeros, and A · 0 + B = B.
 #
 # Back to the eight tokens. Four ranks need two rounds. Here is the B of *before* after each:
 
@@ -409,12 +441,12 @@ show(scan_view.doubling(held, 5), scan_view.describe_doubling(held, 5))
 show(scan_view.entering(eight, drawn), scan_view.describe_entering(eight, drawn))
 
 # %% [markdown]
-# Compare the second row with the picture of section 2. These are the very states that the ranks handed on there, one after the other. Rank 3 gets (3, 4)
-# for a and (2, 1) for b, as it did there. But nobody has waited for a finished state.
+# Compare the second row with the picture of section 2. These are the very states that the ranks handed on there, one after the other. Rank 3
+# gets (3, 4) for a and (2, 1) for b, as it did there. But nobody has waited for a finished state.
 #
-# ringlab's `linear_attention` does this for the whole layer: transitions, scan, outputs. Does it give what one process gives, and when are the eight
-# ranks done? On the clock of section 4 a stretch takes a second, and a product of such small matrices next to nothing. So we let it take no time.
-
+# ringlab's `linear_attention` does this for the whole layer: transitions, scan, outputs. Does it give what one process gives, and when are
+# the eight ranks done? On the clock of section 4 a stretch takes a second, and a product of such small matrices next to nothing. So we let it
+# take no time.
 
 # %%
 class Clock(Costs):
@@ -437,20 +469,28 @@ charts = {"Relay": handed.trace, "Doubling": scanned.trace}
 show(scan_view.timeline(charts, alone=8.0), scan_view.describe_timeline(charts))
 
 # %% [markdown]
-# **3.5 seconds instead of 11.5**, and instead of 8 on one GPU. First all ranks compute their transitions at the same time. (The last rank does not,
-# because nobody comes after it.) Then three short rounds of messages bring every rank the state that enters it. Then all ranks compute their
-# outputs at the same time.
+# **3.5 seconds instead of 11.5**, and instead of 8 on one GPU. First all ranks compute their transitions at the same time. (The last rank
+# does not, because nobody comes after it.) Then three short rounds of messages bring every rank the state that enters it. Then all ranks
+# compute their outputs at the same time.
 #
-# There is a price: a rank goes through its stretch twice, once for A and B together, and once for the outputs. The clock counts a second for each. But two passes at the same time as all
-# others are better than eight passes in a queue. With 64 ranks the queue would have 64, and doubling still has two.
+# There is a price: a rank goes through its stretch twice, once for A and B together, and once for the outputs. The clock counts a second for
+# each. But two passes at the same time as all others are better than eight passes in a queue. With 64 ranks the queue would have 64, and
+# doubling still has two.
 #
-# ## 8 · Does the waiting matter?
+# ## 10 · Does the waiting matter?
 #
-# One half of the puzzle is left. Between the two passes all ranks wait for messages, and nothing hides this time. In our picture it is 1.5 of 3.5
-# seconds. In a softmax ring most messages hide behind the attention. So is the scan too slow in a real layer?
+# One half of the puzzle is left. Between the two passes all ranks wait for messages, and nothing hides this time. In our picture it is 1.5 of
+# 3.5 seconds. In a softmax ring most messages hide behind the attention. So is the scan too slow in a real layer?
 #
-# We take Qwen3-Next with its 1,048,576 tokens on 8 GPUs, and only a slow link between them: InfiniBand with 50 GB/s. The
-# [busiest rank](../ringlab/cost/scan_traffic.py) of the doubling sends 10 MiB.
+# We take Qwen3-Next with its 1,048,576 tokens on 8 GPUs, and only a slow link between them: InfiniBand. The layer also has its matrices and
+# experts, which belong to the work of a rank.
+
+# %% tags=["nbval-ignore-output"]
+predict(
+    "20.share",
+    "What share of the layer's forward do the ranks spend on the scan?",
+    ["about 1 %", "about 10 %", "about half"],
+)
 
 # %%
 gpu, busiest = hardware("h100"), scan_traffic(layer, P, "doubling").total_bytes
@@ -462,20 +502,14 @@ def scan_seconds(ranks):
     return rounds(ranks, "doubling") * gpu.between.latency_s + sent / gpu.between.bytes_per_s
 
 
-print(f"the busiest of 8 ranks sends {busiest / 2**20:.0f} MiB;",
-      f"the scan takes {scan_seconds(8) * 1e3:.2f} ms")
-print(f"a token uses {linear.active_parameters / 1e6:.0f} million weights of this layer")
+print(f"the busiest of 8 ranks sends {busiest / 2**20:.0f} MiB",
+      f"at {gpu.between.bytes_per_s / 1e9:.0f} GB/s: the scan takes {scan_seconds(8) * 1e3:.2f} ms")
+print(f"a token uses {linear.active_parameters / 1e6:.0f} million weights of this layer,",
+      f"and a GPU does {gpu.peak('bfloat16') / 1e12:.0f} TFLOP/s at most")
 
 # %% [markdown]
-# The scan takes a quarter of a millisecond. Now think of the layer around it: each GPU takes 131,072 tokens through 69 million weights, and
-# does at most 989 TFLOP/s.
-
-# %% tags=["nbval-ignore-output"]
-predict(
-    "20.share",
-    "What share of the layer's forward do the ranks spend on the scan?",
-    ["about 1 %", "about 10 %", "about half"],
-)
+# The [busiest rank](../ringlab/cost/scan_traffic.py) sends in all three rounds. (A rank that knows all ranks from 0 on sends its B alone,
+# because its A would multiply zeros.) Next to this stands the work of the layer: each GPU takes 131,072 tokens through 69 million weights.
 
 # %%
 peak, bars = gpu.peak("bfloat16"), {}
@@ -491,31 +525,32 @@ share = asked["scan"] / sum(asked.values())
 compare("20.share", "about 1 %" if share < 0.03 else "about 10 %" if share < 0.3 else "about half")
 
 # %% [markdown]
-# It is about 1 %. The layer has 25 ms of work for each of these GPUs. The scan's time does not depend on the number of tokens; the work does. So its share grows
-# where a rank has few tokens: with 8,192 on each rank it is 14 %, and on 64 ranks 26 %.
+# It is about 1 %: a quarter of a millisecond, next to 25 ms of work for each of these GPUs. The scan's time does not depend on the number of
+# tokens; the work does. So its share grows where a rank has few tokens: with 8,192 on each rank it is 14 %, and on 64 ranks 26 %.
 #
 # <details><summary>These times are computed, not measured: from which speeds?</summary>They are in ringlab's table of an H100. The peak is 989 TFLOP/s in 16 bits, from NVIDIA's white paper. The matrices run at
 # 80 % of it, the lower end of what [arXiv 2307.08691](https://arxiv.org/abs/2307.08691) says of matrix products. That the linear attention
 # runs at 65.5 % is an **assumption**: it is what FlashAttention-3 reaches ([arXiv 2407.08608](https://arxiv.org/abs/2407.08608)). The link's 50 GB/s are
 # from its data sheet, and its 14 µs before the first byte from NCCL's tuning model.</details>
 #
-# The puzzle is solved. A queue of eight GPUs is slower than one. But transitions need no state, and can be put together in any brackets. So eight GPUs
-# work at once, small squares travel, and the waiting hardly shows where a sequence is long enough to need eight GPUs. For training you still need
-# the gradients.
+# The puzzle is solved. A queue of eight GPUs is slower than one. But transitions need no state, and can be put together in any brackets. So
+# eight GPUs work at once, small squares travel, and the waiting hardly shows where a sequence is long enough to need eight GPUs.
 #
-# ## 9 · Backward
+# ## 11 · Backward
 #
-# Gradients come from later tokens. So in the backward they are handed on **from the last rank to the first**. A stretch receives dS, the gradient of the state that
-# leaves it. It passes on the gradient of the state that entered, and this has two parts:
+# For training a layer needs gradients, too, and gradients come from later tokens. So in the backward the ranks hand them on **from the last
+# rank to the first**. A stretch receives dS, the gradient of the state that leaves it. It passes on the gradient of the state that entered,
+# and this has two parts:
 #
 # $$A^\top dS + B' .$$
 #
-# The first part comes through the state that leaves, S ↦ A S + B. The second part, B′, comes through the stretch's own outputs. The outputs are
-# linear in the entering state, so B′ does not depend on it: a rank finds B′ alone. So $(A^\top, B')$ is a transition again, and the backward is
-# the same scan in the reverse order.
+# The first part comes through the state that leaves, S ↦ A S + B. The second part, B′, comes through the stretch's own outputs. The outputs
+# are linear in the entering state, so B′ does not depend on it: a rank finds B′ alone. So $(A^\top, B')$ is a transition again, and the
+# backward is the same scan in the reverse order.
 #
-# What if the reverse scan is wrong? In [one library](https://github.com/fla-org/flash-linear-attention/issues/1115) it once loaded wrong decays, while the forward was exact. We leave it out entirely: each of
-# four ranks gets the right entering state, and takes dS for zero.
+# What happens if the reverse scan is wrong? In [one library](https://github.com/fla-org/flash-linear-attention/issues/1115) the reverse
+# scan once loaded wrong decays, and the forward was exact all the same. We leave the reverse scan out entirely: each of four ranks gets the right
+# entering state, and takes dS for zero.
 
 # %% tags=["nbval-ignore-output"]
 predict(
@@ -526,24 +561,32 @@ predict(
 )
 
 # %%
-leaf, dout = v.clone().requires_grad_(), torch.randn(v.shape, generator=draw, dtype=torch.float64)
-out, _ = plain.by_chunks(text[0], text[1], leaf, *text[3:], nothing, 1.0, 64)
-(expected,) = torch.autograd.grad(out, leaf, dout)
+dout = torch.randn(v.shape, generator=draw, dtype=torch.float64)
 
-state, right = nothing, []
+
+def gradients(tokens, state, dout):
+    """The gradients of q, k, v, decay and β of these tokens, and the state after them."""
+    leaves = [x.clone().requires_grad_() for x in tokens]
+    out, state = plain.recurrence(*leaves, state, 1.0)
+    return torch.autograd.grad(out, leaves, dout), state.detach()
+
+
+expected, _ = gradients(text, nothing, dout)
+state, right = nothing, {name: [] for name in ("q", "k", "v", "decay", "β")}
 for rank in range(4):
     own = slice(rank * N // 4, (rank + 1) * N // 4)
-    q_r, k_r, v_r, g_r, beta_r = (x[:, :, own] for x in text)
-    v_r = v_r.clone().requires_grad_()
-    out, state = plain.by_chunks(q_r, k_r, v_r, g_r, beta_r, state.detach(), 1.0, 64)
-    (found,) = torch.autograd.grad(out, v_r, dout[:, :, own])
-    right.append(torch.allclose(found, expected[:, :, own]))
-print("right on ranks", [rank for rank in range(4) if right[rank]])
-compare("20.reverse", {0: "on none", 1: "on the last", 4: "on all"}[sum(right)])
+    found, state = gradients([x[:, :, own] for x in text], state, dout[:, :, own])
+    for name, mine, true in zip(right, found, expected, strict=True):
+        if torch.allclose(mine, true[:, :, own]):
+            right[name].append(rank)
+for name, ranks in right.items():
+    print(f"the gradients of {name:5} are right on ranks {ranks}")
+compare("20.reverse", {0: "on none", 1: "on the last", 4: "on all"}[len(right["v"])])
 
 # %% [markdown]
-# Only on the last rank, since nobody comes after it. The gradients of q are right on every rank, because they need only the state that enters. Remember this symptom: *gradients of k, v, decay and β are right on the last
-# rank alone, and those of q everywhere.*
+# Those of v are right only on the last rank, because nobody comes after it, and so are those of k, decay and β. The gradients of q are right on every rank, because they need
+# only the state that enters. Remember this symptom: *gradients of k, v, decay and β are right on the last rank alone, and those of q
+# everywhere.*
 #
 # ## Recap
 #
@@ -551,6 +594,7 @@ compare("20.reverse", {0: "on none", 1: "on the last", 4: "on all"}[sum(right)])
 # - A token forgets, corrects, writes and reads. A stretch of tokens makes A S + B of any state S.
 # - Handed on in a relay, states make ranks wait for each other. A transition (A, B) can be computed before any state has arrived.
 # - Transitions are associative, but do not commute. So a scan brings every rank its state: by doubling, in ⌈log₂ P⌉ rounds.
+# - Inside a rank, chunks replace the loop over tokens by a few products of matrices.
 # - What travels does not grow with the sequence. In a long sequence the scan takes about 1 % of its layer.
 # - The backward is a scan from the last rank to the first.
 #

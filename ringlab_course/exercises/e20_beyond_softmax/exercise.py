@@ -71,9 +71,11 @@ check("20.chunk")
 #
 # Whatever state S enters some tokens, the state that leaves is A S + B, with two matrices that depend on the tokens alone. `k` is
 # (H, L, D), `v` (H, L, Dv), `decay` and `beta` (H, L). Return `(A, B)`, (H, D, D) and (H, D, Dv). A loop over tokens is fine.
-# There may be no token (then A = I and B = 0), and a decay may be −∞. D and Dv differ, so the unit matrix is no state here. If you use
-# a loop over tokens for A too, begin it with the unit matrix and give it values of width D that are all zeros: the state that leaves is A.
-
+# There may be no token (then A = I and B = 0), and a decay may be −∞.
+#
+# The lesson found A by a run from the unit matrix, which left A + B. Here D and Dv differ, so the unit matrix does not have the shape of a
+# state. If you use a loop over tokens for A too, begin it with the unit matrix, and give it values of width D that are all zeros. Then it
+# writes nothing, and the state that leaves is A.
 
 # %% grade="20.transition"
 def transition(k, v, decay, beta):
@@ -103,8 +105,9 @@ check("20.transition")
 # (H, D, Dv) that **enters** this rank: what the tokens of ranks 0 to r − 1 make of zeros. Rank 0 returns zeros.
 #
 # - The messages take ⌈log₂ P⌉ **rounds**: on a clock on which a message takes ½ s, the last one arrives after ⌈log₂ P⌉ · ½ s.
-#   In each round a rank sends one A and one B at most, and a hidden check counts the bytes. P is any number. A last hop that shifts
-#   everything by one rank is a round, too. You need not send a state alone, as the lesson's ranks do.
+#   A last hop that shifts everything by one rank is a round, too. P is any number, not only a power of two.
+# - In each round a rank sends one A and one B at most, and a hidden check counts the bytes. You may always send both. (The lesson's ranks
+#   sometimes send B alone. You need not.)
 # - A may be singular: tokens that forget everything have A = 0.
 # - `ring.comm.exchange(send=(x, y), to=rank, receive=(room_x, room_y), source=rank).wait()` sends two tensors and returns the two
 #   that arrive. Leave out `send` and `to`, or `receive` and `source`, to receive only or to send only. `room_x` is
