@@ -91,6 +91,7 @@ def made(work: Path, root: Path, source: str = "") -> Path:
     # Sphinx gets its own process, because it forks, and the ring on the first page has started threads in
     # this one.
     command = [sys.executable, "-m", "sphinx", "--fail-on-warning", "--keep-going", "--quiet", "--jobs", "2"]
+    command += ["-D", f"static_digest={static}"]
     command += ["-c", str(SETTINGS), "-d", str(doctrees), str(sources), str(pages)]
     if status := subprocess.run(command).returncode:
         raise SystemExit(status)

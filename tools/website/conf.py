@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
 
 from sphinx.application import Sphinx
@@ -55,19 +54,18 @@ html_theme_options = {
 
 def setup(app: Sphinx) -> None:
     """Write all pages again if something has changed that every page shows."""
+    app.add_config_value("static_digest", "", "html")  # __main__ sets it; a new value outdates all pages
     app.connect("env-updated", _pages_with_old_surroundings)
 
 
 def _pages_with_old_surroundings(app: Sphinx, env: BuildEnvironment) -> list[str]:
-    """Return all pages if titles, places to link to or static files differ from the last build, else none."""
-    static = [path.read_bytes() for path in sorted(Path(app.confdir, "static").rglob("*")) if path.is_file()]
+    """Return all pages if titles or places to link to differ from the last build, else none."""
     shown = (
         sorted((name, title.astext()) for name, title in env.titles.items()),
         sorted(env.toctree_includes.items()),
         sorted(env.domains.standard_domain.labels.items()),
         sorted(env.domains.python_domain.objects.items()),
         sorted((name, about.get("myst_slugs", {})) for name, about in env.metadata.items()),
-        [hashlib.sha256(each).hexdigest() for each in static],
     )
     known, now = Path(app.doctreedir, "surroundings"), repr(shown)
     if known.exists() and known.read_text(encoding="utf-8") == now:
