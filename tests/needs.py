@@ -10,17 +10,14 @@ from functools import cache
 
 import pytest
 
+from tools.browser import chromium_path
+
 REMEDY = "sudo apt-get update && sudo apt-get install -y "
 
 
 def all_required() -> bool:
     """Return whether no test may be skipped, as in .ci/run."""
     return os.environ.get("RINGLAB_REQUIRE_ALL") == "1"
-
-
-def chromium_path() -> str | None:
-    """Return the path of the browser that tests drive, or None if there is no browser."""
-    return next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 
 
 @cache

@@ -1,18 +1,16 @@
-"""Chromium, headless, with one page; every address that it requests is recorded.
-
-The helpers use a cell's widgets by focus and keys, as someone without a mouse does.
-"""
+"""Chromium, headless, with one page; every address that it requests is recorded."""
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from playwright.sync_api import Locator, Page, sync_playwright
-
-from tests.needs import chromium_path
+if TYPE_CHECKING:
+    from playwright.sync_api import Page
 
 QUIET = (
     "--no-sandbox",
@@ -41,9 +39,17 @@ class Window:
         return [url for url in self.asked if not _stays_here(url)]
 
 
+def chromium_path() -> str | None:
+    """Return the path of the machine's Chromium, or None if it has none."""
+    return next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+
+
 @contextmanager
 def window(width: int = 1280, height: int = 900) -> Iterator[Window]:
     """Open a browser with a user profile of its own, and close the browser at the end."""
+    # imported late, because tests also ask for the browser's path where playwright is not installed
+    from playwright.sync_api import sync_playwright
+
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(
             executable_path=chromium_path(), headless=True, args=list(QUIET), timeout=PATIENCE
@@ -61,28 +67,3 @@ def window(width: int = 1280, height: int = 900) -> Iterator[Window]:
 def _stays_here(url: str) -> bool:
     parts = urlsplit(url)
     return parts.scheme in {"data", "blob", "about"} or parts.hostname == "127.0.0.1"
-
-
-def press_button(cell: Locator, name: str, told: str) -> None:
-    """Press the button `name` by the space bar and wait until the cell shows `told`."""
-    button = cell.get_by_role("button", name=name, exact=True)
-    button.focus()
-    button.press(" ")
-    cell.get_by_text(told).wait_for()
-
-
-def type_number(cell: Locator, number: str, told: str) -> None:
-    """Type a number into the cell's field, tab to its button, press it, and wait for the text `told`."""
-    field = cell.get_by_placeholder("a number")
-    field.focus()
-    field.press_sequentially(number)
-    field.press("Tab")
-    cell.page.keyboard.press(" ")
-    cell.get_by_text(told).wait_for()
-
-
-def arrow(cell: Locator, key: str) -> None:
-    """Press an arrow key on the cell's slider."""
-    handle = cell.locator(".widget-slider .noUi-handle")
-    handle.focus()
-    handle.press(key)

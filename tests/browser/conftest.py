@@ -8,7 +8,7 @@ import pytest
 
 from tests.browser.lab import Lab, serve
 from tests.browser.notebook_page import enter
-from tests.browser.window import Window, window
+from tools.browser import Window, window
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ from typing import Any
 from playwright.sync_api import Locator, Page
 
 from tests.browser.lab import Lab
-from tests.browser.window import PATIENCE
+from tools.browser import PATIENCE
 
 RUNNING = 300_000
 """Milliseconds for a whole notebook on a loaded machine."""
@@ -214,3 +214,28 @@ def _end(last: int | None) -> list[int]:
 def _text(output: dict[str, Any]) -> str:
     text = output.get("text") or output.get("data", {}).get("text/plain", "")
     return text if isinstance(text, str) else "".join(text)
+
+
+def press_button(cell: Locator, name: str, told: str) -> None:
+    """Press the button `name` by the space bar and wait until the cell shows `told`."""
+    button = cell.get_by_role("button", name=name, exact=True)
+    button.focus()
+    button.press(" ")
+    cell.get_by_text(told).wait_for()
+
+
+def type_number(cell: Locator, number: str, told: str) -> None:
+    """Type a number into the cell's field, tab to its button, press it, and wait for the text `told`."""
+    field = cell.get_by_placeholder("a number")
+    field.focus()
+    field.press_sequentially(number)
+    field.press("Tab")
+    cell.page.keyboard.press(" ")
+    cell.get_by_text(told).wait_for()
+
+
+def arrow(cell: Locator, key: str) -> None:
+    """Press an arrow key on the cell's slider."""
+    handle = cell.locator(".widget-slider .noUi-handle")
+    handle.focus()
+    handle.press(key)

@@ -10,8 +10,7 @@ import pytest
 
 from ringlab_course.catalogue import LESSONS, lesson
 from ringlab_course.notebook import predictions
-from tests.browser.notebook_page import NotebookPage, open_notebook
-from tests.browser.window import arrow, press_button, type_number
+from tests.browser.notebook_page import NotebookPage, arrow, open_notebook, press_button, type_number
 
 pytestmark = [pytest.mark.thorough, pytest.mark.needs_chromium, pytest.mark.slow]
 

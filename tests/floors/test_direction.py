@@ -1,4 +1,4 @@
-"""Imports form no circle, and an exercise imports only from its own folder and below."""
+"""Imports form no circle; an exercise imports only from its own folder and below, and nothing but tests imports tests."""
 
 from __future__ import annotations
 
@@ -68,3 +68,39 @@ def test_an_exercise_imports_its_own_folder_and_what_is_below(folder: str) -> No
     assert modules
     for module in modules:
         assert strangers(folder, module.read_text(encoding="utf-8")) == [], module.name
+
+
+def imports_tests(source: str) -> bool:
+    """Return whether a module imports `tests`, or a part of it, anywhere."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            names = [node.module or ""]
+        else:
+            continue
+        if any(name.partition(".")[0] == "tests" for name in names):
+            return True
+    return False
+
+
+def test_only_tests_import_tests() -> None:
+    modules = [
+        path for room in ("ringlab", "ringlab_course", "tools") for path in (CHECKOUT / room).rglob("*.py")
+    ]
+    assert len(modules) > 300
+    assert [path for path in modules if imports_tests(path.read_text(encoding="utf-8"))] == []
+
+
+@pytest.mark.parametrize(
+    ("source", "found"),
+    [
+        ("from tests.needs import chromium_path", True),
+        ("def f():\n    import tests.needs as needs", True),
+        ("from tests import needs", True),
+        ("from .tests import values", False),
+        ("import tests_of_speed", False),
+    ],
+)
+def test_an_import_of_tests_is_found(source: str, found: bool) -> None:
+    assert imports_tests(source) is found

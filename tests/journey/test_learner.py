@@ -18,9 +18,9 @@ from ringlab import VirtualCluster, contiguous, launch
 from ringlab_course.checking.loading import load_exercise, load_stage
 from ringlab_course.notebook import corpus
 from tests.browser.lab import CHECKOUT, Lab, serve
-from tests.browser.notebook_page import NotebookPage, enter, open_notebook
-from tests.browser.window import Window, arrow, window
+from tests.browser.notebook_page import NotebookPage, arrow, enter, open_notebook
 from tests.course.submissions_of import submission
+from tools.browser import Window, window
 
 pytestmark = [pytest.mark.thorough, pytest.mark.needs_chromium, pytest.mark.needs_bwrap, pytest.mark.slow]
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.browser.window import Window, window
+from tools.browser import Window, window
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 

@@ -10,7 +10,7 @@ from axe_playwright_python.sync_playwright import Axe
 
 from ringlab_course.builder.build import find_root
 from ringlab_course.builder.sources import targets
-from tests.browser.window import Window
+from tools.browser import Window
 
 pytestmark = pytest.mark.thorough
 

@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from tests.browser.window import Window
+from tools.browser import Window
 from tools.website import links
 
 pytestmark = [pytest.mark.thorough, pytest.mark.slow]

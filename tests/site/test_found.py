@@ -10,7 +10,7 @@ from urllib.parse import quote
 import matplotlib.image
 import pytest
 
-from tests.browser.window import Window
+from tools.browser import Window
 from tools.website import address as where
 from tools.website import preview, repository
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from tests.browser.window import Window
 from tests.site.test_site import resize, strangers
+from tools.browser import Window
 
 pytestmark = [pytest.mark.thorough, pytest.mark.needs_chromium, pytest.mark.slow]
 STATE = "#layout=zigzag&mask=full&schedule=allgather&P=4&S=14&H=64&K=8&machine=a100&speed=-3"

@@ -13,7 +13,7 @@ from ringlab.cost.hardware import hardware, hardware_names
 from ringlab.cost.simulate import simulate
 from ringlab.cost.sizes import Attention
 from ringlab.layout import get_layout
-from tests.browser.window import Window
+from tools.browser import Window
 from tools.website import playground
 
 pytestmark = pytest.mark.thorough

@@ -19,7 +19,7 @@ from ringlab_course.checking.contract import Stage
 from ringlab_course.checking.loading import exercise_ids, load_exercise
 from ringlab_course.errata.collection import GROUPS
 from ringlab_course.notebook.predictions import ROOM
-from tests.browser.window import Window
+from tools.browser import Window
 from tools.website import links, misconceptions, source
 from tools.website.docstrings import to_markdown
 from tools.website.notebooks import NONE_MADE

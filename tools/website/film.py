@@ -16,7 +16,7 @@ from pathlib import Path
 from PIL import Image
 
 from ringlab_course.builder.build import find_root
-from tests.browser.window import window
+from tools.browser import window
 
 from . import playground
 
