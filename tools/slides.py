@@ -15,8 +15,10 @@ from pathlib import Path
 
 from markdown_it import MarkdownIt
 
-from tools.docs.drawings import CELL, INK, LAYOUTS, RANKS, S, marker, rect, ring_of, svg, text
+from tools.docs.drawings import INK, LAYOUTS, RANKS, S, marker, rect, ring_of, svg, text
 
+CELL = 22
+"""The width of a token."""
 BLUE, ORANGE, GREEN = 4, 0, 2
 """The ranks whose colours stand for computing, for a message, and for both."""
 _STYLE = """

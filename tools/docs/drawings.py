@@ -26,7 +26,6 @@ INK = "currentColor"
 """The colour of text and lines: that of the page's text, or in a file that of STYLE."""
 STYLE = "<style>svg{color:#52606d}@media(prefers-color-scheme:dark){svg{color:#b4bfca}}</style>"
 S, P = 16, 4
-CELL = 22
 LAYOUTS = (contiguous(S, P), striped(S, P), zigzag(S, P), dealt(S, P, chunk=2), per_document((8, 8), P))
 MASKS = {
     "causal": Mask(),
@@ -47,6 +46,8 @@ SCHEDULES = {
     "query-ring": "queries and partials",
 }
 """The schedules that are drawn, each with what travels forward. Burst's forward is that of a ring."""
+NARROW, SHOWN = 384, 480
+"""The width of a drawing whose text can be read on a phone, and the pixels that it takes where there is room."""
 RANKS = 8
 SIDE = 206
 """The width of a ring with its words."""
@@ -61,32 +62,33 @@ def drawings() -> Iterator[tuple[str, str]]:
 
 def layouts() -> str:
     """Return each layout as a strip of tokens in the colours of their ranks, with each rank's causal pairs beside it."""
-    left, most = 120, S * (S + 1) // 2
-    parts = [text(left, 14, "tokens, from the first to the last"), text(left + S * CELL + 16, 14, "causal pairs of each rank")]  # fmt: skip
-    for row, layout in enumerate(LAYOUTS):
-        y = 24 + row * 40
-        parts.append(text(left - 8, y + 19, layout.name, "end"))
+    cell, bars = 17, 17 * S + 14
+    parts = [rect(76 * rank, 2, 14, 14, rank) + text(76 * rank + 20, 14, f"rank {rank}", size=13) for rank in range(P)]  # fmt: skip
+    each = [[int((layout.positions(rank) + 1).sum()) for rank in range(P)] for layout in LAYOUTS]
+    for row, (layout, pairs) in enumerate(zip(LAYOUTS, each, strict=True)):
+        y = 52 + row * 56
+        span = f"{pairs[0]} pairs each" if len({*pairs}) == 1 else f"{min(pairs)} to {max(pairs)} pairs"
+        parts += [text(0, y - 6, layout.name, size=13), text(bars, y - 6, span, size=13)]
         for rank in range(P):
-            pairs = int((layout.positions(rank) + 1).sum())
-            parts += [rect(left + token * CELL, y, CELL - 1, 28, rank) for token in layout.positions(rank)]
-            parts.append(rect(left + S * CELL + 16, y + 7 * rank, 300 * pairs / most, 6, rank))
+            parts += [rect(token * cell, y, cell - 1, 27, rank) for token in layout.positions(rank)]
+            parts.append(rect(bars, y + 7 * rank, 98 * pairs[rank] / max(map(max, each)), 6, rank))
     words = "; ".join(f"{each.name}: rank 0 owns {each.positions(0).tolist()}" for each in LAYOUTS)
-    return svg(left + S * CELL + 175, 24 + 40 * len(LAYOUTS), words, parts)
+    return svg(NARROW, 30 + 56 * len(LAYOUTS), words, parts, shown=SHOWN)
 
 
 def masks() -> str:
     """Return each mask as a square of queries, downwards, and keys."""
-    cell, width = 7, 7 * S + 28
+    cell, width = 7, NARROW // 3
     parts = []
     for column, (name, mask) in enumerate(MASKS.items()):
-        x = 8 + column % 3 * (width + 40)
-        y = 24 + column // 3 * (width + 14)
+        x, y = column % 3 * width, 20 + column // 3 * (7 * S + 44)
         visible = mask.visible(np.arange(S), np.arange(S))
-        parts.append(text(x, y - 6, name))
+        lines = name.replace("=(", "= (").split(" ", 1)
+        parts += [text(x, y - 6 - 16 * above, line, size=13) for above, line in enumerate(reversed(lines))]
         parts.append(f'<rect x="{x}" y="{y}" width="{cell * S}" height="{cell * S}" fill="none" stroke="{INK}" stroke-width=".6"/>')  # fmt: skip
         cells = "".join(f"M{x + cell * j} {y + cell * i}h{cell - 1}v{cell - 1}h{1 - cell}z" for i, j in np.argwhere(visible))  # fmt: skip
         parts.append(f'<path d="{cells}" fill="#0072B2"/>')
-    return svg(3 * (width + 40), 2 * (width + 14) + 16, "Keys, to the right, that each query, downwards, sees: " + ", ".join(MASKS), parts)  # fmt: skip
+    return svg(NARROW, 2 * 7 * S + 66, "Keys, to the right, that each query, downwards, sees: " + ", ".join(MASKS), parts, shown=SHOWN)  # fmt: skip
 
 
 def schedules() -> str:
@@ -172,7 +174,7 @@ def text(x: float, y: float, words: str, anchor: str = "start", size: int = 12) 
     return f'<text x="{x:g}" y="{y:g}" text-anchor="{anchor}" font-size="{size}" fill="{INK}">{escape(words)}</text>'
 
 
-def svg(width: float, height: float, words: str, parts: list[str]) -> str:
-    """Return the drawing with a description in words."""
+def svg(width: float, height: float, words: str, parts: list[str], shown: float | None = None) -> str:
+    """Return the drawing with a description in words; `shown` is its width in pixels, `width` unless given."""
     inside = "\n".join(parts)
-    return f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {height:g}" width="{width:g}" font-family="sans-serif" role="img" aria-label="{escape(words)}">\n{STYLE}\n{inside}\n</svg>\n'
+    return f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {height:g}" width="{shown or width:g}" font-family="sans-serif" role="img" aria-label="{escape(words)}">\n{STYLE}\n{inside}\n</svg>\n'
