@@ -74,7 +74,7 @@ def test_the_script_runs_under_torchrun(tmp_path: Path) -> None:
 
 def test_every_page_is_in_the_index() -> None:
     index = (GUIDE / "index.md").read_text(encoding="utf-8")
-    assert set(re.findall(r"^\| \[[^]]+\]\((\w+\.md)\)", index, re.MULTILINE)) == {
+    assert set(re.findall(r"^- \[[^]]+\]\((\w+\.md)\)", index, re.MULTILINE)) == {
         path.name for path in PAGES if path.name != "index.md"
     }
 

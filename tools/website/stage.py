@@ -55,7 +55,10 @@ def _texts(root: Path, repository: str) -> Iterator[tuple[str, str]]:
     known |= {f"notebooks/{target.path.name}" for target in lessons}
     known |= {f"exercises/{target.path.name}" for target in exercises}
     known |= {f"{playground.NAME}.md", f"{playground.FIVE_NAME}.md", f"{errors.NAME}.md"}
-    yield "index.md", only_known_links(front.front(lessons, exercises, [*documents], repository), "", known)
+    yield (
+        "index.md",
+        only_known_links(front.front(lessons, exercises, in_reading_order(documents), repository), "", known),
+    )
     yield f"{playground.NAME}.md", playground.page()
     yield f"{playground.FIVE_NAME}.md", only_known_links(playground.five_minutes(), "", known)
     yield f"{errors.NAME}.md", errors.page(root)
@@ -79,6 +82,12 @@ def _texts(root: Path, repository: str) -> Iterator[tuple[str, str]]:
     for pages in (misconceptions.pages({*titles}), api.pages(root, repository)):
         for name, text in pages:
             yield f"{name}.md", text
+
+
+def in_reading_order(documents: dict[str, str]) -> list[str]:
+    """Return the documents' names: first the guide's pages as its index lists them, then the others."""
+    listed = [f"guide/{name}" for name in re.findall(r"\]\((\w+)\.md\)", documents["guide/index"])]
+    return [*listed, *(name for name in documents if name not in listed)]
 
 
 def _written(page: nbformat.NotebookNode, folder: str, known: set[str]) -> str:
