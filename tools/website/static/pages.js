@@ -7,6 +7,11 @@ document.addEventListener("click", (event) => {
   if (drawer && event.target.closest(".toc-drawer a")) drawer.checked = false;
 });
 
+// The list of all pages shows the current one in its middle. The page itself does not move.
+const list = document.querySelector(".sidebar-scroll");
+const current = list?.querySelector(".current-page > a");
+if (current) list.scrollTop += current.getBoundingClientRect().top - list.getBoundingClientRect().top - list.clientHeight / 2;
+
 // Let keys scroll every box that is wider than its column, and shade the edge behind which it goes on.
 function letKeysScroll() {
   for (const box of document.querySelectorAll("pre, .table-wrapper, .play-table, div.cell_output")) {

@@ -243,7 +243,7 @@ const playViews = (() => {
     const words = `Queries from the first to the last, downwards, and the keys that each sees, in the colour of the rank that computes them. Ranks compute from ${time(Math.min(...found.busy))} to ${time(most)}.`;
     let picture = old;
     if (old?.dataset.of !== of) {
-      picture = svg(width, size + top + 6, words, make("text", { x: left, y: 11 }, "keys \u2192"), make("text", { x: 8, y: top + 2, class: "play-down" }, "queries \u2192"), make("text", { x: width - 4, y: 11, class: "play-end" }, "work of each rank"));
+      picture = svg(width, size + top + 6, words, make("text", { x: left, y: 11 }, "keys \u2192"), make("text", { x: 8, y: top + 2, class: "play-down" }, "queries \u2192"), make("text", { x: width - 4, y: 11, class: "play-end" }));
       picture.dataset.of = of;
       for (let n = 0; n < N; n += 1) picture.append(make("rect", { x: left, y: top + (n * size) / N, width: (size * (s.causal ? n + 1 : N)) / N, height: size / N + 0.2, class: "play-pairs" }));
       for (let rank = 0; rank < s.P; rank += 1) {
@@ -252,6 +252,7 @@ const playViews = (() => {
       }
     }
     picture.setAttribute("aria-label", words);
+    picture.querySelector(".play-end").textContent = `work of each rank, up to ${time(most)}`;
     picture.querySelectorAll(".play-pairs").forEach((row, n) => {
       const rank = owner(s.layout, n, N, s.P);
       row.setAttribute("data-rank", rank);
