@@ -40,6 +40,7 @@ LOOKED_AT = (
     "misconceptions/05_emulated_ring.html",
     "api/ringlab.html",
     "docs/kill-matrix.html",
+    "docs/guide/schedules.html",
 )
 
 
@@ -280,6 +281,38 @@ def test_a_phone_need_not_scroll_sideways(site: Path, browser: Window, name: str
         assert browser.page.evaluate(f"{wide}.every(t => getComputedStyle(t).overflowX === 'auto')")
         assert browser.page.evaluate(f"{wide}.length") > 10
     resize(browser, 1280)
+
+
+@pytest.mark.parametrize("name", ["layouts", "masks"])
+def test_the_text_of_a_drawing_can_be_read_on_a_phone(name: str) -> None:
+    drawing = (CHECKOUT / f"docs/guide/{name}.svg").read_text(encoding="utf-8")
+    width = float(re.findall(r'viewBox="0 0 ([\d.]+) ', drawing)[0])
+    sizes = [float(size) for size in re.findall(r'font-size="([\d.]+)"', drawing)]
+    assert (
+        len(sizes) >= 8 and min(sizes) * min(1, 358 / width) > 11
+    )  # pixels; 358 is the width of a phone's text
+
+
+@pytest.mark.needs_chromium
+@pytest.mark.parametrize("name", ["docs/guide/memory.html", "docs/benchmarks.html"])
+def test_the_list_of_pages_shows_the_current_one(site: Path, browser: Window, name: str) -> None:
+    resize(browser, 1280)
+    browser.page.goto((site / name).as_uri())
+    inside = """() => {
+        const list = document.querySelector(".sidebar-scroll").getBoundingClientRect();
+        const current = document.querySelector(".sidebar-tree .current-page > a").getBoundingClientRect();
+        return list.top <= current.top && current.bottom <= Math.min(list.bottom, innerHeight) && scrollY === 0;
+    }"""
+    assert browser.page.evaluate(inside)
+
+
+@pytest.mark.needs_chromium
+def test_a_chosen_theme_holds_for_drawings(site: Path, browser: Window) -> None:
+    browser.page.goto((site / "docs/guide/layouts.html").as_uri())
+    for theme in ("dark", "light"):
+        browser.page.evaluate("theme => { document.body.dataset.theme = theme; }", theme)
+        picture = browser.page.locator('article img[src$="layouts.svg"]')
+        assert picture.evaluate("picture => getComputedStyle(picture).colorScheme") == theme
 
 
 @pytest.mark.needs_chromium
