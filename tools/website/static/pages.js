@@ -10,7 +10,10 @@ document.addEventListener("click", (event) => {
 // The list of all pages shows the current one in its middle. The page itself does not move.
 const list = document.querySelector(".sidebar-scroll");
 const current = list?.querySelector(".current-page > a");
-if (current) list.scrollTop += current.getBoundingClientRect().top - list.getBoundingClientRect().top - list.clientHeight / 2;
+if (current) {
+  const below = current.getBoundingClientRect().top - list.getBoundingClientRect().top;
+  list.scrollBy({ top: below - list.clientHeight / 2, behavior: "instant" }); // the theme's own scrolling takes its time
+}
 
 // Let keys scroll every box that is wider than its column, and shade the edge behind which it goes on.
 function letKeysScroll() {
