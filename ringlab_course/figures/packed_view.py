@@ -5,7 +5,7 @@ A strip shows every token of the row. Its colour is its document's, and a gap is
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
@@ -41,7 +41,7 @@ def strip(
     packing: Packing,
     layout: Layout,
     letters: Sequence[str],
-    lines: Mapping[str, Sequence[str]] | None = None,
+    lines: Mapping[str, Sequence[object] | np.ndarray] | None = None,
     wrong: Mapping[str, np.ndarray] | None = None,
     *,
     title: str,
@@ -49,7 +49,7 @@ def strip(
 ) -> Figure:
     """Return the row as a strip, with lines of text under it.
 
-    lines: a text for each token, by the name of the line. wrong[name]: (S,), of bool, which of them are mistakes.
+    lines: a text or a number for each token, by the name of the line. wrong[name]: (S,), of bool, which of them are mistakes.
     bounds: whether a line shows cu_seqlens at the documents' bounds.
     """
     lines, wrong = lines or {}, wrong or {}
@@ -67,9 +67,9 @@ def strip(
                 if name in wrong and wrong[name][token]:
                     box = (at[token] - 0.48, y - 0.4), 0.96, 0.8
                     panel.add_rectangle(ax, *box, facecolor="#FBE3D6", edgecolor="none")
-                    ax.text(at[token], y, text, color=RED, weight="bold", **_SMALL)
+                    ax.text(at[token], y, str(text), color=RED, weight="bold", **_SMALL)
                 else:
-                    ax.text(at[token], y, text, color=INK, **_SMALL)
+                    ax.text(at[token], y, str(text), color=INK, **_SMALL)
         ax.set(xlim=(-0.6, max(at) + 0.7), ylim=(1.2 + 0.85 * rows, -0.95), title=title)
         _explain_colours(drawn, packing, letters)
     return drawn
@@ -79,7 +79,7 @@ def describe(
     packing: Packing,
     layout: Layout,
     letters: Sequence[str],
-    lines: Mapping[str, Sequence[str]] | None = None,
+    lines: Mapping[str, Sequence[object] | np.ndarray] | None = None,
     wrong: Mapping[str, np.ndarray] | None = None,
     *,
     title: str,
@@ -90,7 +90,7 @@ def describe(
     if bounds:
         parts.append(f"cu_seqlens: {', '.join(map(str, packing.cu_seqlens))}.")
     for name, texts in (lines or {}).items():
-        parts.append(f"{name}: {' '.join(text or 'none' for text in texts)}.")
+        parts.append(f"{name}: {' '.join(str(text) or 'none' for text in texts)}.")
         if wrong and name in wrong:
             parts.append(f"Wrong at places {_listed(wrong[name])}.")
     return " ".join(parts)
@@ -269,7 +269,7 @@ def labels(
                 _draw_label(ax, at, token, int(place), int(right[token]))
             ax.set(xlim=(-0.6, max(at) + 0.7), ylim=(2.1, -0.95))
             ax.set_title(title, fontsize=10.5)
-        _explain_labels(drawn)
+        _explain_labels(drawn, _label_kinds(right, made.values()))
     return drawn
 
 
@@ -284,16 +284,26 @@ def _draw_label(ax: Axes, at: np.ndarray, token: int, place: int, right: int) ->
         ax.plot(at[token], 1.45, marker="x", color=RED, markersize=8, markeredgewidth=2.5)
 
 
-def _explain_labels(drawn: Figure) -> None:
+def _label_kinds(right: np.ndarray, made: Iterable[np.ndarray]) -> list[bool]:
+    """Return whether any label is right, whether any is wrong, and whether any is lost."""
+    kinds = [
+        ((own >= 0) & (own == right), (own >= 0) & (own != right), (own < 0) & (right >= 0)) for own in made
+    ]
+    return [any(where.any() for where in kind) for kind in zip(*kinds, strict=True)]
+
+
+def _explain_labels(drawn: Figure, occurs: Sequence[bool]) -> None:
     from matplotlib.lines import Line2D
 
-    keys = [
-        Line2D([], [], color=QUIET, linewidth=1.1),
-        Line2D([], [], color=RED, linewidth=2.2),
-        Line2D([], [], color=RED, marker="x", linestyle="", markersize=8, markeredgewidth=2.5),
-    ]
-    names = ["from a token to its label", "to a wrong label", "the token has lost its label"]
-    drawn.legend(keys, names, loc="outside lower center", ncols=3, fontsize=9)
+    looks = {
+        "from a token to its label": Line2D([], [], color=QUIET, linewidth=1.1),
+        "to a wrong label": Line2D([], [], color=RED, linewidth=2.2),
+        "the token has lost its label": Line2D(
+            [], [], color=RED, marker="x", linestyle="", markersize=8, markeredgewidth=2.5
+        ),
+    }
+    shown = {name: look for (name, look), wanted in zip(looks.items(), occurs, strict=True) if wanted}
+    drawn.legend(shown.values(), shown, loc="outside lower center", ncols=3, fontsize=9)
 
 
 def _next_places(packing: Packing) -> np.ndarray:

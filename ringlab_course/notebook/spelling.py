@@ -33,7 +33,7 @@ STEPS = 40
 
 @cache
 def decoder() -> Transformer:
-    """Return a decoder, in float64, that has begun to learn to spell Python's 35 keywords, each of them alone."""
+    """Return a decoder in float64 that has begun to learn to spell Python's 35 keywords, each of them alone."""
     model = Transformer(CONFIG, seed=0).double()
     words = [torch.tensor(list(word.encode())) for word in keyword.kwlist]
     tokens = torch.nn.utils.rnn.pad_sequence(words, batch_first=True)
@@ -44,6 +44,7 @@ def decoder() -> Transformer:
         optimizer.zero_grad()
         F.cross_entropy(model(tokens).flatten(0, 1), labels.flatten(), ignore_index=IGNORE).backward()
         optimizer.step()
+    model.zero_grad()
     return model
 
 

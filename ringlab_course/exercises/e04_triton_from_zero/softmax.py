@@ -249,7 +249,7 @@ def _buffers(values: Tensor, stride: int, junk: float = JUNK) -> tuple[Tensor, T
 
 
 class Rows(NamedTuple):
-    """The columns in use of one input, its buffer's stride, and the number in the buffer's other columns."""
+    """One input: the values of its columns in use, and its buffer's stride and the number in its other columns."""
 
     values: Tensor
     stride: int
@@ -258,7 +258,7 @@ class Rows(NamedTuple):
 
 
 def _compare(subject: Subject, *cases: Rows) -> None:
-    """Compare the learner's columns in use with the softmax in float64."""
+    """Raise Failure unless the learner's result is the float64 softmax in the columns in use, for all cases."""
 
     def answers() -> Iterator[Emulated]:
         for case in cases:

@@ -1,8 +1,8 @@
 # %% [markdown]
 # # Exercise 18 · Packed and variable-length batches
 #
-# **You build** the four parts in which a packed row usually goes wrong when it is shared over ranks: the bounds of its documents,
-# the labels and positions of a shard, the ring itself, and the weights of the loss.
+# **You build** the four parts of a program that shares a packed row over ranks: the bounds of its documents, the labels and
+# positions of a shard, the ring itself, and the weights of the loss. Each is a part that often goes wrong.
 # **You need** [lesson 18](../notebooks/18_packed_batches.ipynb). **Minutes** 60.
 #
 # | stage | function | what is checked |
@@ -30,12 +30,12 @@ from ringlab.merge import Partial, merge
 # %% [markdown]
 # ## 18.bounds · Bounds from position ids
 #
-# A collator that packs documents into one row writes each token's position in its document. `position_ids` (S,), int64, is
-# such a row: each document counts from 0, and S ≥ 1. Return `(cu_seqlens, documents)`:
+# `position_ids` (S,), int64, comes from a collator that packs documents into one row: for each token, its position in its
+# document, from 0. S is at least 1. Return `(cu_seqlens, documents)`:
 #
-# - `cu_seqlens` (n + 1,), **int32**: for n documents, the first token of each, and S at the end. This is what kernels for
-#   packed rows take.
-# - `documents` (S,), int64: for each token the number of its document, from 0.
+# - `cu_seqlens` (n + 1,), **int32**: for n documents, the place of the first token of each, and S at the end. Kernels for packed
+#   rows take these.
+# - `documents` (S,), int64: for each token, the number of its document, from 0.
 #
 # A document may have a single token.
 
@@ -60,14 +60,16 @@ check("18.bounds")
 # %% [markdown]
 # ## 18.shard · A shard of a packed row
 #
-# `tokens` (S,), int64, is the whole row, `cu_seqlens` (n + 1,), int32, its bounds, and `own` (L,), int64, holds the places in the row
-# of a rank's tokens, in the order in which the rank stores them. Return `(tokens, labels, positions)`, each (L,), int64:
+# - `tokens` (S,), int64, is the whole row, and `cu_seqlens` (n + 1,), int32, has its bounds.
+# - `own` (L,), int64, holds the places in the row of this rank's tokens, in the order in which the rank stores them.
+#
+# Return `(tokens, labels, positions)`, each (L,), int64, in the order of `own`:
 #
 # - the rank's tokens;
 # - their labels: the next token **of the same document**, −100 for the last token of a document;
 # - their positions in their documents, as rotary embedding takes them.
 #
-# Documents may be empty: then a bound is repeated. A rank may own no token.
+# A document may be empty: then a bound is repeated. A rank may own no token.
 
 
 # %% grade="18.shard"
@@ -92,17 +94,21 @@ check("18.shard")
 # %% [markdown]
 # ## 18.ring · The ring over packed documents
 #
-# `q` (B, H, L, D), `k` and `v` (B, K, L, D) are this rank's, in float32. `places[r]` (L,), int64, holds the places in the row of
-# rank r's tokens, in any order, for some ranks none, and `cu_seqlens` the bounds of the row's documents. Return this rank's `(out, lse)`. A query
-# sees the keys of its own document at or before itself.
+# Return this rank's `(out, lse)`: out (B, H, L, D), lse (B, H, L). A query sees the keys of its own document at or before itself.
 #
-# - `attend` is given. Call it as `ring.compute(label, attend, q, k, v, visible)`, once for each block of which your rank
-#   sees a key, and not at all for the others: a check counts the calls. It returns the block's `Partial`, with its `out` and `lse`.
-#   The label is any text. `merge(a, b)` merges two `Partial`s; one with lse −∞ adds nothing, and `Partial.identity(q)` is such a one.
-# - `ring.rank` is this rank, `ring.world_size` is P. Make exactly P − 1 exchanges with the next rank, K and V together, even if you see nothing
-#   of a block: somebody else does. `ring.shift(k, v, length=n)` sends k and v on, and returns (k, v) of the block that arrives, which
-#   has n tokens; `places` tells n. After h exchanges you hold the block of rank (r − h) mod P. Shards differ in length, and documents may be empty.
-# - out is (B, H, L, D), lse (B, H, L). A rank that owns no tokens returns them with 0 rows.
+# - `q` (B, H, L, D), `k` and `v` (B, K, L, D), float32, are this rank's.
+# - `places[r]`, int64, holds the places in the row of rank r's tokens, in any order. `cu_seqlens` has the bounds of the row's
+#   documents. Ranks may hold different numbers of tokens, and a document may be empty. A rank without tokens returns out and lse
+#   with L = 0.
+#
+# **Attention.** `attend` is given. Call it as `ring.compute(label, attend, q, k, v, visible)`, where `label` is any text. Call it
+# once for each block of which your rank sees a key, and not at all for the others: a check counts the calls. It returns a
+# `Partial` with the block's `out` and `lse`. `merge(a, b)` merges two of them. Begin with `Partial.identity(q)`, which adds nothing.
+#
+# **The ring.** `ring.rank` is this rank r, `ring.world_size` is P. Make exactly P − 1 exchanges with the next rank, K and V
+# together. Pass on a block even if you see nothing of it, because another rank may. `ring.shift(k, v, length=n)` sends k and v on,
+# and returns (k, v) of the block that arrives. That block has n tokens; take n from `places`. After h exchanges you hold the block
+# of rank (r − h) mod P.
 
 
 # %% grade="18.ring"
@@ -143,17 +149,18 @@ check("18.ring")
 # %% [markdown]
 # ## 18.weights · Weights of the loss
 #
-# In a mean over tokens, a document with a thousand counted tokens weighs a thousand times as much as one with a single counted token. Here
-# each document counts once: the loss is the mean, over documents, of the mean over the document's tokens that count. Documents of which
-# no token counts are left out.
+# In a mean over tokens, a long document has more say than a short one. Here each document has the same say: take the mean of each
+# document's tokens that count, then the mean of these means. A document of which no token counts is left out.
 #
-# `counted` (L,), bool, says which of this rank's tokens count, `documents` (L,), int64, to which of the `n` documents each of
-# them belongs. Return their `weights` (L,), float32 or float64: the loss of all ranks is the sum of weight · (loss of the token) over all
-# ranks and tokens. The weight of a token that does not count is 0. At least one token counts.
+# - `counted` (L,), bool, says which of this rank's tokens count.
+# - `documents` (L,), int64, says to which of the `n` documents each of them belongs.
 #
-# - A document may lie on several ranks, in unequal parts. A rank may hold no token that counts, or no token at all.
-# - `ring.all_reduce(x)` returns the sum of all ranks' x, and leaves x as it is. Call it **once** on every rank, also on one without
-#   tokens: one call is enough for any number of documents, and a hidden check counts.
+# Return the `weights` (L,), float32 or float64, of this rank's tokens. The loss is the sum of weight · (loss of the token) over
+# all tokens of all ranks. A token that does not count has the weight 0. At least one token of the row counts.
+#
+# A document may lie on several ranks, in unequal parts. A rank may hold no token that counts, or no token at all.
+# `ring.all_reduce(x)` returns the sum of all ranks' x, and leaves x as it is. Call it exactly **once** on every rank, even on one
+# without tokens. One call is enough for any number of documents, and a hidden check counts the calls.
 
 
 # %% grade="18.weights"
@@ -176,9 +183,9 @@ check("18.weights")
 # %% [markdown]
 # ## All four together, on real text
 #
-# When all stages hold, run `on_real_text()` in a new cell. It cuts the beginning of the course's corpus into seven documents of uneven
-# lengths, in one row. Your ring then attends over 4 virtual ranks and over 4 processes, and is compared with
-# float64 attention, document by document. Both lines should say `relative error below 1e-5: True` and `sum of all weights 1.0`.
+# When all stages pass, run `on_real_text()` in a new cell. It cuts the beginning of the course's corpus into seven documents of
+# uneven lengths, in one row. Your ring then runs on 4 virtual ranks and on 4 processes, and its output is compared with float64
+# attention, document by document. Both lines should say `relative error below 1e-5: True` and `sum of all weights 1.0`.
 
 
 # %%

@@ -38,7 +38,10 @@ class Problem:
 
 
 def problem(rng: np.random.Generator, held: Sequence[Sequence[int]], n: int, share: float = 0.7) -> Problem:
-    """Return a problem. Rank r holds held[r][d] tokens of document d, of which at least one counts."""
+    """Return a problem in which rank r holds held[r][d] tokens of document d.
+
+    share: the probability that a token counts. If a rank holds tokens of a document, at least one of them counts.
+    """
     documents = [torch.from_numpy(np.repeat(np.arange(n), own)) for own in held]
     counted = [torch.from_numpy(rng.random(len(own)) < share) for own in documents]
     for document in range(n):
