@@ -249,7 +249,7 @@ def _buffers(values: Tensor, stride: int, junk: float = JUNK) -> tuple[Tensor, T
 
 
 class Rows(NamedTuple):
-    """One input: the values of its columns in use, and its buffer's stride and the number in its other columns."""
+    """One input: the columns in use, the stride of the buffer, and the number in its other columns."""
 
     values: Tensor
     stride: int
@@ -258,7 +258,7 @@ class Rows(NamedTuple):
 
 
 def _compare(subject: Subject, *cases: Rows) -> None:
-    """Raise Failure unless the learner's result is the float64 softmax in the columns in use, for all cases."""
+    """Raise Failure unless the columns in use of every result hold the softmax, as computed in float64."""
 
     def answers() -> Iterator[Emulated]:
         for case in cases:
