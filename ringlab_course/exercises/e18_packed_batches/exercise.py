@@ -149,8 +149,9 @@ check("18.ring")
 # %% [markdown]
 # ## 18.weights · Weights of the loss
 #
-# In a mean over tokens, a long document has more say than a short one. Here each document has the same say: take the mean of each
-# document's tokens that count, then the mean of these means. A document of which no token counts is left out.
+# In a mean over tokens, a long document has more say than a short one. Here each document has the same say: the loss is the mean of
+# the documents' means, and a document's mean is over those of its tokens that count. A document of which no token counts is left
+# out.
 #
 # - `counted` (L,), bool, says which of this rank's tokens count.
 # - `documents` (L,), int64, says to which of the `n` documents each of them belongs.
