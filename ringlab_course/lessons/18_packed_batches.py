@@ -119,8 +119,8 @@ predict(
 )
 
 # %% [markdown]
-# `row.loss()` runs the decoder on the four ranks, without a mistake, and returns its loss. What we pass to it replaces the right
-# thing: here the mask. `identify` then looks for the program that reports the same loss.
+# `row.loss()` runs the decoder on the four ranks, without a mistake, and returns its loss. With `sees=mask` it uses our mask instead
+# of the right one. `identify` then looks for the program that reports the same loss.
 
 # %%
 opened = {}  # the mistake of each program that we have identified
