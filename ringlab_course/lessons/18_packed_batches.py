@@ -250,7 +250,7 @@ print(f"{(right & ~by_bounds).sum()} of {right.sum()} pairs are lost")
 identify("divided bounds", row.loss(sees=by_bounds))
 
 # %% [markdown]
-# About half of them, and pairs of different words are seen instead.
+# About half of the pairs are lost, and pairs of different words are seen instead.
 #
 # When is the division right? It is right if every rank holds equally many tokens of **every** document. A layout of [lesson
 # 08](08_striped_and_zigzag.ipynb), *two of each*, deals a row in this way: it cuts each document into 2P pieces and gives each rank
@@ -333,7 +333,7 @@ show(packed_view.labels(*pictured), packed_view.describe_labels(*pictured))
 compare("18.labels", int(((cut_striped == whole) & (whole != IGNORE)).sum()))
 
 # %% [markdown]
-# None. Two neighbours in the row are never on the same rank, so every token stands at a border.
+# None is right. Two neighbours in the row are never on the same rank, so every token stands at a border.
 #
 # The cure: **shift in the whole row, within documents, and let the labels travel with their tokens.** The same holds for loss
 # weights and for everything else that belongs to a token.
