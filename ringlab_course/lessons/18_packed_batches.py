@@ -66,7 +66,7 @@ predict("18.right", "Which program is right?", choices=[*programs])
 #
 # In the row, nothing shows where a document ends. There are three common ways to write it down:
 #
-# - **cu_seqlens**, cumulative lengths: 0, then the end of every document. Kernels for packed rows take these.
+# - **cu_seqlens**, cumulative lengths: 0, then the end of every document. Kernels for packed rows take it.
 # - **Position ids**: a token's **position** is its index in its document, so every document begins with 0. The code that builds
 #   batches, the *collator*, often makes these.
 # - **Document ids**, also called segment ids: for each token, the number of its document.
@@ -564,7 +564,7 @@ for layout in (zigzag(16, 4), striped(16, 4), row.packing.layout("per_document",
 #
 # - The borders of ranks and those of documents have nothing to do with each other. Make bounds, labels and positions in the whole
 #   row, within documents, and cut afterwards.
-# - cu_seqlens, position ids and document ids say the same thing, of the *whole row*. Divided by P, cu_seqlens are right only if each
+# - cu_seqlens, position ids and document ids say the same thing, of the *whole row*. Divided by P, cu_seqlens is right only if each
 #   rank holds equally many tokens of every document. A mask by places in the row and the row's bounds is always right.
 # - Rotary embedding knows differences only: places in the row do no harm, indices in a shard do.
 # - Count labels over all ranks before anybody divides. Whether each label or each document has the same weight is a choice.
