@@ -179,12 +179,14 @@ def _only_last(curves: Curves) -> Curves:
 
 
 def _answer(subject: Subject, ranks: tuple[int, ...], curves: Curves) -> str:
-    """Return the learner's diagnosis. Raises: Failure unless it is a text."""
+    """Return the learner's diagnosis. Raises: Failure unless it is a str."""
     answer = subject.call(ranks, curves)
     if answer is None:
-        raise Failure("The diagnosis is None: is there a way through your function without a `return`?")
+        raise Failure("`diagnose` returned None. Does every path through it end in a `return`?")
     if not isinstance(answer, str):
-        raise Failure(f"The diagnosis should be a name, a text, but is a {type(answer).__name__}.")
+        raise Failure(
+            f"`diagnose` should return the name of a bug, a str. It returned {type(answer).__name__}."
+        )
     return answer
 
 

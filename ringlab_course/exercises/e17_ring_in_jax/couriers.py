@@ -133,7 +133,7 @@ def _check_ring(subject: Any, rng: np.random.Generator) -> None:
         raise NAMED["all_four_home"].failure(example)
     if found.blocks > enough:
         raise Failure(
-            "The compiled step sends more than K and V P − 1 times forward and P − 1 times backward, and couriers P times.",
+            "The compiled step sends more blocks than it needs. K and V go P − 1 times forward and P − 1 times backward, couriers P times.",
             example,
         )
     expect_values(found, given, gradients=True)
