@@ -302,7 +302,13 @@ class Odd(nn.Module):
             return share.detach(), {name: 2 * p.grad for name, p in model.named_parameters()}
         if fault == "summed later":
             return ring.all_reduce(share.detach()), model
+        own = model.head.bias.grad
+        own = None if own is None else own.clone()
         sum_gradients(model, ring)
+        if fault == "a weight left out":
+            model.head.bias.grad = own
+        if fault == "averaged" and ring.world_size > 1:
+            return ring.all_reduce(share.detach()), {name: p.grad / 2 for name, p in model.named_parameters()}
         for weight in model.parameters():
             weight.grad = None if weight.grad is None else weight.grad / times
         return ring.all_reduce(share.detach()) / times, model
@@ -336,12 +342,24 @@ def test_odd_modules_are_named(fault: str, module: str, token: int | None, says:
     assert (found.module, found.rank, found.token) == (module, 1, token) and says in found.text, str(report)
 
 
-def test_weights_gradients_that_are_summed_wrongly_are_named() -> None:
-    found = the("weight gradients", first_differences(partial(Odd.run, fault="no sum"), ranks=P))
-    assert (found.stage, found.token) == (
-        "weight gradients",
-        None,
-    ) and "how gradients are summed" in found.text
+@pytest.mark.parametrize(
+    ("fault", "what", "says"),
+    [
+        ("no sum", "embedding.weight", "the sum over ranks differs too"),
+        ("averaged", "embedding.weight", "it is the same on all ranks, the true one divided by 2"),
+        ("a weight left out", "head.bias", "it is each rank's share, and that of embedding.weight is whole"),
+    ],
+)
+def test_weights_gradients_that_are_summed_wrongly_are_named(fault: str, what: str, says: str) -> None:
+    found = the("weight gradients", first_differences(partial(Odd.run, fault=fault), ranks=P))
+    assert (found.what, found.token) == (what, None)
+    assert says in found.text and "how gradients are summed" in found.text
+
+
+def test_experts_in_one_call_of_torch_are_compared() -> None:
+    """torch's product of rows by expert has no kernel in float64, the dtype of the truth."""
+    config = partial(gpt_oss, num_local_experts=4, num_experts_per_tok=2, experts_implementation="grouped_mm")
+    assert first_differences(partial(of_transformers, config=config), ranks=P).ok
 
 
 def unseeded(ring: Ring, tokens: Tensor) -> None:

@@ -182,7 +182,7 @@ class Comparison:
                 f"none on {_ranks(hidden)}",
                 "give the name of the step's layout: --layout; ranks with only some rows are not compared",
             )
-        if all(sorted(part.tokens) == sorted(self.truth.tokens) for part in self.parts):
+        if self._uncut():
             self.notes.append(
                 "each rank has all tokens: the model is called before the sequence is cut, or it is not cut"
             )
@@ -201,6 +201,9 @@ class Comparison:
         yield Difference(
             "tokens", module, "tokens", near, () if near is None else (near,), token, math.inf, 0.0, text
         )
+
+    def _uncut(self) -> bool:
+        return all(sorted(part.tokens) == sorted(self.truth.tokens) for part in self.parts)
 
     def _forward(self) -> Iterator[Difference]:
         leaves: dict[Key, _Leaves] = {}
@@ -274,7 +277,8 @@ class Comparison:
         return _largest(_away(total, self.factor * whole)) <= len(xs) * allowed
 
     def _weight_gradients(self) -> Iterator[Difference]:
-        shares: list[str] = []
+        shares: list[Difference] = []
+        wholes: list[str] = []
         for name, whole in self.truth.weight_gradients.items():
             plain = self.plain.weight_gradients.get(name)
             xs = [part.weight_gradients.get(name) for part in self.parts]
@@ -291,34 +295,41 @@ class Comparison:
             errors = [_largest(_away(x, whole)) for x in known]
             total = torch.stack([x.double() for x in known]).sum(0)
             if max(errors) <= allowed:
-                continue
-            if _largest(_away(total, whole * self.factor)) <= allowed * self.factor:
-                shares.append(name)
+                wholes += [name] if _largest(whole) > allowed else []
                 continue
             rank = int(np.argmax(errors))
             ranks = tuple(r for r, error in enumerate(errors) if error > allowed)
-            text = (
-                f"The gradient of the weight {name} differs on {_ranks(ranks)} by {errors[rank]:.2g}, and {allowed:.2g} is "
-                "allowed; the sum over ranks differs too. All gradients of outputs agree, so look at how gradients "
-                "are summed over ranks: the group, the factor, and the weights that are left out."
+            module = name.rpartition(".")[0]
+            found = Difference("weight gradients", module, name, rank, ranks, None, errors[rank], allowed, "")
+            is_share = _largest(_away(total, whole * self.factor)) <= allowed * self.factor
+            alike = all(same(known[0], x) for x in known[1:]) and not self._uncut()
+            if is_share and not alike:
+                shares.append(found)
+                continue
+            sums = (
+                f"it is the same on all ranks, the true one divided by {len(known)}"
+                if is_share
+                else "the sum over ranks differs too"
             )
-            yield Difference(
-                "weight gradients",
-                name.rpartition(".")[0],
-                name,
-                rank,
-                ranks,
-                None,
-                errors[rank],
-                allowed,
-                text,
-            )
+            yield self._of_sums(found, f" by {errors[rank]:.2g}, and {allowed:.2g} is allowed; {sums}")
             return
-        if shares:
-            some = ", ".join(shares[:_SHOWN]) + (", …" if len(shares) > _SHOWN else "")
+        if shares and wholes:
+            others = self._more([each.what for each in shares[1:]])
+            yield self._of_sums(
+                shares[0], f": it is each rank's share, and that of {wholes[0]} is whole{others}"
+            )
+        elif shares:
+            some = ", ".join(each.what for each in shares[:_SHOWN]) + (", …" if len(shares) > _SHOWN else "")
             self.notes.append(
                 f"gradients of weights are each rank's share, still to be summed over ranks: {some}"
             )
+
+    def _of_sums(self, found: Difference, how: str) -> Difference:
+        text = (
+            f"The gradient of the weight {found.what} differs on {_ranks(found.ranks)}{how}. All gradients of outputs agree, "
+            "so look at how gradients are summed over ranks: the group, the factor, and the weights that are left out."
+        )
+        return replace(found, text=text)
 
     def _errors(self) -> Iterator[Difference]:
         told = [(rank, part) for rank, part in enumerate(self.parts) if part.error]

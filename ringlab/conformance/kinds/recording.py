@@ -154,10 +154,23 @@ class _In(TorchFunctionMode):
             return function(*args, **kwargs)
         if function in (Tensor.float, Tensor.double, Tensor.half, Tensor.bfloat16):
             return args[0].to(self.dtype)
+        if function is torch._grouped_mm and self.dtype == torch.float64:
+            return _grouped(*args, **kwargs)
         return function(*map(self._own, args), **{name: self._own(x) for name, x in kwargs.items()})
 
     def _own(self, x: Any) -> Any:
         return self.dtype if isinstance(x, torch.dtype) and x.is_floating_point else x
+
+
+def _grouped(
+    x: Shaped[Tensor, "..."], weight: Shaped[Tensor, "..."], offs: Int[Tensor, " G"] | None = None, **_: Any
+) -> Shaped[Tensor, "..."]:
+    """Return torch._grouped_mm of rows that are sorted by expert, in dtypes that it refuses."""
+    if offs is None or x.ndim != 2 or weight.ndim != 3:
+        return torch.bmm(x, weight)
+    ends = offs.tolist()
+    rows = [x[start:end] @ each for start, end, each in zip([0, *ends], ends, weight, strict=False)]
+    return torch.cat([*rows, x.new_zeros(len(x) - ends[-1], weight.shape[-1])])
 
 
 class _InReverse(TorchFunctionMode):
