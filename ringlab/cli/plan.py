@@ -7,6 +7,7 @@ tables that plans use.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
@@ -362,7 +363,11 @@ def _published(plan: Plan) -> str:
     found = plan.published
     if found is None:
         return "No promise: no published run of this kind was found to hold plans to"
-    times = f"{found.least:.1f} to {found.most:.1f} times"
+    least, most = (
+        math.floor(10 * found.least) / 10,
+        math.ceil(10 * found.most) / 10,
+    )  # outwards, to hold all runs
+    times = f"{least:.1f} to {most:.1f} times"
     return f"No promise: {found.runs} published runs took {times} as long as their plans (docs/benchmarks.md)"
 
 

@@ -380,3 +380,16 @@ def test_torch_is_not_imported(words: str) -> None:
     assert done.returncode in (0, 1)
     loaded = {name.split(".")[0] for name in done.stderr.split()}
     assert "typer" in loaded and not loaded & {"torch", "triton", "matplotlib", "IPython", "pandas", "scipy"}
+
+
+def test_the_printed_range_holds_every_published_run() -> None:
+    found = told(FITS)["published"]
+    _, out, _ = call(FITS)
+    ((least, most),) = [map(float, each) for each in re.findall(r"took ([\d.]+) to ([\d.]+) times", out)]
+    assert least <= found["least"] and found["most"] <= most
+
+
+def test_more_nodes_that_make_a_step_longer_are_said_to_slow_it_down() -> None:
+    found = told("--model deepseek-v3 --tokens 32K --hardware h100 --nodes 256")
+    (said,) = [each for each in found["suggestions"] if each["why"].startswith("twice the nodes")]
+    assert said["why"] == "twice the nodes would slow it down"

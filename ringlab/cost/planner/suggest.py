@@ -160,8 +160,9 @@ def _gains(best: Candidate) -> Iterator[Suggestion]:
 def _twice_the_nodes(best: Candidate) -> Iterator[Suggestion]:
     doubled = _on_nodes(best.request, 2 * best.request.nodes)
     if fits(doubled):
-        faster = search(doubled)[0].step_s < 0.95 * best.step_s
-        yield Suggestion("nodes", "twice the nodes" + ("" if faster else " would help little"), doubled)
+        ratio = search(doubled)[0].step_s / best.step_s
+        effect = "" if ratio < 0.95 else " would help little" if ratio < 1.05 else " would slow it down"
+        yield Suggestion("nodes", f"twice the nodes{effect}", doubled)
 
 
 def _more_sequences(best: Candidate) -> Iterator[Suggestion]:
