@@ -17,12 +17,15 @@
 # %%
 from dataclasses import replace
 from functools import partial
+from textwrap import fill
 
 import numpy as np
 import torch
 
 from ringlab import contiguous
+from ringlab.conformance.kinds.layers import first_differences
 from ringlab.conformance.kinds.step_cases import Case
+from ringlab.conformance.mutants import STEPS
 from ringlab_course import compare, predict
 from ringlab_course.clinic import field, suite
 from ringlab_course.clinic.edits import program_of
@@ -498,6 +501,18 @@ print("\n\n".join(each.chart for each in field.FIELD.values()))
 # | Is it a whole **model**? | ask each module in turn: `ringlab diff` names the first that differs from one process (`docs/first-layer.md`) |
 #
 # Each answer shortens the list. Thirteen such questions are quicker than reading a thousand lines twice.
+#
+# The last question needs no thought. Here is a small language model whose loss is wrong on two ranks. `first_differences` runs it on one
+# process and on two ranks, compares the output of every module, token by token, and prints the first that differs:
+
+# %%
+wrong = STEPS["positions_of_the_shard"].module().step
+print(fill(first_differences(wrong, ranks=2).differences[0].text, 100))
+
+# %% [markdown]
+# The module that differs is not the fault, but the fault lies just before it. On rank 1 the positions begin at 0 again, so its rotary
+# embedding turns q and k by the wrong angles. In a terminal, `ringlab diff` does the same
+# ([which layer differs first?](../docs/first-layer.md)).
 #
 # ## Recap
 #
