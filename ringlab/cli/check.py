@@ -29,7 +29,7 @@ File = Annotated[Path | None, typer.Option(metavar="FILE", help="Write the repor
 def check(
     context: typer.Context,
     target: Annotated[str, typer.Argument(metavar="MODULE:NAME", help="A function, or a ringlab.conformance.Target.")],
-    quick: Annotated[bool, typer.Option("--quick", help="Fewer runs: a right ring takes some 20 s on two idle cores, or 40 s on processes.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Fewer runs: a right ring takes some 20 s on two idle cores, or 40 s on processes. A decode or a step has no large calls then, and 2 and 3 ranks.")] = False,
     fail_fast: Annotated[bool, typer.Option("--fail-fast", help="Stop at the first check that fails.")] = False,
     only: Annotated[list[str] | None, typer.Option("--only", metavar="CHECK", help="Only this check; may be repeated.")] = None,
     seed: Annotated[int, typer.Option(help="Seed of all inputs.")] = 0,
@@ -81,7 +81,7 @@ def check(
                 _attention, lead, target, transport, device, claims, **asked, quick=quick, fail_fast=fail_fast
             )
         else:
-            make = partial(_other, lead, kind, target, lse_base, loss, claims, **asked)
+            make = partial(_other, lead, kind, target, lse_base, loss, claims, quick, **asked)
         found = _made(make, as_json)
         found.options = _options(context)
         if html or script:
@@ -147,7 +147,8 @@ def _attention(
 
 
 def _other(
-    lead: Lead | None, kind: str, target: str, lse_base: float, loss: str, claims: dict[str, Any], limit: float, **asked: Any
+    lead: Lead | None, kind: str, target: str, lse_base: float, loss: str, claims: dict[str, Any], quick: bool, limit: float,
+    **asked: Any,
 ) -> Report:  # fmt: skip
     from ringlab.conformance.kinds.decode import check_decode
     from ringlab.conformance.kinds.merge import check_merge
@@ -159,8 +160,8 @@ def _other(
         remedy = "run it without torchrun: it starts processes of its own"
         raise BackendError("--kind attention, or merge, under torchrun", f"--kind {kind}", remedy)
     if kind == "decode":
-        return check_decode(target, limit=limit, **asked, **claims)
-    return check_step(target, loss=loss, limit=limit, **asked, **claims)
+        return check_decode(target, quick=quick, limit=limit, **asked, **claims)
+    return check_step(target, loss=loss, quick=quick, limit=limit, **asked, **claims)
 
 
 def _tell(found: Report, files: dict[str, Path | None], as_json: bool) -> NoReturn:
@@ -276,12 +277,12 @@ def _options(context: typer.Context) -> str:
 _FILES = ("markdown", "junit", "html", "script", "badge")
 _OF_RUNS = ("quick", "fail_fast", "limit", "transport", "device")
 _CLAIMS = ("layouts", "ranks", "dtypes", "axes", "schedule", "ragged", "grouped", "backward")
-_BUT_LIMIT = tuple(each for each in _OF_RUNS if each != "limit")
+_OF_RINGS = tuple(each for each in _OF_RUNS if each not in ("limit", "quick"))
 _IGNORED_BY = {
     "attention": ("lse_base", "loss"),
     "merge": ("init", "loss", *_OF_RUNS, *_CLAIMS),
-    "decode": ("init", "lse_base", "loss", *_BUT_LIMIT, *(each for each in _CLAIMS if each != "ranks")),
-    "step": ("init", "lse_base", *_BUT_LIMIT, *(each for each in _CLAIMS if each not in ("ranks", "ragged"))),
+    "decode": ("init", "lse_base", "loss", *_OF_RINGS, *(each for each in _CLAIMS if each != "ranks")),
+    "step": ("init", "lse_base", *_OF_RINGS, *(each for each in _CLAIMS if each not in ("ranks", "ragged"))),
 }  # fmt: skip
 
 

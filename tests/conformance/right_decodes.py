@@ -57,10 +57,15 @@ def full(
     ring: Ring, q: Tensor, k: Tensor, v: Tensor, positions: Tensor, cache_seqlens: Tensor, seq_lens: Tensor, *,
     block_table: Tensor | None = None, k_new: Tensor | None = None, v_new: Tensor | None = None, scale: float = 0.25,
     window: int = 0, softcap: float = 0.0, sinks: Tensor | None = None, alibi_slopes: Tensor | None = None,
-    key_padding_mask: Tensor | None = None,
+    key_padding_mask: Tensor | None = None, blocks_to_copy: Tensor | None = None, ref_counts: Tensor | None = None,
+    free_pages: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Decode with every argument that the suite knows. `wrong_decodes.md` has edits of this function."""
     n = q.shape[2]
+    if blocks_to_copy is not None:
+        for source, copy in blocks_to_copy.tolist():
+            k[copy], v[copy] = k[source], v[source]
+    spare = [] if free_pages is None else free_pages.tolist()
     if k_new is not None and v_new is not None:
         for sequence, (used, total) in enumerate(zip(cache_seqlens.tolist(), seq_lens.tolist(), strict=True)):
             for slot in range(used):
@@ -68,7 +73,14 @@ def full(
                 if token >= 0:
                     page, place = sequence, slot
                     if block_table is not None:
-                        page, place = int(block_table[sequence, slot // k.shape[2]]), slot % k.shape[2]
+                        entry, place = slot // k.shape[2], slot % k.shape[2]
+                        page = int(block_table[sequence, entry])
+                        if ref_counts is not None and ref_counts[page] > 1:
+                            shared, page = page, spare.pop()
+                            k[page], v[page] = k[shared], v[shared]
+                            ref_counts[shared] -= 1
+                            ref_counts[page] = 1
+                            block_table[sequence, entry] = page
                     k[page, :, place] = k_new[sequence, :, token]
                     v[page, :, place] = v_new[sequence, :, token]
     if block_table is not None:

@@ -23,7 +23,8 @@ from tests.conformance.reports import failed
 from tests.conformance.right_decodes import Local, full, local, of_ringlab
 
 Merged = Callable[[Tensor, Tensor], Tensor]
-BY_PARAMETER = {each.check for each in ARGUMENTS} - {"value dims", "rolling cache"}
+LIVES = {"shared pages", "reused pages", "copied pages"}
+BY_PARAMETER = {each.check for each in ARGUMENTS} - {"value dims", "rolling cache"} | LIVES
 """The checks of arguments that a decode can only take by a parameter of its own."""
 
 
@@ -59,7 +60,10 @@ RIGHT: dict[str, tuple[Callable[..., Any], set[str]]] = {
     "by softmax": (over_a_ring(by_softmax), BY_PARAMETER),
     "one by one": (over_a_ring(one_by_one), BY_PARAMETER),
     "full": (full, {"NaN in slots"}),
-    "of ringlab": (of_ringlab, {"alibi", "padding", "lengths of sequences", "pages", "new keys"}),
+    "of ringlab": (
+        of_ringlab,
+        {"alibi", "padding", "lengths of sequences", "empty sequences", "pages", "new keys", *LIVES},
+    ),
 }
 """Right decodes, each with the checks for which it lacks a parameter."""
 
@@ -401,6 +405,39 @@ def test_what_is_no_result_is_named(bad: Any) -> None:
     assert "needed: " in found and "as a tensor (2, 2, 1" in " ".join(found.split())
 
 
+def test_a_decode_may_refuse_shared_pages() -> None:
+    def decode(
+        ring: Any, q: Tensor, k: Tensor, v: Tensor, positions: Tensor, cache_seqlens: Tensor, seq_lens: Tensor,
+        block_table: Tensor | None = None,
+    ) -> Any:  # fmt: skip
+        if block_table is not None and len({row[0] for row in block_table.tolist()}) < len(block_table):
+            raise NotImplementedError("pages of one sequence each")
+        return full(ring, q, k, v, positions, cache_seqlens, seq_lens, block_table=block_table)
+
+    _, shared, copied = check_decode(decode, only=["shared pages", "copied pages"], ranks=(2,)).findings
+    # Only a page that is never full is shared in no call.
+    assert shared.ok and "; refused in 7: raised: NotImplementedError: pages of one" in shared.evidence
+    assert copied.ok and not copied.applies and "blocks_to_copy" in copied.evidence
+
+
+def test_the_quick_tier_has_no_large_calls_and_fewer_ranks() -> None:
+    quick = check_decode(of_this_rank, quick=True)
+    assert quick.quick and {each.name for each in CHECKS} - {each.name for each in quick.findings} == {
+        "long caches",
+        "many new tokens",
+        "other sizes",
+    }
+    (_, values) = check_decode(over_a_ring(), only=["values"], quick=True).findings
+    assert values.evidence.endswith("to P=3, S 37, dealt in stretches")
+    (_, large) = check_decode(over_a_ring(), only=["long caches"], quick=True, ranks=(2,)).findings
+    assert large.applies
+
+
+def test_a_check_that_needs_two_ranks_does_not_apply_to_one() -> None:
+    (_, found) = check_decode(over_a_ring(), only=["two at once"], ranks=(1,)).findings
+    assert found.ok and not found.applies and "numbers of ranks" in found.evidence
+
+
 def test_invalid_requests_are_refused() -> None:
     with pytest.raises(BackendError, match="checks among values"):
         check_decode(of_this_rank, only=["lse"])
@@ -424,5 +461,5 @@ def test_the_command_checks_a_decode() -> None:
     assert done.exit_code == 1 and not json.loads(done.stdout)["ok"]
     done = CliRunner().invoke(app, [*asked[:4], "--ranks", "1", "--only", "values", "--json"])
     assert done.exit_code == 0
-    for refused in (["--quick"], ["--layouts", "zigzag"], ["--lse-base", "2"], ["--no-ragged"]):
+    for refused in (["--fail-fast"], ["--layouts", "zigzag"], ["--lse-base", "2"], ["--no-ragged"]):
         assert CliRunner().invoke(app, [*asked, *refused]).exit_code == 2

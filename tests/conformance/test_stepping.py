@@ -445,8 +445,10 @@ def test_the_command_checks_a_step() -> None:
     ]
     done = CliRunner().invoke(app, [*wrong, "--only", "gradients"])
     assert done.exit_code == 1
-    for refused in (["--quick"], ["--layouts", "zigzag"], ["--lse-base", "2"]):
+    for refused in (["--fail-fast"], ["--layouts", "zigzag"], ["--lse-base", "2"]):
         assert CliRunner().invoke(app, [*wrong, *refused]).exit_code == 2
+    quick = CliRunner().invoke(app, [*wrong, "--only", "gradients", "--quick"])
+    assert quick.exit_code == 1 and json.loads(quick.stdout)["quick"]
     assert CliRunner().invoke(app, [*wrong, "--only", "mean of labels", "--loss", "sums"]).exit_code == 1
     assert CliRunner().invoke(app, [*wrong, "--only", "lse"]).exit_code == 2
 

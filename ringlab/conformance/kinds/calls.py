@@ -332,6 +332,7 @@ class CallCheck(Generic[C, R]):
     needs: groups of parameters; the function must have at least one parameter of each group.
     more: returns cases that depend on the function, once all cases of all checks, and those of earlier checks' `more`, are
     made. Some of them may be refused; a function refuses all or none of the others.
+    large: whether its calls are large, so that the quick tier leaves them out.
     """
 
     name: str
@@ -341,6 +342,12 @@ class CallCheck(Generic[C, R]):
     wrong: Callable[[Calls[C, R], C], str]
     needs: tuple[tuple[str, ...], ...] = ()
     more: Callable[[Calls[C, R], tuple[int, ...]], list[C]] | None = None
+    large: bool = False
+
+
+def numbers_of_ranks(ranks: Sequence[int] | None, quick: bool) -> tuple[int, ...]:
+    """Return the numbers of ranks that were asked for, or those of the quick or the full tier if it is None."""
+    return ((2, 3) if quick else (2, 3, 4)) if ranks is None else tuple(ranks)
 
 
 def report(
@@ -350,15 +357,16 @@ def report(
     ranks: tuple[int, ...],
     what: str,
     skip: Mapping[str, str],
+    quick: bool,
 ) -> Report:
-    """Return the findings of the checks called `only`, or of all checks if it is empty.
+    """Return the findings of the checks called `only`; if it is empty, of all checks, or with `quick` of all but large ones.
 
     what: the kind of target. skip: the reasons why checks do not apply, by name of the check.
 
     Raises: BackendError for an unknown check.
     """
     refuse_unknown(only, [check.name for check in checks])
-    selected = [check for check in checks if check.name in only or not only]
+    selected = [check for check in checks if check.name in only or not (only or (quick and check.large))]
     reasons = {check.name: skip.get(check.name) or lacks(check.needs, calls.function) for check in selected}
     wanted = [check for check in selected if not reasons[check.name]]
     cases = {check.name: check.cases(ranks) for check in wanted}
@@ -375,7 +383,7 @@ def report(
     seconds = sum(calls.seconds.values())
     made = len(calls.done), seconds
     return Report(
-        name, over, transport, False, calls.seed, calls.limit, [loads, *found], *made, not_asked=calls.not_asked
+        name, over, transport, quick, calls.seed, calls.limit, [loads, *found], *made, not_asked=calls.not_asked
     )  # fmt: skip
 
 
@@ -389,6 +397,7 @@ def lacks(needs: Sequence[Collection[str]], function: Any) -> str:
 
 
 def _finding(check: CallCheck[C, R], calls: Calls[C, R], cases: Sequence[C], lack: str) -> Finding:
+    lack = lack or ("" if cases else "it has no call for these numbers of ranks and these parameters")
     if lack:
         return Finding(check.name, check.asks, True, f"{NOT_ASKED}{lack}", 0.0, applies=False)
     seconds = sum(calls.seconds.get(each, 0.0) for each in {x for case in cases for x in check.calls(case)})

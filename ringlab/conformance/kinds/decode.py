@@ -13,11 +13,14 @@ The function is called, by name, with those of these arguments for which it has 
                       sequence is in page s // (slots of a page) of its row
     k_new v_new       or other names, (B, K, n, D): keys and values of the new tokens, which the function has to write into
                       the last slots in use, as far as they are this rank's
+    blocks_to_copy    or another of `COPIES`, (n, 2) int64: pages to copy, and their copies, before new tokens are written
+    ref_counts        or another of `COUNTS`, (pages,) int32, with one of `FREE`: by how many sequences a page is used, and pages
+                      of no sequence. The function copies a shared page before it writes to it, and changes the table
     scale window …    or other names, see `NAMES`: arguments of attention, as for a ring
     ring comm group rank world_size   as for a ring (see `ringlab.conformance.target.claims`)
 
 If sequences differ in length, `length`, `lengths` and `positions` are those of the longest one. Slots are in no
-particular order, but the tokens of a call are in the last ones in use. A table, new keys and
+particular order, but the tokens of a call are in the last ones in use. A table, new keys, what is needed to copy pages, and
 arguments of attention are given only in the checks that ask about them, or if they are required.
 
 It returns out (B, H, n, D) in the dtype of q, or (out, lse), where lse (B, H, n) is a natural logarithm in
@@ -33,10 +36,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import chain
+from itertools import chain, product
 from typing import Any, TypeAlias
 
 import numpy as np
+from torch import Tensor
 
 from ringlab import oracle
 from ringlab.conformance.checks.measuring import CHANCE, expected
@@ -50,13 +54,20 @@ from ringlab.conformance.kinds.calls import (
     itself,
     lacks,
     made,
+    numbers_of_ranks,
     report,
 )
 from ringlab.conformance.kinds.decode_cases import (
+    COPIES,
+    COUNTS,
+    FREE,
     GIVEN,
     LENGTHS,
     LOCAL_LENGTHS,
     NAMES,
+    NEW_KEYS,
+    NEW_VALUES,
+    TABLES,
     Case,
     Result,
     arguments_of,
@@ -64,9 +75,10 @@ from ringlab.conformance.kinds.decode_cases import (
     result,
 )
 from ringlab.conformance.kinds.memory import LAID
+from ringlab.conformance.kinds.page_lives import BY_CALLER, CALLS, COUNTED, LISTED
 from ringlab.conformance.pairwise_cases import Axes, covering_pairs
 from ringlab.conformance.report.findings import Report
-from ringlab.conformance.run.run import Run, inputs, sinks_of
+from ringlab.conformance.run.run import Run, sinks_of
 from ringlab.conformance.suite import LIMIT
 from ringlab.conformance.tolerance import bounds, score_rounding, truth
 from ringlab.errors import BackendError, apart
@@ -81,14 +93,25 @@ WHOLE = 800
 """The most tokens for which the truth is computed for all rows of a sequence."""
 
 
-@lru_cache(maxsize=512)
 def _truth(case: Case, seed: int) -> dict[str, tuple[np.ndarray, float]]:
     """Return out and lse of the new tokens, each with the largest allowed error.
 
     Implementations disagree about the lse of a row with a sink, so it is left out.
     """
+    if case.life:  # the same whatever the pages and the ranks are
+        case = replace(Case(1, case.S, case.new), life=case.life, common=case.common)
+    return _truth_of(case, seed)
+
+
+@lru_cache(maxsize=512)
+def _truth_of(case: Case, seed: int) -> dict[str, tuple[np.ndarray, float]]:
     run = case.run(seed)
-    true, limits = expected(run.plain) if case.S <= WHOLE else _of_last_rows(run, sum(case.new))
+    if case.life:
+        true, limits = _of_last_rows(run, case.inputs(seed), case.S)
+    elif case.S > WHOLE:
+        true, limits = _of_last_rows(run, case.inputs(seed), sum(case.new))
+    else:
+        true, limits = expected(run.plain)
     results = {"out": true.out} if run.sinks else {"out": true.out, "lse": true.lse}
     return {
         name: (case.rows(x), limits[name] * max(np.abs(x).max(initial=0.0), 1e-30))
@@ -96,9 +119,9 @@ def _truth(case: Case, seed: int) -> dict[str, tuple[np.ndarray, float]]:
     }
 
 
-def _of_last_rows(run: Run, n: int) -> tuple[Any, dict[str, float]]:
-    """Return what `expected` does, for the last n rows of equally long sequences alone, and without ALiBi."""
-    q, k, v, dout = inputs(run)
+def _of_last_rows(run: Run, tensors: tuple[Tensor, ...], n: int) -> tuple[Any, dict[str, float]]:
+    """Return what `expected` does for these q, k, v and dout, for the last n rows alone, and without ALiBi."""
+    q, k, v, dout = tensors
     rows = q[:, :, -n:], k, v, dout[:, :, -n:]
     tokens = np.arange(run.S)
     scoring: dict[str, Any] = {
@@ -122,14 +145,13 @@ def _differs(calls: DecodeCalls, case: Case) -> str:
             if (found := getattr(each, name)) is None:
                 continue
             errors = distance(oracle.float64(found), true)
+            errors[case.empty_sequences] = 0.0
             if errors.max() > allowed:
                 at = np.unravel_index(int(errors.argmax()), errors.shape)
                 got, right = apart(float(found[at]), true[at])
                 values = f"{got} for {right}, {allowed:.2g} is allowed"
-                place = f"batch {at[0]}, head {at[1]}, query {at[2]}"
-                return (
-                    f"{name} on rank {rank} is {values}: {place} ({case}){_without(ranks, case, calls.seed)}"
-                )
+                where = f"{case.place([int(each) for each in at])} ({case})"
+                return f"{name} on rank {rank} is {values}: {where}{_without(ranks, case, calls.seed)}"
     return changed_inputs(calls, case, "is not as it must be after a call") if case.appended else ""
 
 
@@ -223,6 +245,7 @@ ARGUMENTS = (
     Argument("value dims", "a head dim of v that is not that of q and k: the oracle's result, or an error", "dv", _values("dv", 8, 24)),
     Argument("padding", "padding before the sequences, by a mask that it takes: the oracle's result, or an error", "padding", _values("padding", 5, 15)),
     Argument("lengths of sequences", "sequences of different lengths in no order, down to one token", "shorter", (*_values("shorter", 3, 15, 23), (("shorter", 15), ("B", 3)), (("shorter", 22), ("B", 7))), (("positions", *LOCAL_LENGTHS),)),
+    Argument("empty sequences", "a sequence without a token, as in a batch that is filled up: the results of the others, or an error", "empty", (*_values("empty", True), (("empty", True), ("B", 4))), (("positions", *LOCAL_LENGTHS),)),
     Argument("pages", "a cache in pages, which lie in random order", "paged", ((("paged", 4),), (("paged", 4), ("S", 37))), (LENGTHS,), larger=((("paged", 1), ("S", 300)), (("paged", 48), ("S", 300)))),
     Argument("new keys", "keys and values of new tokens that it writes itself, in several calls", "appended", ((("appended", True),), (("appended", True), ("new", (1, 1, 1)))), (LENGTHS,)),
     Argument("rolling cache", "slots whose tokens are in no order, as when they were used before: the oracle's result, or an error", "rolled", ((("rolled", True),), (("rolled", True), ("dealt", "in stretches")))),
@@ -254,7 +277,9 @@ def _fits(chosen: Mapping[str, Settings]) -> bool:
     case = replace(Case(1), **dict(changes))
     visible = case.padding + case.shorter + sum(case.new) <= case.S
     # Whether a soft cap applies before or after ALiBi's bias differs among models.
-    return len(dict(changes)) == len(changes) and visible and not (case.softcap and case.alibi)
+    # A batch of one has no second sequence.
+    filled = case.B > 1 or not case.empty
+    return len(dict(changes)) == len(changes) and visible and filled and not (case.softcap and case.alibi)
 
 
 def _pairs(calls: DecodeCalls, ranks: tuple[int, ...]) -> list[Case]:
@@ -301,6 +326,8 @@ def _differ_together(calls: DecodeCalls, case: Case) -> str:
     return found
 
 
+COPIERS = {BY_CALLER: (), LISTED: (COPIES,), COUNTED: (COUNTS, FREE)}
+"""The parameters of each way to copy a shared page."""
 IN_PLACE = tuple(name for name in LAID if name != "dims apart")
 """Forms of memory in which no function has a reason to refuse its arguments."""
 MODES: tuple[dict[str, Any], ...] = ({"inference": True}, {"default": "bfloat16"}, {"default": "float64"})
@@ -327,6 +354,30 @@ def _sizes(ranks: tuple[int, ...]) -> list[Case]:
     return [*usual, Case(ranks[0], 9, B=300), Case(ranks[0], 140, (1,) * 130, B=1)]
 
 
+def _lives(life: str, *copied: str) -> Callable[[DecodeCalls, tuple[int, ...]], list[Case]]:
+    """Return a function for `CallCheck.more`: lives of pages, with forks on a boundary of pages and off it.
+
+    copied: the ways to copy pages, of which those count for which the function has the parameters.
+    """
+
+    def cases(calls: DecodeCalls, ranks: tuple[int, ...]) -> list[Case]:
+        several, writes = (not lacks(needs, calls.function) for needs in (PLACES, (NEW_KEYS, NEW_VALUES)))
+        ways = [how for how in copied if not lacks(COPIERS[how], calls.function)]
+        found = []
+        for P in (1, ranks[len(ranks) // 2]):
+            # Slots of a page, common tokens, new tokens in a call, and how tokens are dealt. The first and last forks are on a
+            # boundary of pages.
+            sizes = (4, 8 * P, 1, 0), (4, 9 * P + 1, 3, 0), (16, 6 * P, 1, 1), (1, 3, 3, 0)
+            for (paged, common, new, dealt), how in product(sizes, ways):
+                n = new if several else 1
+                case = Case(P, common + CALLS * n, (n,), DEALT[dealt], paged=paged, life=life, common=common)
+                found += [replace(case, appended=True, copied=how)] if writes else []
+                found += [case] if how == BY_CALLER else []
+        return found
+
+    return cases
+
+
 def _if_taken(
     cases: Callable[[tuple[int, ...]], list[Case]],
 ) -> Callable[[DecodeCalls, tuple[int, ...]], list[Case]]:
@@ -349,7 +400,7 @@ def _may_be_refused(case: Case) -> bool:
     large = (
         case.S > WHOLE or max(case.new) > 16 or (case.B, case.D) != (2, 16) or case.H > 4 or case.H % 2 > 0
     )
-    return bool(arguments_of(case)) or large or case.memory == "dims apart"
+    return bool(arguments_of(case) or case.life) or large or case.memory == "dims apart"
 
 
 CHECKS: tuple[DecodeCheck, ...] = (
@@ -365,9 +416,9 @@ CHECKS: tuple[DecodeCheck, ...] = (
     CallCheck("uncleared slots", "slots that are not in use", lambda ranks: [Case(P, S, uncleared="10,000") for P in ranks for S in (24, max(1, P - 1))], itself, _differs, (LENGTHS,)),
     CallCheck("uncleared, new tokens", "several new tokens, and slots that are not in use", lambda ranks: [Case(P, new=(3,), uncleared="10,000") for P in ranks], itself, _differs, PLACES),
     CallCheck("NaN in slots", "slots that are not in use, and hold NaN: whether they must be cleared first", lambda ranks: [Case(P, S, uncleared="NaN") for P in ranks for S in (1, 24)], itself, _reached_by_nan, (LENGTHS,)),
-    CallCheck("long caches", "650, 4,200 and 66,000 tokens on a rank, which exceed the chunks, splits and 16 bits of kernels: the oracle's result, or an error", lambda ranks: [], itself, _differs, more=_if_taken(_long)),
-    CallCheck("many new tokens", "37 and 530 new tokens, as in a chunk of a prompt: the oracle's result, or an error", lambda ranks: [], itself, _differs, PLACES, more=_if_taken(_many_new)),
-    CallCheck("other sizes", "batches, heads, head dims and numbers of calls that are small, large, and no power of two: the oracle's result, or an error", lambda ranks: [], itself, _differs, more=_if_taken(_sizes)),
+    CallCheck("long caches", "650, 4,200 and 66,000 tokens on a rank, which exceed the chunks, splits and 16 bits of kernels: the oracle's result, or an error", lambda ranks: [], itself, _differs, more=_if_taken(_long), large=True),
+    CallCheck("many new tokens", "37 and 530 new tokens, as in a chunk of a prompt: the oracle's result, or an error", lambda ranks: [], itself, _differs, PLACES, more=_if_taken(_many_new), large=True),
+    CallCheck("other sizes", "batches, heads, head dims and numbers of calls that are small, large, and no power of two: the oracle's result, or an error", lambda ranks: [], itself, _differs, more=_if_taken(_sizes), large=True),
     CallCheck("other modes", "calls under inference_mode, and with another default dtype", lambda ranks: [Case(P, **mode) for P in (1, *ranks[:1]) for mode in MODES], itself, _differs),
     CallCheck("two at once", "a call while another thread makes one, over a ring", lambda ranks: [Case(P, beside=True) for P in ranks if P > 1][:2], itself, _differs_beside),
     CallCheck("rejected drafts", "slots of new tokens that are written again, after a call with other values in them", lambda ranks: [Case(P, new=new, drafted=True) for P in ranks[-1:] for new in ((1,), (1, 1))], itself, _differs, (LENGTHS,)),
@@ -377,6 +428,9 @@ CHECKS: tuple[DecodeCheck, ...] = (
     CallCheck("equal ranks", "the same bits on all ranks, each of which chooses the next token", lambda ranks: [Case(P) for P in ranks], itself, _parts),
     CallCheck("growing cache", "a cache that gets a new token before each of four calls", lambda ranks: [Case(P, S, (1,) * 4, dealt) for P in ranks for S in (24, 4) for dealt in DEALT], itself, _differs, (LENGTHS,)),
     *(each.alone for each in ARGUMENTS),
+    CallCheck("shared pages", "sequences that share the pages of a common prefix, and grow alone and together: the oracle's result, or an error", lambda ranks: [], itself, _differs, (TABLES, LENGTHS), more=_lives("forked", BY_CALLER)),
+    CallCheck("reused pages", "pages of sequences that ended, which others get while a fork still has some of them: the oracle's result, or an error", lambda ranks: [], itself, _differs, (TABLES, LENGTHS), more=_lives("reused", BY_CALLER)),
+    CallCheck("copied pages", "shared pages that the function has to copy before it writes to them: what other sequences have there stays", lambda ranks: [], itself, _differs, (TABLES, LENGTHS, NEW_KEYS, NEW_VALUES, (*COPIES, *COUNTS)), more=_lives("forked", LISTED, COUNTED)),
     CallCheck("pairs", "every two settings together: arguments, dtypes, heads, numbers of new tokens, ranks", lambda ranks: [], itself, _differ_together, more=_pairs),
     CallCheck("side effects", "arguments, random numbers and modes as they were, in every call", lambda ranks: [], itself, changed_inputs, more=made(lambda ranks: [Case(P) for P in (1, *ranks)], lambda case: not case.appended)),
 )  # fmt: skip
@@ -386,14 +440,15 @@ CHECKS: tuple[DecodeCheck, ...] = (
 def check_decode(
     target: Any,
     *,
-    ranks: Sequence[int] = (2, 3, 4),
+    ranks: Sequence[int] | None = None,
+    quick: bool = False,
     seed: int = 0,
     only: Sequence[str] = (),
     limit: float = LIMIT,
 ) -> Report:
     """Return the findings about `target`, a decode or "package.module:name".
 
-    ranks: the numbers of ranks. limit: seconds for each call on processes; a function over ringlab's Comm runs on virtual
+    ranks: the numbers of ranks, 2, 3 and 4 if None. quick: without large calls, and by default on 2 and 3 ranks. limit: seconds for each call on processes; a function over ringlab's Comm runs on virtual
     ranks in this process, without a limit.
     Raises: BackendError for an unknown check, a target that is not a function of q, or invalid ranks.
 
@@ -404,7 +459,8 @@ def check_decode(
     >>> check_decode(alone, only=["values"], ranks=[1]).failed, check_decode(alone, only=["values"]).failed
     ([], ['values'])
     """
+    ranks = numbers_of_ranks(ranks, quick)
     if not ranks or min(ranks) < 1:
-        raise BackendError("numbers of ranks of at least 1", repr(tuple(ranks)))
+        raise BackendError("numbers of ranks of at least 1", repr(ranks))
     calls = DecodeCalls(target, result, seed, limit, GIVEN, names, _may_be_refused)
-    return report(calls, CHECKS, only, tuple(ranks), "a decode", {})
+    return report(calls, CHECKS, only, ranks, "a decode", {}, quick)

@@ -17,6 +17,17 @@ from torch import Tensor
 from ringlab.comm.ring import Ring
 from ringlab.conformance.kinds.calls import around, unusual
 from ringlab.conformance.kinds.memory import laid
+from ringlab.conformance.kinds.page_lives import (
+    COUNTED,
+    LISTED,
+    LIVES,
+    SEQUENCES,
+    Call,
+    Growth,
+    Pages,
+    called_rows,
+    with_common_tokens,
+)
 from ringlab.conformance.run.arguments import window_and_softcap
 from ringlab.conformance.run.run import Run, inputs, sinks_of, slopes_of
 from ringlab.conformance.run.troubles import WrongResult
@@ -42,12 +53,16 @@ LENGTHS = ("length", "lengths", "positions", *LOCAL_LENGTHS)
 """The parameters that say which slots are in use."""
 TABLES = ("block_table", "block_tables", "page_table", "page_tables")
 NEW_KEYS, NEW_VALUES = ("k_new", "new_k", "new_keys"), ("v_new", "new_v", "new_values")
+COPIES = ("blocks_to_copy", "pages_to_copy", "block_mapping")
+COUNTS, FREE = ("ref_counts", "reference_counts"), ("free_pages", "free_blocks")
 SCALES = ("scale", "softmax_scale")
-GIVEN = {"q", "k", "v", *LENGTHS, *TOTAL_LENGTHS, *TABLES, *NEW_KEYS, *NEW_VALUES, *SCALES}
+GIVEN = {
+    "q", "k", "v", *LENGTHS, *TOTAL_LENGTHS, *TABLES, *NEW_KEYS, *NEW_VALUES, *COPIES, *COUNTS, *FREE, *SCALES,
+}  # fmt: skip
 """The parameters that a function may require."""
 NAMES: dict[str, tuple[str, ...]] = {
     "window": WINDOWS, "softcap": SOFTCAPS, "sinks": SINKS, "alibi": ALIBI, "scale": SCALES, "dv": (), "padding": (*PADDING, *VALID),
-    "shorter": (*LOCAL_LENGTHS, *TOTAL_LENGTHS), "paged": TABLES, "appended": (*NEW_KEYS, *NEW_VALUES), "rolled": ("positions",),
+    "shorter": (*LOCAL_LENGTHS, *TOTAL_LENGTHS), "empty": (*LOCAL_LENGTHS, *TOTAL_LENGTHS), "paged": TABLES, "appended": (*NEW_KEYS, *NEW_VALUES), "rolled": ("positions",),
 }  # fmt: skip
 """The fields of a case that a function may refuse, each with its parameters."""
 
@@ -59,9 +74,12 @@ class Case:
     new: the number of new tokens of each call. The calls follow each other on the same cache, which grows.
     dealt: "in turn" or "in stretches". rolled: whether the slots of the tokens before the new ones are in random order, as if
     they had been used before. uncleared: the value in `UNCLEARED` of slots that hold no token; "" if there are none. shorter:
-    by how many tokens the second of two sequences is shorter than the first; see `MISSING` for more sequences. paged: the
+    by how many tokens the second of two sequences is shorter than the first; see `MISSING` for more sequences. empty: whether
+    the second sequence has no token, as in a batch that is filled up; its result is not compared. paged: the
     number of slots in a page of a cache whose pages are in random order, or 0. appended: whether the function writes the keys
-    and values of the new tokens. padding: the number of padding tokens before all sequences. drafted: whether a call with
+    and values of the new tokens. life: the name in `LIVES` of what happens to the pages of several sequences, each of which
+    gets new[0] tokens in a call. common: the number of tokens that its forks share. copied: who copies a shared page before it
+    is written, see `BY_CALLER`. padding: the number of padding tokens before all sequences. drafted: whether a call with
     other new tokens comes first, as with drafts that are rejected, and their slots are written again. memory: how tensors
     lie in memory, a key of `ringlab.conformance.kinds.memory.LAID`. default: the default dtype of new tensors. inference: whether
     calls are made under inference_mode. beside: whether another call is made in a second thread, between a
@@ -80,8 +98,12 @@ class Case:
     values: str = "normal"
     uncleared: str = ""
     shorter: int = 0
+    empty: bool = False
     paged: int = 0
     appended: bool = False
+    life: str = ""
+    common: int = 0
+    copied: str = ""
     rolled: bool = False
     window: int = 0
     softcap: float = 0.0
@@ -100,17 +122,24 @@ class Case:
         return ", ".join([f"P={self.P}", *unusual(self, Case(self.P))])
 
     def run(self, seed: int) -> Run:
-        """Return the run of the whole sequences, both of the same length."""
+        """Return the run of the whole sequences, all of the same length."""
         same = ("B", "H", "K", "D", "dtype", "values", "window", "softcap", "sinks", "alibi", "scale", "dv")
         pads = (-self.padding,) if self.padding else ()
         more = {name: getattr(self, name) for name in same}
+        more |= {"B": SEQUENCES} if self.life else {}
         return Run(1, self.S, "", True, pads=pads, seed=seed, **more)
 
     @property
     def missing(self) -> list[int]:
         """Return by how many tokens each sequence is shorter than S after the last call."""
         shares = (0.0, 1.0) if self.B < 3 else MISSING
-        return [int(self.shorter * shares[sequence % len(shares)]) for sequence in range(self.B)]
+        missing = [int(self.shorter * shares[sequence % len(shares)]) for sequence in range(self.B)]
+        return [self.S if sequence in self.empty_sequences else it for sequence, it in enumerate(missing)]
+
+    @property
+    def empty_sequences(self) -> list[int]:
+        """Return the sequences without a token."""
+        return [1] if self.empty else []
 
     def tokens(self, rank: int) -> Int[np.ndarray, " L"]:
         """Return the tokens that a rank's slots hold after the last call."""
@@ -125,13 +154,33 @@ class Case:
     def ends(self) -> Iterator[tuple[int, list[int]]]:
         """Yield the number of new tokens of each call, and the length of each sequence with them."""
         for n, left in zip(self.new, np.cumsum(self.new[::-1])[::-1], strict=True):
-            yield n, [self.S - missing - int(left) + n for missing in self.missing]
+            yield n, [max(0, self.S - missing - int(left) + n) for missing in self.missing]
 
     def rows(self, whole: Shaped[np.ndarray, "B H S ..."]) -> Shaped[np.ndarray, "B H n ..."]:
-        """Return the new tokens' rows of an array over whole sequences, (B, H, S, …)."""
+        """Return the new tokens' rows of an array over whole sequences, (B, H, S, …); of a life, in one batch."""
         n = sum(self.new)
-        last = [whole.shape[2] - missing for missing in self.missing]
+        if self.life:
+            called = called_rows(self.life, self.common, n)
+            found = [whole[row.sequence][:, row.end - n : row.end] for row in called]
+            return np.concatenate(found, axis=1)[None]
+        last = [max(n, whole.shape[2] - missing) for missing in self.missing]
         return np.stack([x[:, end - n : end] for x, end in zip(whole, last, strict=True)])
+
+    def place(self, at: Sequence[int]) -> str:
+        """Return the place of an entry of `rows` in words."""
+        sequence, head, query = at[:3]
+        if not self.life:
+            return f"batch {sequence}, head {head}, query {query}"
+        row = [*called_rows(self.life, self.common, self.new[0])][query // self.new[0]]
+        where = f"call {row.call}, sequence {'ABCDE'[row.sequence]} of {row.end} tokens"
+        return f"{where}, head {head}, query {query % self.new[0]}"
+
+    def inputs(self, seed: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Return q, k, v and dout of the whole sequences."""
+        q, k, v, dout = inputs(self.run(seed))
+        if self.life:
+            k, v = (with_common_tokens(self.life, self.common, self.new[0], x) for x in (k, v))
+        return q, k, v, dout
 
 
 @dataclass
@@ -171,6 +220,13 @@ class _Cache:
         """Return the number of slots that sequences of these lengths use."""
         return [int((self.tokens < end).sum()) for end in ends]
 
+    def growth(self, ends: list[int]) -> Growth:
+        """Return the table, of which no pages are shared."""
+        pages = len(self.k)
+        counts = torch.tensor([(self.table == page).sum() for page in range(pages)], dtype=torch.int32)
+        free = counts.eq(0).nonzero()[:, 0].int()
+        return Growth(ends, self.table.clone(), torch.zeros(0, 2, dtype=torch.int64), counts, free)
+
     def write(
         self, pools: Iterable[Tensor], begin: Sequence[int], end: Sequence[int], drafted: bool = False
     ) -> None:
@@ -189,12 +245,14 @@ def result(function: Callable[..., Any], case: Case, ring: Ring | None, rank: in
     needs, run = required(function), case.run(seed)
     paged = case.paged or (0 if needs.isdisjoint(TABLES) else PAGE)
     appended = case.appended or not needs.isdisjoint((*NEW_KEYS, *NEW_VALUES))
-    q, k, v, _ = inputs(run)
+    q, k, v, _ = case.inputs(seed)
 
     def made(given: dict[str, Any]) -> Any:
         with torch.inference_mode() if case.inference else nullcontext():
             return call(function, (), {**given, **around(ring, rank, case.P)})
 
+    if case.life:
+        return _lived(made, case, rank, q, [k, v], needs, seed)
     cache = _Cache(case, rank, k, v, paged, seed)
     held, found = [0] * case.B, list[Result]()
     for n, ends in case.ends():
@@ -203,13 +261,14 @@ def result(function: Callable[..., Any], case: Case, ring: Ring | None, rank: in
         cache.write((cache.k, cache.v), held, ready)
         cache.write(cache.kept, held, used)
         held = used
-        rows, keys, values = (
-            torch.stack([x[sequence, :, end - n : end] for sequence, end in enumerate(ends)])
+        new, keys, values = (
+            torch.stack([x[sequence, :, max(n, end) - n : max(n, end)] for sequence, end in enumerate(ends)])
             for x in (q, k, v)
         )
-        given: dict[str, Any] = {"q": rows, "k": cache.k, "v": cache.v}
-        given |= _lengths(case, cache, ends) | _arguments(case, run, cache)
-        given |= dict.fromkeys(TABLES, cache.table.clone()) if paged else {}
+        given: dict[str, Any] = {"q": new, "k": cache.k, "v": cache.v}
+        given |= _lengths(case, cache.tokens, ends)
+        given |= _arguments(case, run, cache.tokens, cache.table.shape[1] * cache.page)
+        given |= _of_pages(cache.growth(ends), needs) if paged else {}
         given |= dict.fromkeys(NEW_KEYS, keys) | dict.fromkeys(NEW_VALUES, values) if appended else {}
         given |= {
             name: laid(x, case.memory)
@@ -223,7 +282,7 @@ def result(function: Callable[..., Any], case: Case, ring: Ring | None, rank: in
             cache.write((cache.k, cache.v), before, used)
         kept = copy.deepcopy(given) | dict(zip("kv", cache.kept, strict=True))
         returned = made(given)
-        found.append(_result(returned, rows, values))
+        found.append(_result(returned, new, values))
         found[-1].changed += [name for name, x in given.items() if not _same(x, kept[name])]
     out = torch.cat([each.out for each in found], dim=2)
     lses = [each.lse for each in found if each.lse is not None]
@@ -231,26 +290,85 @@ def result(function: Callable[..., Any], case: Case, ring: Ring | None, rank: in
     return Result(out, lse, [name for each in found for name in each.changed])
 
 
-def _lengths(case: Case, cache: _Cache, ends: Sequence[int]) -> dict[str, Any]:
-    used, longest = cache.used(ends), max(ends)
+def _lived(
+    made: Callable[[dict[str, Any]], Any],
+    case: Case,
+    rank: int,
+    q: Tensor,
+    kv: list[Tensor],
+    needs: set[str],
+    seed: int,
+) -> Result:
+    """Return a rank's results of all calls in a life, as one batch of one sequence."""
+    run, n = case.run(seed), case.new[0]
+    appended = case.appended or not needs.isdisjoint((*NEW_KEYS, *NEW_VALUES))
+    pages = Pages(case.tokens(rank), kv, case.paged, UNCLEARED["10,000"], [case.S, seed])
+    found = list[Result]()
+    for event in LIVES[case.life](case.common, n):
+        if not isinstance(event, Call):
+            pages.happen(event)
+            continue
+        growth = pages.grow(event.batch, n, case.copied)
+        for sequence in event.batch:
+            pages.write(pages.kept, sequence, n)
+            pages.write(() if appended else pages.pools, sequence, n)
+        k, v = pages.pools
+        new, keys, values = (
+            torch.stack(
+                [x[at, :, end - n : end] for at, end in zip(event.batch, growth.lengths, strict=True)]
+            )
+            for x in (q, *kv)
+        )
+        given: dict[str, Any] = {"q": new, "k": k, "v": v, **_lengths(case, pages.tokens, growth.lengths)}
+        given |= _arguments(case, run, pages.tokens, growth.table.shape[1] * pages.page)
+        given |= _of_pages(growth, needs, case.copied)
+        given |= dict.fromkeys(NEW_KEYS, keys) | dict.fromkeys(NEW_VALUES, values) if appended else {}
+        kept = copy.deepcopy(given) | dict(zip("kv", pages.kept, strict=True))
+        found.append(_result(made(given), new, values))
+        free = ["k", "v", *TABLES, *COUNTS, *FREE] if case.copied == COUNTED else []
+        found[-1].changed += [
+            name for name, x in given.items() if name not in free and not _same(x, kept[name])
+        ]
+        if case.copied == COUNTED:
+            pages.take_table(event.batch, growth.table)
+            found[-1].changed += pages.wrong()
+    out = torch.cat([x for each in found for x in each.out], dim=1)[None]
+    lses = [each.lse for each in found if each.lse is not None]
+    lse = torch.cat([x for each in lses for x in each], dim=1)[None] if len(lses) == len(found) else None
+    return Result(out, lse, [name for each in found for name in each.changed])
+
+
+def _of_pages(growth: Growth, needs: set[str], copied: str = "") -> dict[str, Any]:
+    """Return the table, and what a decode gets to copy pages itself, if it must or requires it."""
+    given = dict.fromkeys(TABLES, growth.table)
+    for names, x, how in (
+        (COPIES, growth.copies, LISTED),
+        (COUNTS, growth.counts, COUNTED),
+        (FREE, growth.free, COUNTED),
+    ):
+        given |= dict.fromkeys(names, x) if copied == how or not needs.isdisjoint(names) else {}
+    return given
+
+
+def _lengths(case: Case, tokens: Int[np.ndarray, " L"], ends: Sequence[int]) -> dict[str, Any]:
+    used, longest = [int((tokens < end).sum()) for end in ends], max(ends)
     given: dict[str, Any] = {
         "length": max(used),
         "lengths": [int((case.tokens(rank) < longest).sum()) for rank in range(case.P)],
-        "positions": torch.from_numpy(cache.tokens[: max(used)].copy()),
+        "positions": torch.from_numpy(tokens[: max(used)].copy()),
     }
     given |= dict.fromkeys(LOCAL_LENGTHS, torch.tensor(used, dtype=torch.int32))
     return given | dict.fromkeys(TOTAL_LENGTHS, torch.tensor(ends, dtype=torch.int32))
 
 
-def _arguments(case: Case, run: Run, cache: _Cache) -> dict[str, Any]:
+def _arguments(case: Case, run: Run, tokens: Int[np.ndarray, " L"], slots: int) -> dict[str, Any]:
     scale = case.D**-0.5 if run.scale is None else run.scale
     given = {**window_and_softcap(run), **dict.fromkeys(SCALES, scale)}
     given |= dict.fromkeys(SINKS, sinks_of(run)) if run.sinks else {}
     given |= dict.fromkeys(ALIBI, slopes_of(run)) if run.alibi else {}
     if run.pads:
-        slots = cache.table.shape[1] * cache.page
         padding = np.ones(slots, bool)
-        padding[: len(cache.tokens)] = run.padding[cache.tokens]
+        padding[: len(tokens)] = run.padding[tokens]
         mask = torch.from_numpy(padding).expand(case.B, -1)
         given |= {**dict.fromkeys(PADDING, mask), **dict.fromkeys(VALID, (~mask).long())}
     return given
@@ -278,6 +396,7 @@ def _same(x: Any, kept: Any) -> bool:
 def names(case: Case) -> set[str]:
     """Return the names of the arguments to which a case gives values of its own."""
     own = {name for field in arguments_of(case) for name in NAMES[field]}
+    own |= {LISTED: {*COPIES}, COUNTED: {*COUNTS, *FREE}}.get(case.copied, set())
     return {"q", "k", "v", *LENGTHS, *TOTAL_LENGTHS} | own
 
 

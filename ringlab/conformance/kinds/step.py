@@ -48,6 +48,7 @@ from ringlab.conformance.kinds.calls import (
     itself,
     lacks,
     made,
+    numbers_of_ranks,
     report,
 )
 from ringlab.conformance.kinds.step_cases import (
@@ -626,9 +627,9 @@ CHECKS: tuple[CallCheck[Case, Result], ...] = (
     CallCheck("equal ranks", "the same bits on all ranks", lambda ranks: _on(ranks), itself, _agree),
     CallCheck("every label", "the loss of one label, around the ends of shards", lambda ranks: [case for P in ranks for case in _around_ends(P)], _with_plain, _loss, (LABELS,)),
     CallCheck("every token", "a batch of one token alone, for the first tokens and the last: each may be a label", lambda ranks: [Case(1, B=1, only=token) for token in (0, 1, 2, VOCABULARY - 1)], itself, _counts),
-    CallCheck("long sequences", "600 tokens on a rank, and 2,100 in all: more than a chunk of the loss holds", lambda ranks: [], _with_plain, _equal, more=lambda calls, ranks: _long(ranks)),
-    CallCheck("large batches", "70 sequences of 120 tokens: the mean over all of them", lambda ranks: [], _with_each_alone, _alone, (LABELS,), more=lambda calls, ranks: _large(ranks)),
-    CallCheck("every id", "each id of the vocabulary many times on all ranks, or the first and the last ones of more than 512", lambda ranks: [], _with_plain, _equal, more=_every_id),
+    CallCheck("long sequences", "600 tokens on a rank, and 2,100 in all: more than a chunk of the loss holds", lambda ranks: [], _with_plain, _equal, more=lambda calls, ranks: _long(ranks), large=True),
+    CallCheck("large batches", "70 sequences of 120 tokens: the mean over all of them", lambda ranks: [], _with_each_alone, _alone, (LABELS,), more=lambda calls, ranks: _large(ranks), large=True),
+    CallCheck("every id", "each id of the vocabulary many times on all ranks, or the first and the last ones of more than 512", lambda ranks: [], _with_plain, _equal, more=_every_id, large=True),
     CallCheck("strided", "arguments that are parts of larger tensors", lambda ranks: [], _with_plain, _equal, more=_in_other_memory),
     CallCheck("uneven labels", "labels that count on some ranks only", lambda ranks: _on(ranks, labels="late"), _with_plain, _equal, (LABELS,)),
     CallCheck("mean of labels", "loss and gradients are means over labels; first ones do not count", lambda ranks: [_few(P) for P in (1, *ranks)], lambda case: [*_one_by_one(case), case], _mean, (LABELS,)),
@@ -637,7 +638,7 @@ CHECKS: tuple[CallCheck[Case, Result], ...] = (
     CallCheck("ragged", "lengths that the ranks do not divide", lambda ranks: [Case(P, S) for P in ranks for S in (26, 7)], _with_plain, _equal),
     CallCheck("padded batch", "padding behind shorter sequences: the mean over the sequences, each alone", lambda ranks: [*(_padded(P) for P in (1, *ranks)), *(_batch_of_nine(P) for P in (1, *ranks[:1]))], _with_each_alone, _alone, (LABELS,)),
     CallCheck("attention mask", "padding in front of shorter sequences, which moves nothing", lambda ranks: [_padded(P, left=True) for P in (1, *ranks)], _with_other_padding, _padding_moves, (LABELS, MASK)),
-    CallCheck("large ids", "token ids of more than 8 and 16 bits: as on one rank, and each id counts; a smaller vocabulary is said", lambda ranks: [], _with_a_raised_token, _many_ids, more=_ids),
+    CallCheck("large ids", "token ids of more than 8 and 16 bits: as on one rank, and each id counts; a smaller vocabulary is said", lambda ranks: [], _with_a_raised_token, _many_ids, more=_ids, large=True),
     CallCheck("second step", "the loss after an update of the weights; after two by gradients of one label, which are large", lambda ranks: [*_on(ranks, steps=2), *_on(ranks, steps=3, labels=(LENGTH // 2,))], _with_plain, _second_step, (OPTIONS["steps"],)),
     CallCheck("resumption", "a step after a checkpoint is that of a run without one", lambda ranks: _on((1, *ranks), steps=3, resumed=True), _uninterrupted, _resumed, (OPTIONS["steps"], OPTIONS["checkpoint"])),
     CallCheck("other ranks", "steps after a checkpoint of more ranks, and of fewer: as without one, or an error", lambda ranks: [], _without_a_break, _resumed_elsewhere, (OPTIONS["steps"], OPTIONS["checkpoint"]), more=_on_other_ranks),
@@ -650,7 +651,7 @@ CHECKS: tuple[CallCheck[Case, Result], ...] = (
     CallCheck("packed", "packed documents on P ranks", lambda ranks: [_even(P) for P in ranks], _with_plain, _equal, (PACKED,)),
     CallCheck("documents", "packed documents as each by itself", lambda ranks: [_even(P) for P in (1, *ranks)], _with_each_alone, _alone, (PACKED,)),
     CallCheck("odd documents", "lengths of documents that the ranks do not divide, one token, and none", lambda ranks: [_docs(P, *each) for P in (1, *ranks) for each in ODD], _with_each_alone, _alone, (PACKED,)),
-    CallCheck("many documents", "300 documents in no order of length, and documents of 500 tokens and more", lambda ranks: [], _with_each_alone, _alone, (PACKED,), more=lambda calls, ranks: _many_documents(ranks)),
+    CallCheck("many documents", "300 documents in no order of length, and documents of 500 tokens and more", lambda ranks: [], _with_each_alone, _alone, (PACKED,), more=lambda calls, ranks: _many_documents(ranks), large=True),
     CallCheck("other documents", "a token of one document moves no label of another", lambda ranks: [_even(P, labels=(2 * length(P, 24) - 1,)) for P in (1, *ranks)], _two_tokens, _other_documents, (PACKED, LABELS)),
     CallCheck("empty documents", "boundaries that are repeated, at the end and within", lambda ranks: [case for P in (1, *ranks) for case in _empty(P)], _with_each_alone, _alone, (("cu_seqlens",),)),
     CallCheck("packed rows", "several sequences of packed documents, each with its own: each document by itself", lambda ranks: [_rows(P) for P in (1, *ranks)], _with_each_alone, _alone, (BY_TOKEN,)),
@@ -683,7 +684,8 @@ def _may_be_refused(case: Case) -> bool:
 def check_step(
     target: Any,
     *,
-    ranks: Sequence[int] = (2, 3, 4),
+    ranks: Sequence[int] | None = None,
+    quick: bool = False,
     ragged: bool = True,
     loss: str = "tokens",
     seed: int = 0,
@@ -692,7 +694,8 @@ def check_step(
 ) -> Report:
     """Return the findings about `target`, a training step or "package.module:name".
 
-    ranks: the numbers of ranks to compare with one rank. ragged: whether the step takes lengths that the
+    ranks: the numbers of ranks to compare with one rank, 2, 3 and 4 if None. quick: without large calls, and by default
+    with 2 and 3 ranks. ragged: whether the step takes lengths that the
     ranks do not divide. loss: the mean that the loss is: "tokens", over labels; "sequences", over sequences of their own
     means; "sums", over sequences of their own sums. limit: seconds for each call on processes; a step over ringlab's Comm runs on virtual
     ranks in this process, without a limit.
@@ -703,8 +706,9 @@ def check_step(
     >>> check_step(step, only=["loss", "gradients"], ranks=[2]).failed
     []
     """
+    ranks = numbers_of_ranks(ranks, quick)
     if not ranks or min(ranks) < 2:
-        raise BackendError("numbers of ranks of at least 2, to compare with one", repr(tuple(ranks)))
+        raise BackendError("numbers of ranks of at least 2, to compare with one", repr(ranks))
     if loss not in LOSSES:
         raise BackendError(f"one of the losses {', '.join(LOSSES)}", repr(loss))
     calls = StepCalls(target, result, seed, limit, GIVEN, names, _may_be_refused, draws=True)
@@ -712,4 +716,4 @@ def check_step(
     skip = {} if ragged else dict.fromkeys(uneven, "no such lengths are claimed")
     checks = [_with_loss(check, loss) for check in CHECKS]
     checks = [replace(each, more=_pairs(ragged)) if each.name == "pairs" else each for each in checks]
-    return report(calls, checks, only, tuple(ranks), "a training step", skip)
+    return report(calls, checks, only, ranks, "a training step", skip, quick)
