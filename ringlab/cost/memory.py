@@ -18,9 +18,8 @@ from ringlab.errors import CostError
 class Weights(Protocol):
     """A model or a part of a model, of which only the number of weights matters."""
 
-    @property
-    def parameters(self) -> int:
-        """Return the number of weights."""
+    def rank_parameters(self, tp: int) -> int:
+        """Return the number of weights but experts' on one of `tp` ranks."""
         ...
 
     @property
@@ -164,11 +163,11 @@ def _kept_mixer(it: Layer, tp: int, recomputation: str) -> tuple[int, int, int]:
     """Return what attention keeps for a token: elements that are whole on a tp rank, elements split by tp, other bytes."""
     q, out = it.H * it.D, it.H * it.value_dim
     if it.linear:
-        mixed = 2 * it.K * it.D + out
+        mixed = 2 * it.K * it.kv_copies(tp) * it.D + out
         again = 0 if recomputation == "selective" else out
         return 0, 2 * mixed + 2 * out + again, 2 * 4 * it.H // tp
     whole = 2 * (it.latent + (it.q_latent or 0))
-    split = q + (0 if it.latent else max(it.K // tp, 1) * tp * (it.D + it.value_dim))
+    split = q + (0 if it.latent else it.K * it.kv_copies(tp) * (it.D + it.value_dim))
     split += 2 * q if it.output_gate else 0
     if recomputation == "none":
         return whole, split + out, 4 * it.H // tp
@@ -199,9 +198,9 @@ def layer_gradient_bytes(
     it = model
     rows = it.H * (it.D + it.value_dim)
     if it.linear:
-        mixer = 2 * it.K * it.D + 3 * it.H * it.value_dim
+        mixer = 2 * it.K * it.kv_copies(tp) * it.D + 3 * it.H * it.value_dim
     else:
-        keys = it.latent * tp if it.latent else max(it.K // tp, 1) * tp * (it.D + it.value_dim)
+        keys = it.latent * tp if it.latent else it.K * it.kv_copies(tp) * (it.D + it.value_dim)
         mixer = rows + keys
     whole, split = _kept_feed_forward(it)
     within = max(-(-(split + whole * tp) // tp) * min(tokens, fed or tokens), -(-mixer // tp) * tokens)
@@ -231,34 +230,39 @@ def kv_cache_bytes(
     B: int = 1,
     parts: int = 1,
     tp: int = 1,
-    copies: int = 1,
+    ulysses: int = 1,
 ) -> int:
     """Return the bytes of K AND V of all layers: 2·layers·K·D·e per token. 70B, 1M tokens, bf16: 327.68 GB.
 
     parts, tp: the numbers of ranks that divide the tokens and the heads; the result is the bytes of one
-    rank. copies: how many of the tp ranks have the same head. A layer with a window caches only its tokens.
+    rank. ulysses: how many of the parts exchange tokens for heads. A rank has whole K/V heads, so if more ranks share the
+    heads, several have the same one. A layer with a window caches only its tokens.
     A latent is cached in place of K and V, whole on each of the tp ranks. A gated delta rule has a float32
     state of H·D·Dv numbers in place of a cache, and the last tokens of its convolution, whole on each part.
     """
-    return sum(_layer_cache_bytes(it, tokens, dtype, B, parts, tp, copies) for it in model.kinds)
+    return sum(_layer_cache_bytes(it, tokens, dtype, B, parts, tp, ulysses) for it in model.kinds)
 
 
-def _layer_cache_bytes(it: Layer, tokens: int, dtype: str, B: int, parts: int, tp: int, copies: int) -> int:
+def _layer_cache_bytes(it: Layer, tokens: int, dtype: str, B: int, parts: int, tp: int, ulysses: int) -> int:
     size = element_bytes(dtype)
     if it.linear:
         state = 4 * it.H * it.D * it.value_dim
-        mixed = (2 * it.K * it.D + it.H * it.value_dim) * ((it.convolution or 1) - 1) * size
+        mixed = (
+            (2 * it.K * it.kv_copies(tp) * it.D + it.H * it.value_dim) * ((it.convolution or 1) - 1) * size
+        )
         return it.layers * -(-B * (state + mixed) // tp)
     held = -(-min(tokens, it.window or tokens) // parts)
     if it.latent:
         return it.layers * B * it.latent * size * held
-    return -(-it.layers * B * it.K * (it.D + it.value_dim) * size * held * copies // tp)
+    heads = it.K * it.kv_copies(tp * ulysses)
+    return -(-it.layers * B * heads * (it.D + it.value_dim) * size * held // tp)
 
 
 def parameter_bytes(model: Weights, dtype: str = "bfloat16", fsdp: int = 1, tp: int = 1, ep: int = 1) -> int:
     """Return the bytes of the weights on one rank, sharded over `fsdp` · `tp` ranks, rounded up.
 
-    With expert parallelism of degree `ep` above `fsdp`, `ep` · `tp` ranks share the experts.
+    A rank of tensor parallelism has whole K/V heads, latents, routers, words and norms, so `tp` shares may be more than
+    the weights. With expert parallelism of degree `ep` above `fsdp`, `ep` · `tp` ranks share the experts.
     Raises: CostError for a degree below one.
     """
     return _shared(model, element_bytes(dtype), fsdp, tp, ep)
@@ -290,8 +294,8 @@ def gathered_bytes(model: Model, dtype: str = "bfloat16", fsdp: int = 1, tp: int
     Raises: CostError for a degree below one.
     """
     _check_degrees(fsdp, tp, ep)
-    largest = max(it.gathered_parameters(fsdp, ep) for it in model.kinds)
-    return 0 if fsdp == 1 else -(-2 * largest * element_bytes(dtype) // tp)
+    largest = max(it.gathered_parameters(fsdp, ep, tp) for it in model.kinds)
+    return 0 if fsdp == 1 else 2 * largest * element_bytes(dtype)
 
 
 def state_bytes(
@@ -324,8 +328,8 @@ def check_tp(model: Model, tp: int) -> None:
 def _shared(model: Weights, bytes_each: int, fsdp: int, tp: int, ep: int) -> int:
     _check_degrees(fsdp, tp, ep)
     experts = model.expert_parameters if ep > fsdp else 0
-    rest = -(-(model.parameters - experts) * bytes_each // (fsdp * tp))
-    return rest - (-experts * bytes_each // (ep * tp))
+    rest = model.rank_parameters(tp) * tp + model.expert_parameters - experts
+    return -(-rest * bytes_each // (fsdp * tp)) - (-experts * bytes_each // (ep * tp))
 
 
 def _check_degrees(fsdp: int, tp: int, ep: int = 1) -> None:

@@ -125,21 +125,32 @@ class Layer(Kind):
         """Return the number of heads by which ranks divide K and V: that of q if a latent has none."""
         return self.H if self.kv_latent else self.K
 
+    def kv_copies(self, ranks: int) -> int:
+        """Return on how many of `ranks` ranks that share the heads each K/V head is: above 1 if ranks outnumber heads."""
+        return max(1, ranks // self.dealt_heads)
+
     @property
     def mixer_parameters(self) -> int:
         """Return the number of weights in attention's matrices, or in the gated delta rule and its convolution."""
-        d, keys, values = self.d_model, self.K * self.D, self.H * self.value_dim
+        return self.rank_mixer_parameters(1)
+
+    def rank_mixer_parameters(self, tp: int) -> int:
+        """Return the weights of attention's matrices on one of `tp` ranks.
+
+        A rank has whole K/V heads, and the whole matrices that make latents, which have no heads.
+        """
+        d, values, kv_heads = self.d_model, self.H * self.value_dim, self.K * self.kv_copies(tp)
         if self.linear:
-            mixed = 2 * keys + values
-            return d * (mixed + values + 2 * self.H) + (self.convolution or 0) * mixed + values * d
+            mixed = 2 * kv_heads * self.D + values
+            split = d * (mixed + values + 2 * self.H) + (self.convolution or 0) * mixed + values * d
+            return -(-split // tp)
         queries = self.H * self.D * (2 if self.output_gate else 1)
         if not self.kv_latent:
-            return d * (queries + self.K * (self.D + self.value_dim)) + values * d
-        made = self.H * (
-            self.D - (self.rope or 0) + self.value_dim
-        )  # keys without their common part, and values
-        asked = (d + queries) * self.q_latent if self.q_latent else d * queries
-        return asked + d * self.latent + self.kv_latent * made + values * d
+            return -(-d * (queries + kv_heads * (self.D + self.value_dim) + values) // tp)
+        # Keys without their common part, and values.
+        made = self.kv_latent * self.H * (self.D - (self.rope or 0) + self.value_dim)
+        whole = d * (self.latent + (self.q_latent or 0))
+        return whole - (-(queries * (self.q_latent or d) + made + values * d) // tp)
 
     @property
     def expert_parameters(self) -> int:
@@ -149,25 +160,34 @@ class Layer(Kind):
     @property
     def common_parameters(self) -> int:
         """Return the weights of the matrices that every token takes: all but the experts."""
+        return self.rank_common_parameters(1)
+
+    def rank_common_parameters(self, tp: int) -> int:
+        """Return those of the matrices that every token takes which one of `tp` ranks has; the router is on every rank."""
         shared = self.ffn_matrices * self.d_model * (self.shared_d_ff or 0)
         plain = 0 if self.experts else self.ffn_matrices * self.d_model * self.d_ff
         router = self.d_model * (self.experts or 0)
-        return self.mixer_parameters + plain + shared + router
+        return self.rank_mixer_parameters(tp) - (-(plain + shared) // tp) + router
 
     @property
     def matrix_parameters(self) -> int:
         """Return the weights of one layer's matrices."""
         return self.common_parameters + self.expert_parameters
 
-    def gathered_parameters(self, fsdp: int, ep: int) -> int:
-        """Return the weights of a layer that FSDP gathers on a rank of `ep`-fold expert parallelism."""
-        return self.common_parameters + (self.expert_parameters // ep if fsdp > ep or ep == 1 else 0)
+    def gathered_parameters(self, fsdp: int, ep: int, tp: int = 1) -> int:
+        """Return the weights of a layer that FSDP gathers on one of `tp` ranks of `ep`-fold expert parallelism."""
+        experts = self.expert_parameters // ep if fsdp > ep or ep == 1 else 0
+        return self.rank_common_parameters(tp) - (-experts // tp)
 
     @property
     def active_parameters(self) -> int:
         """Return the weights that one token is multiplied with."""
-        of_an_expert = self.ffn_matrices * self.d_model * self.d_ff
-        return self.common_parameters + (self.active_experts or 0) * of_an_expert
+        return self.rank_active_parameters(1)
+
+    def rank_active_parameters(self, tp: int) -> int:
+        """Return the weights that one token is multiplied with on one of `tp` ranks."""
+        experts = (self.active_experts or 0) * self.ffn_matrices * self.d_model * self.d_ff
+        return self.rank_common_parameters(tp) - (-experts // tp)
 
     @property
     def widths(self) -> tuple[int, ...]:
@@ -266,9 +286,21 @@ class Model:
     @property
     def parameters(self) -> int:
         """Return the number of weights: matrices, embeddings and norms, without biases and positions."""
-        norms = self.d_model * (2 * self.layers + 1)
-        embeddings = (1 if self.tied_embeddings else 2) * self.vocabulary * self.d_model
-        return self.matrix_parameters + embeddings + norms
+        return self.rank_parameters(1) + self.expert_parameters
+
+    def rank_parameters(self, tp: int) -> int:
+        """Return the weights but experts' on one of `tp` ranks: whole K/V heads, latents, routers, words and norms."""
+        matrices = sum(it.layers * it.rank_common_parameters(tp) for it in self.kinds)
+        return matrices + self.rank_vocabulary_parameters(tp) + self.norm_parameters
+
+    @property
+    def norm_parameters(self) -> int:
+        """Return the weights of all norms of width d_model, which tensor parallelism does not divide."""
+        return self.d_model * (2 * self.layers + 1)
+
+    def rank_vocabulary_parameters(self, tp: int) -> int:
+        """Return the weights of the embedding, and of the head if it is another matrix, on one of `tp` ranks."""
+        return (1 if self.tied_embeddings else 2) * -(-self.vocabulary // tp) * self.d_model
 
     @property
     def active_parameters(self) -> int:

@@ -17,7 +17,7 @@ from ringlab.comm.memory import MemoryMeter
 from ringlab.cost import memory
 from ringlab.cost.hardware import hardware
 from ringlab.cost.memory import attention_work
-from ringlab.cost.models import Model, model, model_names
+from ringlab.cost.models import Layer, Model, model, model_names
 from ringlab.cost.planner import Request
 from ringlab.cost.planner.memory_table import step_memory
 from ringlab.cost.planner.parallelism import Degrees
@@ -140,11 +140,94 @@ def test_training_state_is_16_bytes_a_weight_and_shared_out() -> None:
     assert memory.state_bytes(EIGHT, fsdp=64) == pytest.approx(18 * weights / 64 + layer, abs=3)
 
 
-@given(it=some_model, fsdp=st.integers(1, 1024), tp=st.sampled_from([1, 2, 4]))
-def test_shares_add_up(it: Model, fsdp: int, tp: int) -> None:
+@given(it=some_model, fsdp=st.integers(1, 1024))
+def test_shares_add_up(it: Model, fsdp: int) -> None:
     for part in (memory.parameter_bytes, memory.gradient_bytes, memory.optimizer_bytes):
-        whole, share = part(it), part(it, fsdp=fsdp, tp=tp)
-        assert whole <= share * fsdp * tp < whole + fsdp * tp
+        whole, share = part(it), part(it, fsdp=fsdp)
+        assert whole <= share * fsdp < whole + fsdp
+
+
+def parts_of(it: Layer) -> list[tuple[int, int]]:
+    """Return the matrices of a layer but experts', each with the number of its parts that ranks share and the size of a part."""
+    d, plain = it.d_model, 0 if it.experts else it.d_ff
+    found = [(1, d * (it.experts or 0)), (plain or 1, it.ffn_matrices * d * bool(plain))]
+    found += [(it.shared_d_ff, it.ffn_matrices * d)] if it.shared_d_ff else []
+    if it.linear:
+        # q and k of each of their heads, then v, the gate, two numbers and the output of each head of v.
+        taps = it.convolution or 0
+        return [*found, (it.K, 2 * it.D * (d + taps)), (it.H, it.value_dim * (3 * d + taps) + 2 * d)]
+    found += [(it.H, it.value_dim * d)]
+    if not it.kv_latent:
+        return [*found, (it.H, d * it.D * (1 + it.output_gate)), (it.K, d * (it.D + it.value_dim))]
+    asked = [(1, d * it.q_latent), (it.H, it.q_latent * it.D)] if it.q_latent else [(it.H, d * it.D)]
+    rope = it.rope or 0
+    return [
+        *found,
+        *asked,
+        (1, d * (it.kv_latent + rope)),
+        (it.H, it.kv_latent * (it.D - rope + it.value_dim)),
+    ]
+
+
+def allowed(it: Model) -> list[int]:
+    """Return the degrees of tensor parallelism up to 64 that divide the heads and the feed-forwards of a model."""
+    found = []
+    for tp in range(1, 65):
+        fits = all(k.H % tp == 0 and (k.dealt_heads % tp == 0 or tp % k.dealt_heads == 0) for k in it.kinds)
+        if fits and not any(width % tp for k in it.kinds for width in k.widths):
+            found.append(tp)
+    return found
+
+
+@pytest.mark.parametrize("name", model_names())
+def test_a_rank_of_tensor_parallelism_has_whole_heads_latents_routers_words_and_norms(name: str) -> None:
+    it, before = model(name), 0
+    whole = it.parameters
+    for tp in allowed(it):
+        weights = it.d_model * (2 * it.layers + 1)
+        weights += (1 if it.tied_embeddings else 2) * -(-it.vocabulary // tp) * it.d_model
+        for kind in it.kinds:
+            weights += kind.layers * sum(-(-parts // tp) * size for parts, size in parts_of(kind))
+            weights += kind.layers * kind.expert_parameters // tp
+        assert memory.parameter_bytes(it, tp=tp) == 2 * weights, tp
+        assert memory.gradient_bytes(it, tp=tp) == 4 * weights
+        assert memory.optimizer_bytes(it, tp=tp) == 12 * weights
+        assert weights * tp >= whole and (weights <= before or tp == 1)
+        assert weights >= max(size for kind in it.kinds for _, size in parts_of(kind))
+        assert memory.parameter_bytes(it, fsdp=8, tp=tp) * 8 >= 2 * weights
+        largest = max(
+            sum(-(-parts // tp) * size for parts, size in parts_of(kind)) + kind.expert_parameters // tp
+            for kind in it.kinds
+        )
+        assert memory.gathered_bytes(it, fsdp=8, tp=tp) == 2 * 2 * largest
+        before = weights
+
+
+@pytest.mark.parametrize("name", model_names())
+def test_a_rank_caches_whole_heads(name: str) -> None:
+    it = model(name)
+    for tp in allowed(it):
+        held = memory.kv_cache_bytes(it, 1000, tp=tp)
+        assert held * tp >= memory.kv_cache_bytes(it, 1000)
+        numbers = 0
+        for kind in it.kinds:
+            heads, dims, tokens = -(-kind.K // tp), kind.D + kind.value_dim, min(1000, kind.window or 1000)
+            if kind.linear:
+                mixed = 2 * heads * kind.D + kind.H // tp * kind.value_dim
+                numbers += kind.layers * (2 * kind.H // tp * kind.D * kind.value_dim)  # in float32
+                numbers += kind.layers * mixed * ((kind.convolution or 1) - 1)
+            else:
+                numbers += kind.layers * tokens * (kind.latent or heads * dims)
+        assert held == 2 * numbers, tp
+
+
+def test_by_hand_a_rank_of_sixteen_has_a_whole_kv_head_of_llama() -> None:
+    """Llama 3 70B over TP 16 takes 9.0 GB a rank, and 8.8 if its 8 K/V heads could be cut in halves."""
+    d = 8192
+    attention = d * (4 * 128 + 2 * 128) + 4 * 128 * d  # four of 64 query heads, one K/V head
+    weights = 80 * (attention + 3 * d * 28672 // 16) + 2 * 128256 // 16 * d + 161 * d
+    assert memory.parameter_bytes(SEVENTY, tp=16) == 2 * weights == 8_989_458_432
+    assert round(2 * SEVENTY.parameters / 16 / 1e9, 1) == 8.8
 
 
 def measured_loss_bytes(dtype: str, tokens: int, words: int) -> int:

@@ -89,9 +89,10 @@ def check_collectives() -> None:
 
 
 def check_decode() -> None:
-    """Each GPU reads its part of the weights and its part of the cache once per token."""
+    """Each GPU reads its part of the weights, all norms, and its part of the cache once per token."""
     it = best(Request("llama3-70b", 10**6, ideal(ranks_per_node=8), nodes=4, purpose="decode", tp=4))
-    read = model("llama3-70b").parameters * 2 / 4 + 327.68e9 / 32
+    norms = 161 * 8192
+    read = (model("llama3-70b").parameters - norms) * 2 / 4 + 2 * norms + 327.68e9 / 32
     assert it.time.weights_s + it.time.cache_s == pytest.approx(read / 2039e9)  # type: ignore[union-attr]
     assert it.tokens_per_s == pytest.approx(1 / it.step_s)
 
@@ -100,6 +101,19 @@ PIPE = Request(
     small_model(H=32, K=8, layers=18), 2**14, ideal(), 2, batch=8, dp=1, tp=1, ring=4, ulysses=1, fsdp=4, pp=4,
     recomputation="full",
 )  # fmt: skip
+
+
+def check_whole_heads() -> None:
+    """Of 8 K/V heads, each of 16 ranks holds one: its projections, its gradients and its cache."""
+    node = ideal(ranks_per_node=16, memory_bytes=1e13)
+    asked = {"dp": 1, "tp": 16, "ring": 1, "ulysses": 1, "fsdp": 1}
+    it = Request(small_model(H=32, K=8, layers=4), 2**14, node, batch=1, **asked)  # type: ignore[arg-type]
+    d, split = 4096, 2 * 63 + 4 * 3 * it.sized.d_ff // 16  # of 1,000 words, a rank has 63
+    weights = 4 * d * (2 * 2 * 128 + 2 * 128) + d * split + 9 * d  # q and out of two heads, k and v of one
+    trained = best(it).memory
+    assert (trained.of("parameters"), trained.of("gradients")) == (2 * weights, 4 * weights)
+    cached = best(it.but(purpose="decode")).memory
+    assert cached.of("K/V cache") == 4 * 2**14 * 2 * 128 * 2
 
 
 def check_pipeline() -> None:
@@ -229,7 +243,8 @@ def check_experts_read() -> None:
     asked = Request("qwen3-30b-a3b", 2**12, ideal(), purpose="decode", batch=16, dp=1, tp=4, cp=2)
     time = best(asked).time
     it, experts = model("qwen3-30b-a3b"), 48 * 128 * 3 * 2048 * 768
-    read = (it.parameters - experts * (15 / 16) ** 16) * 2 / 4
+    whole = 48 * 2048 * 128 + 97 * 2048  # routers and norms, on each of the tp ranks
+    read = (it.parameters - whole - experts * (15 / 16) ** 16) * 2 / 4 + 2 * whole
     assert time.weights_s == pytest.approx(read / 2039e9, rel=1e-6)  # type: ignore[union-attr]
 
 
@@ -261,6 +276,7 @@ def check_tiled_and_offloaded() -> None:
 
 
 CHECKS = (
+    check_whole_heads,
     check_experts,
     check_latent,
     check_window,
@@ -306,7 +322,7 @@ def whole_group(name: str, degrees: Degrees, machine: object) -> Group:
     return Group(getattr(degrees, name), getattr(degrees, name), False, machine)  # type: ignore[arg-type]
 
 
-BUBBLE, PARAMETERS = step_time.StepTime.bubble_s.fget, stages.Stage.parameters.fget  # type: ignore[attr-defined]
+BUBBLE, PARAMETERS = step_time.StepTime.bubble_s.fget, stages.Stage.rank_parameters  # type: ignore[attr-defined]
 WITH_OFFLOAD = step_time._with_offload
 
 
@@ -338,13 +354,14 @@ MUTANTS: dict[str, tuple[object, str, object]] = {
     ),
     "ignores the mask": (step_time, "ring_work", lambda layout, S, P, causal, tile: WORK(layout, S, P, False, tile)),
     "forgets the ranks of the sequence in the matrices": (step_time, "rank_tokens", lambda r, d: r.tokens),
-    "forgets TP in the matrices": (Layer, "active_parameters", property(lambda self: 2 * ACTIVE(self))),
-    "computes with all experts": (Layer, "active_parameters", property(lambda self: self.matrix_parameters)),
+    "forgets TP in the matrices": (Layer, "rank_active_parameters", lambda self, tp: 2 * ACTIVE(self, tp)),
+    "computes with all experts": (Layer, "rank_active_parameters", lambda self, tp: self.matrix_parameters // tp),
+    "divides a K/V head that more ranks share": (Layer, "kv_copies", lambda self, ranks: 1),
     "dispatches one copy of a token": (
         step_time, "_dispatch_s", lambda request, degrees, it: DISPATCH(request, degrees, it) / (it.active_experts or 1),
     ),
     "sends no token to experts": (step_time, "_dispatch_s", lambda *a: 0.0),
-    "gathers the experts of all ranks": (Layer, "gathered_parameters", lambda self, fsdp, ep: self.matrix_parameters),
+    "gathers the experts of all ranks": (Layer, "gathered_parameters", lambda self, fsdp, ep, tp=1: self.matrix_parameters),
     "shares experts over fsdp alone": (memory_table, "optimizer_bytes", without(memory_table.optimizer_bytes, 4)),
     "sends K and V of a latent": (Layer, "latent", property(lambda self: self.H * 320 if self.kv_latent else 0)),
     "makes K and V of own tokens alone": (step_time, "_making_s", lambda *a: np.zeros(a[4])),
@@ -388,7 +405,7 @@ MUTANTS: dict[str, tuple[object, str, object]] = {
         step_time.StepTime, "bubble_s", property(lambda self: self.pipeline.interleave * BUBBLE(self) if self.pipeline else 0.0),
     ),
     "gives all stages the whole vocabulary": (
-        stages.Stage, "parameters", property(lambda self: PARAMETERS(self) + self.model.vocabulary * self.model.d_model),
+        stages.Stage, "rank_parameters", lambda self, tp: PARAMETERS(self, tp) + self.model.vocabulary * self.model.d_model,
     ),
     "offloads nothing": (memory_table, "ON_THE_GPU", 10**6),
     "offloads in no time": (step_time, "_with_offload", lambda passes, *a: passes),
@@ -397,7 +414,7 @@ MUTANTS: dict[str, tuple[object, str, object]] = {
     "suggests without planning": (suggest, "fits", lambda request, shrinking=False: True),
 }  # fmt: skip
 KV_CACHE, SECONDS, WORK = memory_table.kv_cache_bytes, step_time.block_seconds, step_time.ring_work
-ACTIVE, DISPATCH, WINDOWED = Layer.active_parameters.fget, step_time._dispatch_s, step_time.window_work  # type: ignore[attr-defined]
+ACTIVE, DISPATCH, WINDOWED = Layer.rank_active_parameters, step_time._dispatch_s, step_time.window_work
 LINEAR, FEED_FORWARD = step_time._linear_s, memory_table.feed_forward_bytes
 
 

@@ -102,8 +102,8 @@ def test_the_figures_of_a_plan_by_hand() -> None:
     assert token.cache_s == pytest.approx(327_680 * 131_072 * 8 / 16 / 3.35e12)
     of_layer = 8192 * 128 * (64 // 8 + 2 * 1 + 64 // 16) + 3 * 8192 * 28672 // 16
     weights = (
-        80 * of_layer + (2 * 128256 * 8192 + 161 * 8192) // 16
-    )  # including embeddings and norms, as in the memory table
+        80 * of_layer + 2 * 128256 * 8192 // 16 + 161 * 8192
+    )  # including embeddings and whole norms, as in the memory table
     assert BASE.weight_bytes == 2 * weights
     assert token.weights_s == pytest.approx(weights * 2 / 3.35e12)
     partials = 8 * 64 // 8 // 2 * 129 * 4
@@ -135,7 +135,9 @@ def test_to_decode_is_to_serve_with_copies() -> None:
 def test_copies_read_all_weights_and_add_up_among_their_tp_ranks_alone() -> None:
     """Copies read 1/8 of the weights on a GPU, all-reduce inside a node, and merge partials between nodes."""
     token = decode_time(replace(BASE, sharing="copies"))
-    assert token.weights_s == pytest.approx(model("llama3-70b").parameters * 2 / 8 / 3.35e12)
+    norms = 161 * 8192  # whole on each rank
+    weights = (model("llama3-70b").parameters - norms) / 8 + norms
+    assert token.weights_s == pytest.approx(weights * 2 / 3.35e12)
     row, partial = 8 * 8192 * 2, 8 * 8 * 129 * 4
     gather = 3 * H100.inside.latency_s + row * 7 / 8 / 450e9
     assert token.tensor_s == pytest.approx(80 * 4 * gather)
@@ -215,7 +217,8 @@ def test_gpus_that_feed_prompts_have_a_memory_too() -> None:
 def test_the_memory_of_feeding_by_hand() -> None:
     """Feeding a prompt on 2 × 8 ranks in chunks takes 1/8 of the weights and 1/16 of the cache on a GPU."""
     it = prefill_memory(BASE)
-    assert it.of("parameters") == -(-model("llama3-70b").parameters * 2 // 8)
+    norms = 161 * 8192  # whole on each rank
+    assert it.of("parameters") == (model("llama3-70b").parameters - norms) * 2 // 8 + 2 * norms
     assert it.of("K/V cache") == 327_680 * 131_072 // 16
     # Two buffers, each for K and V of one head of one layer.
     assert it.of("K/V in flight") == 2 * 65_536 * 2 * 128 * 2

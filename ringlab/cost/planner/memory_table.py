@@ -92,16 +92,16 @@ def _offloaded_state(
     """
     if not request.offloads & {"weights", "optimizer"}:
         return entries, 0
-    sizes, ranks = stage.model, degrees.fsdp * degrees.tp
+    sizes, (fsdp, tp, ep) = stage.model, (degrees.fsdp, degrees.tp, degrees.ep)
     largest = max(
-        ON_THE_GPU * max(it.gathered_parameters(degrees.fsdp, degrees.ep) for it in sizes.kinds),
-        sizes.vocabulary * sizes.d_model,
+        ON_THE_GPU * max(it.gathered_parameters(fsdp, ep, tp) for it in sizes.kinds),
+        -(-sizes.vocabulary // tp) * sizes.d_model,
     )
     left = {"optimizer": 0} if "optimizer" in request.offloads else {}
     if "optimizer" in request.offloads:
-        left["gradients"] = -(-largest * 4 // ranks)
+        left["gradients"] = -(-largest * 4 // fsdp)
     if "weights" in request.offloads:
-        left["parameters"] = -(-largest * element_bytes(request.dtype) // ranks)
+        left["parameters"] = -(-largest * element_bytes(request.dtype) // fsdp)
     found, away = [], 0
     for it in entries:
         here = min(it.bytes, left.get(it.name, it.bytes))
@@ -137,7 +137,7 @@ def _state(stage: Stage, dtype: str, training: bool, fsdp: int, tp: int, ep: int
         Entry(
             "parameters",
             parameter_bytes(stage, dtype, fsdp, tp, ep),
-            f"{stage.parameters / 1e9:.3g} billion{whose} × {element_bytes(dtype)} B{over}",
+            f"{stage.parameters / 1e9:.3g} billion{whose} × {element_bytes(dtype)} B{over}{_shared_heads(sizes, tp)}",
         )
     ]
     if training:
@@ -150,7 +150,7 @@ def _state(stage: Stage, dtype: str, training: bool, fsdp: int, tp: int, ep: int
         ]
     if fsdp > 1:
         layers = gathered_bytes(sizes, dtype, fsdp, tp, ep)  # twice a layer's bytes
-        matrix = sizes.vocabulary * sizes.d_model * element_bytes(dtype) // tp
+        matrix = -(-sizes.vocabulary // tp) * sizes.d_model * element_bytes(dtype)
         copies = 3 if training else 2
         what = "one layer at work, the next arriving" + (", a gradient leaving" if training else "")
         found.append(Entry("gathered weights", max(layers * copies // 2, (copies - 1) * matrix), what))
@@ -219,6 +219,11 @@ def _loss(request: Request, tokens: int, tp: int) -> Entry:
     return Entry("logits", size, note)
 
 
+def _shared_heads(it: Model, ranks: int) -> str:
+    copies = it.main.kv_copies(ranks)
+    return f", each K/V head on {copies} ranks" if copies > 1 else ""
+
+
 def _over(**degrees: int) -> str:
     named = [f"{name} {degree}" for name, degree in degrees.items() if degree > 1]
     return f", over {' × '.join(named)}" if named else ""
@@ -244,7 +249,7 @@ def _inference(request: Request, degrees: Degrees) -> list[Entry]:
     sizes, dtype, tp = request.sized, request.dtype, degrees.tp
     sequences = request.batch // degrees.dp
     shard, copies = -(-request.tokens // degrees.cp), degrees.kv_copies(sizes.main.dealt_heads)
-    cache = kv_cache_bytes(sizes, request.tokens, dtype, sequences, degrees.cp, tp, copies)
+    cache = kv_cache_bytes(sizes, request.tokens, dtype, sequences, degrees.cp, tp, degrees.ulysses)
     note = f"{_cached_words(sizes, shard)} × {sequences} sequences"
     note += f", each head on {copies} ranks" if copies > 1 else ""
     decoding = request.decoding
@@ -314,7 +319,11 @@ def decode_memory(request: ServeRequest) -> MemoryTable:
     held = -(-request.context // request.token_ranks)
     return MemoryTable(
         (
-            Entry("parameters", request.weight_bytes, f"{it.parameters / 1e9:.3g} billion, {over}"),
+            Entry(
+                "parameters",
+                request.weight_bytes,
+                f"{it.parameters / 1e9:.3g} billion, {over}{_shared_heads(it, tp)}",
+            ),
             Entry(
                 "K/V cache",
                 request.cache_bytes(request.context, B),
@@ -334,7 +343,11 @@ def prefill_memory(request: ServeRequest) -> MemoryTable:
     held, rows = -(-request.prompt // P), -(-min(request.chunk, request.prompt) // P)
     work = attention_work(request.row_sizes, rows, P, False)
     found = (
-        Entry("parameters", parameter_bytes(it, dtype, 1, tp), f"of a GPU that feeds prompts: over tp {tp}"),
+        Entry(
+            "parameters",
+            parameter_bytes(it, dtype, 1, tp),
+            f"of a GPU that feeds prompts: over tp {tp}{_shared_heads(it, tp)}",
+        ),
         Entry(
             "K/V cache",
             request.cache_bytes(request.prompt, 1),

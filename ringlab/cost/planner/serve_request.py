@@ -126,19 +126,20 @@ class ServeRequest:
 
         If all N ranks share the weights, every rank of a row still has the matrices for K and V of the row's
         heads, and with helix also for their queries. Each expert is shared by its width, like any feed-forward.
+        Latents, routers and norms are whole on every rank.
         """
         it, N, size = self.sized, self.gpus, element_bytes(self.dtype)
         if self.sharing == "copies":
             return parameter_bytes(it, self.dtype, 1, self.head_ranks)
         layers = sum(kind.layers * self._layer_weights(kind) for kind in it.kinds)
-        return size * (layers + -(-(it.parameters - it.matrix_parameters) // N))
+        return size * (layers + it.rank_vocabulary_parameters(N) + it.norm_parameters)
 
     def _layer_weights(self, it: Layer) -> int:
         """Return the weights of one layer on a rank, if all N ranks share the weights."""
         N, d = self.gpus, it.d_model
-        fed = (it.matrix_parameters - it.mixer_parameters) // N
+        fed = it.rank_common_parameters(N) - it.rank_mixer_parameters(N) + it.expert_parameters // N
         if it.linear:  # one rank of each row computes with its states
-            return fed + it.mixer_parameters // self.head_ranks
+            return fed + it.rank_mixer_parameters(self.head_ranks)
         query_ranks = N if self.sharing == "dcp" else self.head_ranks
         queries, out = it.H // query_ranks * it.D * (2 if it.output_gate else 1), it.H // N * it.value_dim
         if not it.kv_latent:
@@ -174,9 +175,7 @@ class ServeRequest:
 
     def cache_bytes(self, tokens: int, sequences: int) -> int:
         """Return the bytes of K and V, or of what is cached in their place, of `tokens` tokens of each sequence on one rank."""
-        copies = max(1, self.head_ranks // self.sized.main.dealt_heads)
-        how = (self.token_ranks, self.head_ranks, copies)
-        return kv_cache_bytes(self.sized, tokens, self.dtype, sequences, *how)
+        return kv_cache_bytes(self.sized, tokens, self.dtype, sequences, self.token_ranks, self.head_ranks)
 
     def among(self, ranks: int, stride: int = 1) -> Group:
         """Return a group of `ranks` GPUs, `stride` apart."""

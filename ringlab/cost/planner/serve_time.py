@@ -105,14 +105,15 @@ def chunk_s(request: ServeRequest, prefix: int, new: int) -> float:
     """Return the seconds of `new` tokens of one prompt after `prefix` cached ones, in all layers."""
     it, P = request.sized, request.token_ranks
     rows, size = -(-new // P), element_bytes(request.dtype)
-    weights = size * it.matrix_parameters // request.head_ranks
-    active = size * sum(kind.layers * kind.active_parameters for kind in it.kinds) // request.head_ranks
+    tp = request.head_ranks
+    weights = sum(kind.layers * kind.gathered_parameters(1, 1, tp) for kind in it.kinds)
+    active = sum(kind.layers * kind.rank_active_parameters(tp) for kind in it.kinds)
     whole = rows * it.d_model * element_bytes(request.dtype)
     tensor_s = 2 * request.among(request.head_ranks).reduce_s(whole)
     layers_s = sum(
         kind.layers * (tensor_s + _chunk_attention_s(request, prefix, new, kind)) for kind in it.kinds
     )
-    return linear_s(request, weights, active, rows) + layers_s
+    return linear_s(request, size * weights, size * active, rows) + layers_s
 
 
 def _chunk_attention_s(request: ServeRequest, prefix: int, new: int, layer: Layer | None = None) -> float:

@@ -38,10 +38,15 @@ class Stage:
     @property
     def parameters(self) -> int:
         """Return the weights of this stage; the norm after the last layer belongs to the last stage."""
+        return self.rank_parameters(1) + self.expert_parameters
+
+    def rank_parameters(self, tp: int) -> int:
+        """Return the weights but experts' on one of `tp` ranks, as `Model.rank_parameters` counts them."""
         it = self.model
-        vocabulary = self.matrices * it.vocabulary * it.d_model
+        matrices = self._share(sum(kind.layers * kind.rank_common_parameters(tp) for kind in it.kinds))
+        vocabulary = self.matrices * -(-it.vocabulary // tp) * it.d_model
         norms = (2 * self.layers + int(self.computes_loss)) * it.d_model
-        return self._share(it.matrix_parameters) + vocabulary + norms
+        return matrices + vocabulary + norms
 
     @property
     def expert_parameters(self) -> int:

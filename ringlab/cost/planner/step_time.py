@@ -177,13 +177,14 @@ def step_time(
     if offloaded_bytes:
         passes = _with_offload(passes, request, offloaded_bytes)
     tokens = rank_tokens(request, degrees)
-    logits = vocabulary_flops(sizes, tokens) if request.training else vocabulary_flops(sizes, 1)
+    words = replace(sizes, vocabulary=-(-sizes.vocabulary // degrees.tp))
+    logits = vocabulary_flops(words, tokens if request.training else 1)
     logits += linear_backward_flops(logits) if request.training else 0
     rate = request.machine.peak(request.dtype) * request.machine.reached.linear
     update = _update_s(request, *update_bytes) if request.training else 0.0
     layers = largest_layers(stages(sizes, degrees.pp))
     pipeline = _pipeline(request, degrees)
-    return StepTime(layers, passes, logits / degrees.tp / rate, update, rounds, pipeline)
+    return StepTime(layers, passes, logits / rate, update, rounds, pipeline)
 
 
 def _update_s(request: Request, moved: int, from_host: int) -> float:
@@ -309,13 +310,14 @@ def _pass(request: Request, degrees: Degrees, layout: str, name: str, layer: Lay
 
 
 def _linear_s(request: Request, degrees: Degrees, layer: Layer, backward: bool) -> float:
-    machine = request.machine
-    flops = 2 * layer.active_parameters * rank_tokens(request, degrees)
+    machine, tp = request.machine, degrees.tp
+    active = layer.rank_active_parameters(tp)
+    flops = 2 * active * rank_tokens(request, degrees)
     flops = linear_backward_flops(1) * flops if backward else flops
     if backward and request.ffn_chunk is not None:  # the feed-forward once more, some tokens at a time
-        fed = layer.active_parameters - layer.mixer_parameters
+        fed = active - layer.rank_mixer_parameters(tp)
         flops += 2 * fed * rank_tokens(request, degrees)
-    return flops / degrees.tp / (machine.peak(request.dtype) * machine.reached.linear)
+    return flops / (machine.peak(request.dtype) * machine.reached.linear)
 
 
 def _mixer_s(
@@ -435,8 +437,8 @@ def _weights_s(request: Request, degrees: Degrees, layer: Layer, backward: bool)
     size, tp, ep, fsdp = element_bytes(request.dtype), degrees.tp, degrees.ep, degrees.fsdp
     shards, copies = (group(name, degrees, request.machine) for name in ("fsdp", "replicas"))
     if ep == 1:
-        return _shared_s(shards, copies, layer.matrix_parameters * size / tp, backward)
-    seconds = _shared_s(shards, copies, layer.common_parameters * size / tp, backward)
+        return _shared_s(shards, copies, layer.gathered_parameters(fsdp, 1, tp) * size, backward)
+    seconds = _shared_s(shards, copies, layer.rank_common_parameters(tp) * size, backward)
     sharing, whole = max(1, fsdp // ep), max(ep, fsdp)
     among = placed(sharing, tp * ep, request.machine)
     others = placed(degrees.dp * degrees.cp // whole, tp * whole, request.machine)
@@ -457,10 +459,9 @@ def _from_host_s(request: Request, degrees: Degrees, layer: Layer) -> float:
     host = request.machine.host
     if "weights" not in request.offloads or host is None:
         return 0.0
-    experts = layer.matrix_parameters - layer.common_parameters
-    weights = layer.common_parameters / degrees.fsdp + experts / max(degrees.fsdp, degrees.ep)
-    share = weights * element_bytes(request.dtype) / degrees.tp
-    return host.latency_s + share / host.bytes_per_s
+    experts = layer.expert_parameters / degrees.tp / max(degrees.fsdp, degrees.ep)
+    weights = layer.rank_common_parameters(degrees.tp) / degrees.fsdp + experts
+    return host.latency_s + weights * element_bytes(request.dtype) / host.bytes_per_s
 
 
 def _dispatch_s(request: Request, degrees: Degrees, layer: Layer) -> float:
