@@ -120,8 +120,8 @@ def saved_bytes(
     each; k and v, K·D each; in the feed-forward d_ff for each tensor inside it (gate, up and their
     product; or the values before and after the activation function). In addition, lse has H float32
     numbers. Softmax probabilities are not kept: the backward computes them from lse.
-    An output gate adds the gate and the gated output. A latent is kept in place of k and v, twice, before and
-    after its norm, as are the numbers from which q is made. A gated delta rule keeps q, k and v before and after
+    An output gate adds the gate and the gated output. A latent is kept in place of k and v, or beside them if they
+    travel, twice, before and after its norm, as are the numbers from which q is made. A gated delta rule keeps q, k and v before and after
     the convolution, the gate, the output and the gated output, and two float32 numbers of each head.
     A token's experts keep what they get and return, d each, and their d_ff for each matrix; the router keeps a
     float32 number of each expert. Balanced routing is assumed: a rank gets as many tokens as it sends.
@@ -166,7 +166,7 @@ def _kept_mixer(it: Layer, tp: int, recomputation: str) -> tuple[int, int, int]:
         mixed = 2 * it.K * it.kv_copies(tp) * it.D + out
         again = 0 if recomputation == "selective" else out
         return 0, 2 * mixed + 2 * out + again, 2 * 4 * it.H // tp
-    whole = 2 * (it.latent + (it.q_latent or 0))
+    whole = 2 * (it.latent_numbers + (it.q_latent or 0))
     split = q + (0 if it.latent else it.K * it.kv_copies(tp) * (it.D + it.value_dim))
     split += 2 * q if it.output_gate else 0
     if recomputation == "none":

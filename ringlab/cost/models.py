@@ -48,6 +48,7 @@ class Kind:
     Dv: head dim of v, D if None. window: a token attends to the last `window` tokens, its own included.
     kv_latent, rope, q_latent: latent attention (MLA). K and V are made from kv_latent numbers of a token, and
     `rope` of a key's D dims are common to all heads; queries are made from q_latent numbers, or from the token.
+    heads_travel: K and V of all heads are sent and cached, as by a program for any attention, and not the latent.
     linear: a gated delta rule with H heads of v and K of q and k, behind a convolution of `convolution` tokens.
     output_gate: q is projected to twice its width, and one half gates the output.
     experts: the number of experts of the feed-forward, of which each token goes to `active_experts`. d_ff is
@@ -65,6 +66,7 @@ class Kind:
     kv_latent: int | None = None
     rope: int | None = None
     q_latent: int | None = None
+    heads_travel: bool = False
     linear: bool = False
     convolution: int | None = None
     output_gate: bool = False
@@ -79,6 +81,7 @@ class Kind:
         together = (
             ("kv_latent", "rope"),
             ("q_latent", "kv_latent"),
+            ("heads_travel", "kv_latent"),
             ("convolution", "linear"),
             ("experts", "active_experts"),
             ("active_experts", "experts"),
@@ -112,7 +115,12 @@ class Layer(Kind):
 
     @property
     def latent(self) -> int:
-        """Return the numbers of a token that are cached and sent in place of K and V; 0 without a latent."""
+        """Return the numbers of a token that are cached and sent in place of K and V; 0 if K and V are."""
+        return 0 if self.heads_travel else self.latent_numbers
+
+    @property
+    def latent_numbers(self) -> int:
+        """Return the numbers of a token from which K and V are made; 0 without a latent."""
         return self.kv_latent + (self.rope or 0) if self.kv_latent else 0
 
     @property
@@ -149,7 +157,7 @@ class Layer(Kind):
             return -(-d * (queries + kv_heads * (self.D + self.value_dim) + values) // tp)
         # Keys without their common part, and values.
         made = self.kv_latent * self.H * (self.D - (self.rope or 0) + self.value_dim)
-        whole = d * (self.latent + (self.q_latent or 0))
+        whole = d * (self.latent_numbers + (self.q_latent or 0))
         return whole - (-(queries * (self.q_latent or d) + made + values * d) // tp)
 
     @property

@@ -15,6 +15,7 @@ import ringlab.cost.planner.serve_request as serve_request
 import ringlab.cost.planner.stages as stages
 import ringlab.cost.planner.step_time as step_time
 import ringlab.cost.planner.suggest as suggest
+from ringlab.cost import memory
 from ringlab.cost.hardware import Host
 from ringlab.cost.memory import logits_bytes
 from ringlab.cost.models import Layer, model
@@ -114,6 +115,24 @@ def check_whole_heads() -> None:
     assert (trained.of("parameters"), trained.of("gradients")) == (2 * weights, 4 * weights)
     cached = best(it.but(purpose="decode")).memory
     assert cached.of("K/V cache") == 4 * 2**14 * 2 * 128 * 2
+
+
+def check_heads_of_a_latent() -> None:
+    """Where K and V of all heads travel, a hop and the cache are 128·(192 + 128) / 576 = 71 times as large, and may be dealt out."""
+    asked = {"dp": 1, "tp": 1, "ring": 8, "ulysses": 1, "fsdp": 8, "ep": 8}
+    latent = Request("deepseek-v3", 2**17, ideal(memory_bytes=1e13), purpose="prefill", **asked)  # type: ignore[arg-type]
+    heads = latent.but(model="deepseek-v3-heads")
+    hops = [pass_of(it).ring_s for it in (heads, latent)]
+    held = [best(it).memory.of("K/V cache") for it in (heads, latent)]
+    assert hops[0] / hops[1] == pytest.approx(128 * 320 / 576) == held[0] / held[1]
+    assert heads.sized.parameters == latent.sized.parameters
+    assert best(heads).memory.of("K and V of a latent") == 0 < best(latent).memory.of("K and V of a latent")
+    made = best(latent).time.passes[0].balanced_s - best(heads).time.passes[0].balanced_s  # type: ignore[union-attr]
+    assert made == pytest.approx(7 * 2 * 512 * 128 * 256 * 2**14 / 312e12)
+    assert best(heads.but(ring=2, ulysses=4)).degrees.ulysses == 4
+    tokens, kept = 2**14, 128 * 320 * 2**14 * 2
+    saved = [memory.saved_bytes(it.sized.kinds[0], tokens) for it in (heads, latent)]
+    assert saved[0] - saved[1] == kept
 
 
 def check_pipeline() -> None:
@@ -276,6 +295,7 @@ def check_tiled_and_offloaded() -> None:
 
 
 CHECKS = (
+    check_heads_of_a_latent,
     check_whole_heads,
     check_experts,
     check_latent,
@@ -356,6 +376,8 @@ MUTANTS: dict[str, tuple[object, str, object]] = {
     "forgets the ranks of the sequence in the matrices": (step_time, "rank_tokens", lambda r, d: r.tokens),
     "forgets TP in the matrices": (Layer, "rank_active_parameters", lambda self, tp: 2 * ACTIVE(self, tp)),
     "computes with all experts": (Layer, "rank_active_parameters", lambda self, tp: self.matrix_parameters // tp),
+    "sends a latent where heads travel": (Layer, "latent", property(lambda self: self.latent_numbers)),
+    "makes K and V of arrived heads": (step_time, "_making_s", lambda *a: MAKING(a[0], replace(a[1], heads_travel=False), *a[2:])),
     "divides a K/V head that more ranks share": (Layer, "kv_copies", lambda self, ranks: 1),
     "dispatches one copy of a token": (
         step_time, "_dispatch_s", lambda request, degrees, it: DISPATCH(request, degrees, it) / (it.active_experts or 1),
@@ -415,7 +437,7 @@ MUTANTS: dict[str, tuple[object, str, object]] = {
 }  # fmt: skip
 KV_CACHE, SECONDS, WORK = memory_table.kv_cache_bytes, step_time.block_seconds, step_time.ring_work
 ACTIVE, DISPATCH, WINDOWED = Layer.rank_active_parameters, step_time._dispatch_s, step_time.window_work
-LINEAR, FEED_FORWARD = step_time._linear_s, memory_table.feed_forward_bytes
+LINEAR, FEED_FORWARD, MAKING = step_time._linear_s, memory_table.feed_forward_bytes, step_time._making_s
 
 
 def test_the_planner_passes_all_checks() -> None:

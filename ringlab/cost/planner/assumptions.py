@@ -57,7 +57,8 @@ def _kind(it: Layer) -> str:
     if it.linear:
         mixer = f"a gated delta rule, {it.H} heads of v of {it.value_dim} and {it.K} of q and k of {it.D}"
     elif it.kv_latent:
-        mixer = f"latent attention, {it.H} heads of {it.D}, {it.latent} numbers of a token cached"
+        held = f"{it.latent} numbers of a token" if it.latent else "K and V of all heads"
+        mixer = f"latent attention, {it.H} heads of {it.D}, {held} cached"
     else:
         mixer = f"attention, {it.H} query and {it.K} K/V heads of {it.D}"
     mixer += f", the last {it.window:,} tokens" if it.window else ""
@@ -78,12 +79,17 @@ def _seen(request: Request) -> list[str]:
         )
     elif not request.causal:
         found.append("tokens attend to tokens after them, too")
-    for latent, made in {
-        (each.latent, each.H * (each.D + each.value_dim)) for each in it.kinds if each.kv_latent
+    for travels, more in {
+        (bool(each.latent), each.H * (each.D + each.value_dim) / each.latent_numbers)
+        for each in it.kinds
+        if each.kv_latent
     }:
         found.append(
             "the latent travels and is cached, and K and V are made from it wherever a block of it arrives; a "
-            f"program that sends K and V of all heads in its place sends {made / latent:.0f} times as many bytes"
+            f"program that sends K and V of all heads in its place sends {more:.0f} times as many bytes"
+            if travels
+            else f"K and V of all heads travel and are cached, {more:.0f} times as many bytes as the latent from which "
+            "they are made"
         )
     if any(layer.linear for layer in it.kinds):
         found.append(

@@ -147,7 +147,7 @@ class ServeRequest:
             return d * (queries + keys + out) + fed
         asked = (it.q_latent or 0) * d + queries * (it.q_latent or d)
         made = it.kv_latent * it.H * (it.D - (it.rope or 0) + it.value_dim) // self.head_ranks
-        return asked + d * it.latent + made + d * out + fed
+        return asked + d * it.latent_numbers + made + d * out + fed
 
     def read_bytes(self, tokens: int) -> int:
         """Return the bytes of weights that a rank reads for `tokens` tokens: all but unused experts'.

@@ -226,6 +226,7 @@ def _scores_s(request: ServeRequest) -> float:
     numbers = sum(
         it.layers * it.H // request.head_ranks * (it.latent + (it.kv_latent or 0))
         for it in request.sized.kinds
+        if it.latent
     )
     tokens = -(-request.context // request.token_ranks) * request.sequences
     machine = request.machine

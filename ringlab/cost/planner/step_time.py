@@ -399,7 +399,7 @@ def _making_s(
     K and V of each block are made in the forward and again in the backward, where the gradients of the latent and of
     the matrices take two more products, as for all matrices. The products of own tokens count as the layer's matrices.
     """
-    if not layer.kv_latent:
+    if not (layer.kv_latent and layer.latent):
         return np.zeros(steps)
     made = sizes.H * (layer.D - (layer.rope or 0) + layer.value_dim)
     rate = request.machine.peak(request.dtype) * request.machine.reached.linear
