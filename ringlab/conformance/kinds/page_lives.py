@@ -201,7 +201,7 @@ class Pages:
             torch.tensor(self.free[::-1], dtype=torch.int32),
         )
 
-    def write(self, pools: Sequence[Tensor], sequence: int, new: int) -> None:
+    def write(self, pools: Sequence[Shaped[Tensor, "pages K page D"]], sequence: int, new: int) -> None:
         """Write the last `new` tokens of a sequence into these pools."""
         end = self.lengths[sequence]
         slots = torch.arange(self.used(end - new), self.used(end))
