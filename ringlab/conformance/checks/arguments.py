@@ -23,7 +23,7 @@ from ringlab.conformance.checks.check import (
     needs_causal,
     needs_own_tensors,
 )
-from ringlab.conformance.checks.measuring import gradient_of_sinks
+from ringlab.conformance.checks.measuring import gradient_of_trained
 from ringlab.conformance.run.run import RAISED, SPELLINGS, Ran, Run
 from ringlab.conformance.target.argument_names import (
     ALIBI,
@@ -38,6 +38,7 @@ from ringlab.conformance.target.argument_names import (
     OF_KEYS,
     PADDING,
     PREFIXES,
+    SCALES,
     SIDES,
     SINKS,
     SOFTCAPS,
@@ -373,39 +374,50 @@ class _Dtypes(Argument):
 
 
 class _Trained(Argument):
-    """Sinks that need a gradient."""
+    """An argument that needs a gradient, as a parameter of a model does."""
 
     def needs(self, plan: Plan) -> str | None:
-        """Return the reason why the gradient of sinks is not tested, or None."""
+        """Return the reason why the gradient is not tested, or None."""
         own = (
             None if plan.claims.autograd else "gradients come from a function of their own, not from autograd"
         )
+        if self.names == SCALES and not plan.claims.tensor_scale:
+            return "no annotation says that the scale may be a tensor"
         return super().needs(plan) or needs_backward(plan) or own
 
     def _of_values(self, plan: Plan, given: Sequence[Ran]) -> Verdict:
-        """Return the verdict: the ranks' gradients of sinks, or their sum, must be the true one.
-
-        A target may return no gradient if autograd knows it.
-        """
+        """Return the verdict: each rank's gradient, or their sum over the ranks, must be the true one."""
         verdict = super()._of_values(plan, given)
         for ran in given if verdict.ok else ():
-            parts = [part for part in ran.dsinks if part is not None]
-            if not parts:
-                return replace(
-                    verdict, evidence=f"{verdict.evidence}; sinks get no gradient, and autograd says so"
-                )
-            true, most = gradient_of_sinks(ran.run)
-            if len(parts) < len(ran.dsinks):
-                return Verdict(False, f"sinks get a gradient on some ranks only ({ran.run})", ran.run)
-            total = np.sum(parts, axis=0)
-            of_sum = np.abs(total - true)
-            of_each = np.max([np.abs(part - true) for part in parts], axis=0)
-            if not ((of_sum <= most).all() or (of_each <= most).all()):
-                head = int((of_sum - most).argmax())
-                found, right = apart(float(total[head]), float(true[head]))
-                text = f"the gradient of sinks, summed over the ranks, is {found} for {right} at head {head}"
-                return Verdict(False, f"{text} ({ran.run})")
+            if wrong := _wrong_gradient(ran):
+                return Verdict(False, f"{wrong} ({ran.run})")
         return verdict
+
+
+def _wrong_gradient(ran: Ran) -> str:
+    """Return words for a wrong gradient of the trained argument, or "" if it is right."""
+    what, parts = ran.run.trained, [part for part in ran.of_trained if part is not None]
+    verb = "get" if what.endswith("s") else "gets"
+    if not parts:
+        return f"the trained {what} {verb} no gradient, and no error says so"
+    if len(parts) < len(ran.of_trained):
+        return f"the trained {what} {verb} a gradient on some ranks only"
+    true, most = gradient_of_trained(ran.run)
+    if what == "additive bias":  # each rank has the rows of its own queries
+        of_rows = [true[:, :, own] for own in ran.positions], [most[:, :, own] for own in ran.positions]
+        total, true, most = (np.concatenate(each, axis=2) for each in (parts, *of_rows))
+        of_each = of_sum = np.abs(total - true)
+    else:
+        total = np.sum(parts, axis=0)
+        of_sum = np.abs(total - true)
+        of_each = np.max([np.abs(part - true) for part in parts], axis=0)
+    if (of_sum <= most).all() or (of_each <= most).all():
+        return ""
+    at = np.unravel_index(int((of_sum - most).argmax()), of_sum.shape)
+    found, right = apart(float(total[at]), float(true[at]))
+    head = f" at head {at[1 if len(at) > 1 else 0]}" if at else ""
+    summed = "" if what == "additive bias" else ", summed over the ranks,"
+    return f"the gradient of {what}{summed} is {found} for {right}{head}"
 
 
 def _of_dtypes(of_queries: str, of_keys: str, of_values: str) -> tuple[Changes, ...]:
@@ -423,10 +435,13 @@ ARGUMENTS = (
     Argument("window", "", "window sides", SIDES, (_sides((5, -1), (3, 7)),), by_mask=False, others=(lambda run: {"sides": (_shard(run) + 2, 0) if run.causal else (-1, 2)}, _always(sides=(-1, -1)))),
     Argument("soft cap", "soft caps that it takes: the oracle's result, or an error", "soft cap", (*SOFTCAPS, *FLEX_SCORES), (_always(softcap=0.75), _always(softcap=30.0)), by_mask=False),
     Argument("prefix", "a prefix that every row sees: the oracle's result, or an error", "prefix", PREFIXES, (_always(prefix=3), lambda run: {"prefix": run.S - 3}), causal=True),
-    Argument("sinks", "sinks that it takes, with scores of some hundreds too, and their gradient: the oracle's result, or an error", "sinks", SINKS, (_always(sinks=True), _always(sinks=True, values="large")), by_mask=False),
-    _Trained("sinks", "", "trained sinks", SINKS, (_always(sinks=True, trained_sinks=True),), by_mask=False, paired=False),
+    Argument("sinks", "sinks that it takes, with scores of some hundreds too: the oracle's result, or an error", "sinks", SINKS, (_always(sinks=True), _always(sinks=True, values="large")), by_mask=False),
     Argument("alibi", "slopes of ALiBi, by distance in both directions, or a bias of each score: the oracle's result, or an error", "ALiBi slopes", (*ALIBI, *FLEX_SCORES), (_always(alibi=1.0), _always(alibi=2.0**-4)), by_mask=False),
     Argument("alibi", "", "additive bias", BIASES, (_always(bias=True),), by_mask=False),
+    _Trained("trained arguments", "sinks, a bias, slopes of ALiBi or a scale that need a gradient: the true one, or an error", "sinks", SINKS, (_always(sinks=True, trained="sinks"),), by_mask=False, paired=False),
+    _Trained("trained arguments", "", "additive bias", BIASES, (_always(bias=True, trained="additive bias"),), by_mask=False, paired=False),
+    _Trained("trained arguments", "", "ALiBi slopes", ALIBI, (_always(alibi=1.0, trained="ALiBi slopes"),), by_mask=False, paired=False),
+    _Trained("trained arguments", "", "scale", SCALES, (_always(scale=0.3, trained="scale"),), by_mask=False, paired=False),
     Argument("documents", "packed documents that it takes: even ones; an empty one, one token, one longer than a shard; 300 of them; other ones of the keys", "packed documents", DOCUMENTS, (_documents(12), _documents(5, 0, 1, 13)), others=(_ended_early, _documents(0, 1, 1, 0, 0, 2, 1, 3, 7, 1))),
     Argument("documents", "", "many documents", DOCUMENTS, (_many_documents,), paired=False),
     Argument("documents", "", "documents of each sequence", IDS, (_documents_of_each,), by_mask=False, form_of="packed documents"),

@@ -19,7 +19,7 @@ from ringlab.conformance.checks.check import (
 )
 from ringlab.conformance.checks.values import GROWTH, rms, typed
 from ringlab.conformance.run.call_patterns import CALL_PATTERNS, OTHER_GROUP
-from ringlab.conformance.run.run import HALVED, TWO_AT_ONCE, Ran, Run
+from ringlab.conformance.run.run import GROWS, HALVED, MANY_MORE_LENGTHS, TWO_AT_ONCE, Ran, Run
 from ringlab.conformance.target.argument_names import GROUPS
 from ringlab.conformance.target.claims import RING, TORCH
 from ringlab.conformance.tolerance import NAMES
@@ -33,7 +33,7 @@ _ASKS = {
     "zeros": "a loss of some tokens, which gives whole ranks a gradient of 0; rows of q, k and v that are 0",
     "gradient of lse": "a loss on lse too, or an lse that autograd knows has no gradient",
     "backward again": "a second backward of the same forward",
-    "calls in flight": "five forwards, then their backwards; an evaluation, a skipped step or an error between",
+    "calls in flight": "forwards that differ in arguments, then their backwards, first or last one first; an evaluation, a skipped step or an error between",
     "two groups": "a backward on all ranks after a forward on half of them, and halves after a forward on all",
     "autocast": "bfloat16 inputs under torch.autocast, which rounds products of float32 too",
     "default dtype": "the same while the default dtype of new tensors is bfloat16, as inference engines set it",
@@ -47,7 +47,7 @@ _ASKS = {
     "two rings": "a group that is not the world: even ranks one ring, odd ranks another",
     "two threads": "two calls at once in a process, each on a ring of its own",
     "same memory": "other values in the same tensors",
-    "many calls": "no more memory after each call",
+    "many calls": "no more memory after each call, nor after each new length of a call",
     "side effects": "arguments, random numbers, settings of the process, process groups as before each call; a right result after one that raised",
 }
 _STATE = (
@@ -115,6 +115,22 @@ def _as_called(plan: Plan, rans: Sequence[Ran]) -> Verdict:
         return Verdict(True, refused[0] if rans[0].trouble is not None else f"does not apply: {refused[0]}")
     verdict = by_errors(NAMES)(plan, right)
     return replace(verdict, evidence="; ".join([verdict.evidence, *refused[:1]])) if verdict.ok else verdict
+
+
+def _grows_no_more(plan: Plan, rans: Sequence[Ran]) -> Verdict:
+    """Return the verdict: memory may not grow with each call or length.
+
+    If it grows at a few lengths, many more must show that this ends, as in a cache with a limit.
+    """
+    verdict = _as_called(plan, rans)
+    growing = {ran.run.use: ran.noted(GROWS) for ran in rans if ran.noted(GROWS)}
+    if not verdict.ok or not growing:
+        return verdict
+    if all(ran.run.use != MANY_MORE_LENGTHS for ran in rans):
+        return replace(verdict, more=tuple(_called([MANY_MORE_LENGTHS])(plan)))
+    if MANY_MORE_LENGTHS not in growing:
+        return verdict
+    return Verdict(False, f"what a call keeps by its length is never freed: {growing[MANY_MORE_LENGTHS][0]}")
 
 
 SIDE_EFFECTS = "side effects"
@@ -201,7 +217,8 @@ def _no_rings(plan: Plan) -> str | None:
 def _by_check() -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     for name, use in CALL_PATTERNS.items():
-        found.setdefault(use.check, []).append(name)
+        if name != MANY_MORE_LENGTHS:
+            found.setdefault(use.check, []).append(name)
     return found
 
 
@@ -212,11 +229,12 @@ def _runs_of(check: str, names: Sequence[str]) -> Runs:
 
 
 def _judge_of(check: str) -> Judge:
-    if check == SIDE_EFFECTS:
-        return _left_as_before
+    if check in _OF_THEIR_OWN:
+        return _OF_THEIR_OWN[check]
     return _rounds_no_more if check in _COMPARED else _as_called
 
 
+_OF_THEIR_OWN: dict[str, Judge] = {SIDE_EFFECTS: _left_as_before, "many calls": _grows_no_more}
 CALL_CHECKS = tuple(
     Check(
         check, _ASKS[check], "full" if check in _FULL else "quick", Measure.STATE if check in _STATE else Measure.TRAINING,

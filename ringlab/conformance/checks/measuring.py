@@ -205,7 +205,56 @@ def kept_in(
     return out[..., :S] > weights[..., :S] / 2
 
 
-def gradient_of_sinks(run: Run) -> tuple[Float[np.ndarray, " H"], Float[np.ndarray, " H"]]:
+def gradient_of_trained(run: Run) -> tuple[Float[np.ndarray, "..."], Float[np.ndarray, "..."]]:
+    """Return the true gradient of a run's trained argument, and its largest allowed error in each entry.
+
+    It is (H,) for sinks and slopes, (B, H, S, S) for a bias, and () for a scale. The sums are over all rows.
+    """
+    if run.trained == "sinks":
+        return _gradient_of_sinks(run)
+    of_scores, moves = _gradient_of_scores(run)
+    if run.trained == "additive bias":
+        return of_scores, CHANCE * moves
+    if run.trained == "scale":
+        q, k = (oracle.float64(x) for x in inputs(run.plain)[:2])
+        factors, axes = q @ np.repeat(k, run.H // run.K, axis=1).swapaxes(-1, -2), (0, 1, 2, 3)
+    else:
+        at = np.arange(run.S)
+        factors, axes = -np.abs(at[:, None] - at), (0, 2, 3)
+    return (of_scores * factors).sum(axes), CHANCE * (moves * np.abs(factors)).sum(axes)
+
+
+def _gradient_of_scores(run: Run) -> tuple[Float[np.ndarray, "B H S S"], Float[np.ndarray, "B H S S"]]:
+    """Return the true gradient of the scores, dS = p (dP − delta), and the largest allowed error of each entry.
+
+    By the floor of `ringlab.conformance.tolerance`, delta moves by ε·r because out is stored, and by its part 2
+    because it is summed; dS moves by 4δ p |dO||v| because scores are rounded, and by ε of itself because it is
+    stored.
+    """
+    (true, _), (q, k, v, dout) = expected(run.plain), inputs(run.plain)
+    scale = run.D**-0.5 if run.scale is None else run.scale
+    groups = run.H // run.K
+    keys, values = (np.repeat(oracle.float64(x), groups, axis=1).swapaxes(-1, -2) for x in (k, v))
+    scores = scale * (oracle.float64(q) @ keys)
+    if run.alibi or run.bias:
+        scores = scores + _added(run).numpy()
+    cotangent = oracle.float64(dout)
+    weights = np.where(run.visible(), np.exp(scores - true.lse[..., None]), 0.0)
+    products = cotangent * true.out
+    squares, delta = (products**2).sum(-1), products.sum(-1)
+    found = weights * (cotangent @ values - delta[..., None])
+    dtype = getattr(torch, run.dtype)
+    unit, state = (torch.finfo(x).eps for x in (dtype, torch.promote_types(dtype, torch.float32)))
+    scoring: dict[str, Any] = {"scale": scale, "mask": run.visible()}
+    exact = _with_added(run, q, k) if run.alibi or run.bias else (q, k)
+    moved = score_rounding(*exact, v, dout, true=true, **scoring)["lse"] * np.abs(true.lse).max()
+    longest = [np.sqrt((x**2).sum(-1)) for x in (cotangent, oracle.float64(v))]
+    of_rows = unit * np.sqrt(squares) + state * np.sqrt(run.D * (squares + 2 * delta**2) / 3)
+    of_rows = of_rows + 4 * moved * longest[0] * longest[1].max()
+    return found, weights * of_rows[..., None] + unit * np.abs(found)
+
+
+def _gradient_of_sinks(run: Run) -> tuple[Float[np.ndarray, " H"], Float[np.ndarray, " H"]]:
     """Return the true gradient of a run's sinks, summed over all rows, and its largest allowed error.
 
     A sink with weight p in a row has the gradient −p·delta there. A row's part moves by p·ε·r, where r is the

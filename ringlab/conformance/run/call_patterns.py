@@ -11,8 +11,9 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import pairwise
 from typing import Any, Protocol
 
 import torch
@@ -25,7 +26,9 @@ from ringlab.conformance.run.caller_state import draw_numbers
 from ringlab.conformance.run.meters import PassMeter
 from ringlab.conformance.run.run import (
     COMPILED,
+    GROWS,
     HALF_AFTERWARDS,
+    MANY_MORE_LENGTHS,
     TWO_AT_ONCE,
     TWO_RINGS,
     Run,
@@ -62,7 +65,13 @@ class _Part(Protocol):
     def note(self, kind: str, text: str) -> None: ...
     def elsewhere(self) -> AbstractContextManager[None]: ...
     def compiled(self) -> AbstractContextManager[None]: ...
+    def asking(self, run: Run) -> AbstractContextManager[None]: ...
     def with_other_arguments(self) -> AbstractContextManager[None]: ...
+    @property
+    def with_other_values(self) -> Run: ...
+    @property
+    def without_arguments(self) -> Run: ...
+    def totals(self, numbers: Sequence[int]) -> list[int]: ...
     def meet(self) -> None: ...
     def turn(self) -> AbstractContextManager[None]: ...
     def meet_all(self) -> None: ...
@@ -154,18 +163,32 @@ def _retained(part: _Part) -> Tensors:
 def _first_in_first_out(part: _Part) -> Tensors:
     """Return the results of the first of five micro-batches in flight, as in a pipeline.
 
-    All forwards come first. Then this micro-batch has the first backward.
+    All forwards come first. Then this micro-batch has the first backward. Two of the others are called without its
+    arguments, and with other values of them, so that those of another call cannot stand for its own.
     """
-    calls = []
-    for shift in range(5):
-        *qkv, dout = part.shards(shift)
-        leaves = _leaves(tuple(qkv))
-        calls.append((leaves, dout, *part.attend(leaves)))
-    found = [
-        {**_results(out, lse), **_named(part.gradients(leaves, dout, out, lse))}
-        for leaves, dout, out, lse in calls
-    ]
-    return found[0]
+    run = part.run
+    return _in_flight(part, (run, run, part.without_arguments, run, part.with_other_values))[0]
+
+
+def _last_in_first_out(part: _Part) -> Tensors:
+    """Return the results of the first of two calls without arguments in common, which goes back last, as layers do."""
+    return _in_flight(part, (part.run, part.without_arguments), last_first=True)[0]
+
+
+def _in_flight(part: _Part, runs: Sequence[Run], last_first: bool = False) -> list[Tensors]:
+    """Return the results of calls whose forwards all come before the first backward."""
+    calls, order = [], range(len(runs))
+    for shift, run in enumerate(runs):
+        with part.asking(run):
+            *qkv, dout = part.shards(shift)
+            leaves = _leaves(tuple(qkv))
+            calls.append((leaves, dout, *part.attend(leaves)))
+    found: dict[int, Tensors] = {}
+    for place in order[::-1] if last_first else order:
+        leaves, dout, out, lse = calls[place]
+        with part.asking(runs[place]):
+            found[place] = {**_results(out, lse), **_named(part.gradients(leaves, dout, out, lse))}
+    return [found[place] for place in order]
 
 
 def _in_between(call: Callable[[_Part], Any], part: _Part) -> Tensors:
@@ -188,8 +211,13 @@ def _call_elsewhere(part: _Part) -> None:
 
 
 def _abandoned(part: _Part) -> Tensors:
-    """Return the results after a forward without a backward, as in a step that is skipped for its loss."""
-    part.attend(_leaves(part.shards(1)[:3]))
+    """Return the results after forwards without a backward, as in a step that is skipped for its loss.
+
+    One of them has other arguments.
+    """
+    for run in (part.run, part.without_arguments):
+        with part.asking(run):
+            part.attend(_leaves(part.shards(1)[:3]))
     return _whole(part)
 
 
@@ -443,6 +471,34 @@ def _many_calls(part: _Part) -> Tensors:
     return found
 
 
+def _many_lengths(count: int, part: _Part) -> Tensors:
+    """Return the results of a call after others of `count` lengths; note it if memory grows with each length.
+
+    The longest call comes first, so that a buffer for the longest call so far does not grow.
+    """
+    run, live = part.run, list[int]()
+    with part.counted() as meter:
+        for shorter in range(count):
+            with part.asking(replace(run, S=run.S - 2 * run.P * shorter)):
+                _whole(part)
+            part.meet()
+            live.append(meter.memory.live_bytes)
+        live = part.totals(live)
+        rises = [after > before for before, after in pairwise(live)][-_LAST:]
+        if sum(rises) > 0.7 * len(rises):
+            gc.collect()  # whether memory waits for it is the question of many calls of one length
+            (left,) = part.totals([meter.memory.live_bytes])
+            if left > live[0]:
+                part.note(GROWS, f"{left - live[0]:,} bytes more are held after calls of {count} lengths")
+    return _whole(part)
+
+
+_LAST = 7
+"""The number of lengths that show growth, after those that fill a cache with a limit."""
+_FEW, _MORE = 10, 160
+"""The numbers of lengths. Many caches hold 128 entries, which is also the default of functools.lru_cache."""
+
+
 @contextmanager
 def _no_collection() -> Iterator[None]:
     enabled = gc.isenabled()
@@ -491,6 +547,7 @@ CALL_PATTERNS: dict[str, CallPattern] = {
     ),
     "backward again": CallPattern("backward again", _retained),
     "five in flight": CallPattern("calls in flight", _first_in_first_out),
+    "layers that differ": CallPattern("calls in flight", _last_in_first_out),
     "evaluated in between": CallPattern("calls in flight", partial(_in_between, _evaluate)),
     "a step skipped": CallPattern("calls in flight", _abandoned),
     "an error in between": CallPattern("calls in flight", partial(_in_between, _fail)),
@@ -518,6 +575,8 @@ CALL_PATTERNS: dict[str, CallPattern] = {
     HALF_AFTERWARDS: CallPattern("two groups", _whole, backward=False),
     "same memory": CallPattern("same memory", _same_memory, backward=False),
     "many calls": CallPattern("many calls", _many_calls, backward=False),
+    "many lengths": CallPattern("many calls", partial(_many_lengths, _FEW), {"S": 76}, backward=False),
+    MANY_MORE_LENGTHS: CallPattern("many calls", partial(_many_lengths, _MORE), {"S": 640}, backward=False),
     "side effects": CallPattern("side effects", _side_effects, backward=False),
     "after an error": CallPattern("side effects", _after_an_error, backward=False),
     "after a wrong shape": CallPattern("side effects", _after_an_error, {"P": 1}, backward=False),

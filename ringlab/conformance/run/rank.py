@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import copy
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import partial
 from typing import Any
 
@@ -25,6 +25,7 @@ from ringlab.conformance.run.caller_state import unchanged
 from ringlab.conformance.run.memory_forms import FORMS, away_in
 from ringlab.conformance.run.meters import Metered, PassMeter, UnwrittenIsNaN
 from ringlab.conformance.run.run import (
+    GIVEN,
     HALF_AFTERWARDS,
     HALVED,
     SPELLINGS,
@@ -33,10 +34,9 @@ from ringlab.conformance.run.run import (
     RankResult,
     Run,
     inputs,
-    sinks_of,
 )
 from ringlab.conformance.run.troubles import WrongResult
-from ringlab.conformance.target.argument_names import GROUPS, SINKS
+from ringlab.conformance.target.argument_names import GROUPS, SCALES, TRAINED
 from ringlab.conformance.target.calling import (
     arguments,
     as_axes,
@@ -68,8 +68,7 @@ class RankPart:
         if run.use in HALVED or (run.use == TWO_AT_ONCE and ring is not None):
             run, rank, ring = self._halved(run, rank, ring)
         self.run, self.rank, self.device, self.on_send = run, rank, device, on_send
-        self.positions = self._dealt(run.S)
-        self.key_positions = self._dealt(run.keys)[rank] if run.keys else self.positions[rank]
+        self._deal()
         self.metered: Metered | None = None
         if ring is not None:
             self.metered = Metered(Strict(ring.comm) if run.strict else ring.comm)
@@ -78,14 +77,19 @@ class RankPart:
         self.notes: list[tuple[str, str]] = []
         self.meters: list[Meter] = []
         self.begun = self.returned = 0  # calls of the target in forward
-        self.sinks: Tensor | None = None  # those of the latest call, if they are trained
-        self.dsinks: np.ndarray | None = None
+        self.trained: Tensor | None = None  # the latest call's argument that needs a gradient
+        self.of_trained: np.ndarray | None = None
         self.queries: tuple[float, ...] = ()  # sums of the latest call's q
         self.held: dict[str, Tensor] | None = None  # tensors of arguments that keep their memory
         self.handed: dict[str, Any] = {}  # the latest call's arguments besides q, k and v
         self.calls: Callable[..., Any] = partial(
             called, target.function
         )  # with positional and named arguments
+
+    def _deal(self) -> None:
+        run = self.run
+        self.positions = self._dealt(run.S)
+        self.key_positions = self._dealt(run.keys)[self.rank] if run.keys else self.positions[self.rank]
 
     def _dealt(self, S: int) -> list[np.ndarray]:
         """Return each rank's positions. Raises: WrongResult for an error of the target's own layout.
@@ -136,7 +140,7 @@ class RankPart:
         notes = list(dict.fromkeys(self.notes))
         if self._is_short:
             return RankResult(own[:-1], self.key_positions[:-1], arrays, notes)
-        return RankResult(own, self.key_positions, arrays, notes, meters[0], meters[1], dsinks=self.dsinks)
+        return RankResult(own, self.key_positions, arrays, notes, meters[0], meters[1], of_trained=self.of_trained)
 
     def _finite(self, arrays: dict[str, np.ndarray]) -> None:
         """Note results in rows of padding that are not finite."""
@@ -164,7 +168,8 @@ class RankPart:
     def _another(self, run: Run) -> Run:
         """Return the run with another mask and scale, as far as the target takes them."""
         causal = not run.causal if len({*self.target.causal}) > 1 else run.causal
-        return replace(run, causal=causal, scale=0.3 if self.target.takes_scale else None)
+        scale = 0.3 if run.scale is None else 0.7
+        return replace(run, causal=causal, scale=scale if self.target.takes_scale else None)
 
     @property
     def _is_short(self) -> bool:
@@ -283,11 +288,11 @@ class RankPart:
             return gradients
         if not out.requires_grad:
             raise WrongResult("out has no gradient: autograd cannot go back from it to q, k and v")
-        trained = leaves if self.sinks is None else (*leaves, self.sinks)
+        trained = leaves if self.trained is None else (*leaves, self.trained)
         gradients = torch.autograd.grad(out, trained, dout, retain_graph=retain, allow_unused=True)
-        if self.sinks is not None:
-            *gradients, dsinks = gradients
-            self.dsinks = None if dsinks is None else oracle.float64(dsinks)
+        if self.trained is not None:
+            *gradients, found = gradients
+            self.of_trained = None if found is None else oracle.float64(found)
         missing = [name for name, x in zip("qkv", gradients, strict=True) if x is None]
         if missing:
             raise WrongResult(f"out does not depend on {', '.join(missing)} for autograd")
@@ -328,20 +333,61 @@ class RankPart:
         """Let the calls in this context be those of another run, ring and group."""
         kept = self.__dict__.copy()
         self.run, self.rank, self.ring, self.group = run, rank, ring, group
-        self.positions = self._dealt(self.run.S)
-        self.key_positions = self.positions[self.rank]
+        self._deal()
         try:
             yield
         finally:
             self.__dict__.update(kept)
 
+    def asking(self, run: Run) -> AbstractContextManager[None]:
+        """Let the calls in this context be those of another run on the same ranks."""
+        return self._as_part_of(run, self.rank, self.ring, self.group)
+
     @contextmanager
     def with_other_arguments(self) -> Iterator[None]:
         """Give the calls in this context other arguments, in tensors that later calls find changed in place."""
-        other = replace(self.run, seed=self.run.seed + 1, documents=self.run.documents[::-1])
         self.held = {}
-        with self._as_part_of(other if not self.run.pads else self.run, self.rank, self.ring, self.group):
+        with self.asking(self.with_other_values):
             yield
+
+    @property
+    def with_other_values(self) -> Run:
+        """Return the run with other values of the arguments that it passes, and another scale."""
+        run = self.run
+        return replace(
+            run,
+            seed=run.seed + 1,
+            scale=self._another(run).scale,
+            window=run.window and run.window + 2,
+            sides=tuple(side if side < 0 else side + 1 for side in run.sides),
+            softcap=2 * run.softcap,
+            prefix=run.prefix and max(1, run.prefix - 2),
+            alibi=run.alibi / 2,
+            documents=run.documents if run.pads else run.documents[::-1],
+            documents_of=run.documents_of[::-1],
+            pads_of=run.pads_of[::-1],
+            holes=run.holes[::-1],
+            dropout_seed=run.dropout_seed + 1,
+        )
+
+    @property
+    def without_arguments(self) -> Run:
+        """Return a plain run that differs from this one in all that the target claims: length, layout, mask and dtype."""
+        run, defaults = self.run, {field.name: field.default for field in fields(Run)}
+        layout, dtype = (
+            next((each for each in claimed if each != own), own)
+            for claimed, own in ((self.target.layouts, run.layout), (self.target.dtypes, run.dtype))
+        )
+        changed = {"layout": layout, "dtype": dtype, "S": run.S + 2 * run.P}
+        return replace(self._another(run), **{name: defaults[name] for name in GIVEN}, **changed)
+
+    def totals(self, numbers: Sequence[int]) -> list[int]:
+        """Return the sum over the ranks of each of these numbers."""
+        here = torch.tensor(numbers)
+        if self.ring is not None:
+            return [int(each) for each in self.ring.all_reduce(here)]
+        torch.distributed.all_reduce(here)
+        return here.tolist()
 
     def meet(self) -> None:
         """Wait for the other ranks."""
@@ -415,9 +461,10 @@ class RankPart:
             group = torch.distributed.group.WORLD
         layout = self.target.known_layout(run.layout, run.S, run.P)
         more = dict(given(self.target, run, self.positions[self.rank], self.device))
-        if run.trained_sinks:
-            self.sinks = sinks_of(run).to(self.device).requires_grad_()
-            more |= dict.fromkeys(SINKS, self.sinks)
+        if names := TRAINED.get(run.trained):
+            more |= dict.fromkeys(SCALES, torch.tensor(run.scale, device=self.device)) if names == SCALES else {}
+            self.trained = more[names[0]].clone().requires_grad_()
+            more |= dict.fromkeys(names, self.trained)
         if self.held is not None:
             more |= self._in_held_memory(more)
         # A mask says whether it is causal, and ringlab refuses both.

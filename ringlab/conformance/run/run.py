@@ -23,7 +23,7 @@ _LISTED = 12
 GIVEN = {
     "window": "window", "sides": "window sides", "softcap": "softcap", "prefix": "prefix", "documents": "documents",
     "key_documents": "documents of keys", "documents_of": "documents of each sequence", "pads": "padding", "pads_of": "padding of each sequence", "holes": "tokens and padding in turn", "sinks": "sinks",
-    "trained_sinks": "trained sinks", "alibi": "ALiBi slopes", "bias": "additive bias", "joint": "joint tokens", "keys": "keys",
+    "trained": "trained", "alibi": "ALiBi slopes", "bias": "additive bias", "joint": "joint tokens", "keys": "keys",
     "alignment": "aligned", "neutral": "switched off:", "spelled": "causal as", "dv": "head dim of v", "dropout": "dropout",
     "of_keys": "dtypes of k and v", "offset": "positions from",
 }  # fmt: skip
@@ -42,6 +42,10 @@ HALF_AFTERWARDS = "half of the ranks afterwards"
 HALVED = (TWO_RINGS, HALF_AFTERWARDS)
 TWO_AT_ONCE = "two at once"
 """The call pattern of two calls at the same time in one process, each on a ring of its own."""
+MANY_MORE_LENGTHS = "many more lengths"
+"""The call pattern of so many lengths that a cache with a limit is full; only growth at a few lengths asks for it."""
+GROWS = "grows"
+"""The kind of note of memory that grows with each length of a call."""
 COMPILED = "compiled"
 """The call pattern of a function that torch.compile traces, which takes seconds."""
 
@@ -63,7 +67,7 @@ class Run:
     document, or after the whole sequence; a negative number means padding before the sequence. No row sees
     padding keys, and padding rows have no gradient and are not compared. pads_of: the padding of each of B
     sequences in the same way. holes: for each of B sequences, the lengths of stretches that are tokens and padding in turn. documents_of: the lengths of the documents of each of B sequences. sinks: whether each query head has a logit that takes weight and contributes no
-    value. trained_sinks: whether sinks need a gradient. alibi: if it is not 0, a score falls by
+    value. trained: the argument that needs a gradient, a name in `ringlab.conformance.target.argument_names.TRAINED`. alibi: if it is not 0, a score falls by
     this number times the query head's slope times the distance of the key, in both directions. bias: whether a number for
     each head, query and key is added to the score. joint: "front" or "rear", the end at which `JOINT`
     keys that all ranks hold are joined. keys: the number of keys of another sequence, for cross-attention.
@@ -123,7 +127,7 @@ class Run:
     documents_of: tuple[tuple[int, ...], ...] = ()
     alignment: str = ""
     bias: bool = False
-    trained_sinks: bool = False
+    trained: str = ""
     neutral: str = ""
     spelled: str = ""
     of_keys: tuple[str, ...] = ()
@@ -294,7 +298,7 @@ class RankResult:
     """One rank's results: float64 arrays (B, H, L, D) by name, its tokens' positions, and observations.
 
     key_positions: the positions of its keys; they differ from `positions` if the keys are of another
-    sequence. dsinks: the gradient of trained sinks, if autograd returned one.
+    sequence. of_trained: the gradient of the trained argument, if autograd returned one.
     """
 
     positions: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
@@ -305,7 +309,7 @@ class RankResult:
     backward: Meter | None = None
     trouble: Trouble | None = None
     seconds: float = 0.0
-    dsinks: np.ndarray | None = None
+    of_trained: np.ndarray | None = None
 
 
 @dataclass
@@ -315,7 +319,7 @@ class Ran:
     returned: the ranks on which the target returned anything, whether it is an attention or not. failed: the
     rank that failed first, −1 if unknown. spared: whether rank 1 was never killed, because it did not send
     the message at which it should die. stopped: if no rank reported an error, the ranks that continued
-    without rank 1 until their processes were ended. dsinks: each rank's gradient of trained sinks.
+    without rank 1 until their processes were ended. of_trained: each rank's gradient of the trained argument.
     """
 
     run: Run
@@ -330,7 +334,7 @@ class Ran:
     spared: bool = False
     stopped: tuple[int, ...] = ()
     seconds: float = 0.0
-    dsinks: list[np.ndarray | None] = field(default_factory=list)
+    of_trained: list[np.ndarray | None] = field(default_factory=list)
 
     def noted(self, kind: str) -> list[str]:
         """Return the notes of one kind."""
@@ -362,7 +366,7 @@ def join(run: Run, parts: list[RankResult]) -> Ran:
     if ran.trouble is not None:
         return ran
     ran.positions = [part.positions for part in parts]
-    ran.dsinks = [part.dsinks for part in parts]
+    ran.of_trained = [part.of_trained for part in parts]
     for name, first in parts[0].arrays.items():
         of_keys = bool(run.keys) and name in ("dk", "dv")
         whole = np.full((*first.shape[:2], run.keys if of_keys else run.S, *first.shape[3:]), np.nan)

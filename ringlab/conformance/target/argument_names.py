@@ -49,6 +49,9 @@ JOINT_VALUES = ("joint_tensor_value", "joint_value", "joint_v")
 """Keys and values that every rank holds and that count once; `joint_strategy` is "front" or "rear"."""
 DROPOUTS = ("dropout", "dropout_p")
 SEEDS = ("seed", "dropout_seed")
+SCALES = ("scale", "softmax_scale")
+TRAINED = {"sinks": SINKS, "additive bias": BIASES, "ALiBi slopes": ALIBI, "scale": SCALES}
+"""The arguments that a model may learn, so that they need a gradient."""
 NEUTRAL = {
     **dict.fromkeys(SOFTCAPS, 0.0), **dict.fromkeys(SIDES, (-1, -1)), "window_left": -1, **dict.fromkeys(PREFIXES, 0),
     **dict.fromkeys(DROPOUTS, 0.0),

@@ -172,6 +172,11 @@ def parameters(function: Callable[..., Any]) -> set[str]:
     return _names(_parameters(function) or [])
 
 
+def annotations(function: Callable[..., Any]) -> dict[str, str]:
+    """Return the annotations of a function's parameters, as text."""
+    return {each.name: str(each.annotation) for each in _parameters(function) or []}
+
+
 def written(function: Callable[..., Any]) -> tuple[str, ...]:
     """Return a function's parameters in order as written, with stars before `*args` and `**kwargs`."""
     stars = dict(zip(_VARIADIC, ("*", "**"), strict=True))

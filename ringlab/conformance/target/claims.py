@@ -17,10 +17,12 @@ from ringlab.conformance.target.argument_names import (
     FLEX_SCORES,
     GRADIENTS_OF,
     PLAIN,
+    SCALES,
     THROUGH,
 )
 from ringlab.conformance.target.calling import (
     AXES,
+    annotations,
     bound,
     check_call,
     check_callable,
@@ -157,7 +159,7 @@ class Target:
             whole_documents=not self.ragged and any(map(_cuts_documents, self._functions())),
             takes=self.takes, alignment=self.alignment,
             through=tuple(name for name in THROUGH if swallows(self.function) and name not in self.options),
-            takes_mask=self.takes_mask, allow=tuple(self.allow.items()),
+            takes_mask=self.takes_mask, tensor_scale=self.takes_a_tensor_as_scale, allow=tuple(self.allow.items()),
             required=self.required, open=self._open(),
         )  # fmt: skip
 
@@ -207,8 +209,13 @@ class Target:
     @property
     def takes_scale(self) -> bool:
         """Return whether the function takes a scale."""
-        names = parameters(self.function)
-        return "scale" in names or "softmax_scale" in names
+        return bool({*SCALES} & parameters(self.function))
+
+
+    @property
+    def takes_a_tensor_as_scale(self) -> bool:
+        """Return whether an annotation says that a scale may be a tensor."""
+        return any("Tensor" in annotations(self.function).get(name, "") for name in SCALES)
 
 
 @dataclass(frozen=True)
@@ -220,7 +227,7 @@ class Claims:
     get. required: the parameter names without a default. open: the parameter names that neither an option nor
     a tensor fills, with `*args` and `**kwargs`. whole_documents: whether the length of each packed document
     must be divisible by twice the number of ranks, because a layout cuts each document separately. can_die:
-    whether its ranks may be killed to see what the others do.
+    whether its ranks may be killed to see what the others do. tensor_scale: whether its scale may be a tensor.
     """
 
     name: str
@@ -246,6 +253,7 @@ class Claims:
     open: tuple[str, ...] = ()
     can_die: bool = True
     alignment: str = ""
+    tensor_scale: bool = False
 
     @property
     def any_mask(self) -> bool:
