@@ -20,9 +20,9 @@ from ringlab.conformance.report.counterexample import Search, is_gross, troubled
 from ringlab.conformance.report.diagnosis import GAVE_UP, NO_TARGET, NOT_ASKED, NOT_CALLED, STOPPED
 from ringlab.conformance.report.findings import ALLOWED, Finding, Report
 from ringlab.conformance.run.arguments import names_given
-from ringlab.conformance.run.isolation import HUNG, Isolated
+from ringlab.conformance.run.isolation import Isolated
 from ringlab.conformance.run.loading import VIRTUAL, TargetSpec, transport_of
-from ringlab.conformance.run.run import ANY_LAYOUT, GIVEN, Ran, Run, Trouble
+from ringlab.conformance.run.run import ANY_LAYOUT, ENDLESS, GIVEN, Ran, Run, Trouble
 from ringlab.conformance.run.source import Guessing, Source
 from ringlab.conformance.run.virtual import InThisProcess
 from ringlab.errors import BackendError
@@ -32,7 +32,7 @@ LIMIT = 30.0
 _REPEATS = 3
 """The number of times that a wrong plain run is repeated, to find a target that is wrong by chance."""
 _IN_A_ROW = 2
-"""The number of runs that may hang one after the other; each of them costs the time limit."""
+"""The number of runs that may reach the time limit one after the other."""
 _EXPLAINED = 3  # the most checks that get a smaller counterexample
 Opened = Callable[[], AbstractContextManager[Guessing]]
 
@@ -55,7 +55,7 @@ def check(
 
     claims: fields of `Target` that replace the target's own, such as layouts=("contiguous",).
     fail_fast: whether to stop at the first check that fails.
-    limit: seconds for each run; a longer run counts as hung.
+    limit: seconds for each run; a longer run fails, whether it hangs or is only slow.
     transport: "virtual", or a transport of `ringlab.launch`, for targets over ringlab's Comm; targets over
     torch.distributed run on processes.
     isolate: whether to make the runs in child processes; otherwise they are made in this process on virtual
@@ -204,13 +204,13 @@ class _Suite:
     def _make_and_judge(self) -> None:
         """Make each run once, and judge each check as soon as its verdict is certain."""
         runs = dict.fromkeys(run for planned in self.planned.values() for run in planned)
-        hung: list[Ran] = []  # runs in a row that hung although no rank was made to die or stall
+        hung: list[Ran] = []  # runs in a row that reached the limit although no rank was made to die or stall
         for ran in self.source.made(sorted(runs, key=lambda run: (run.ends, run.P))):
             self.done[ran.run] = ran
             if ran.trouble is not None and ran.trouble.uncallable and _is_plain(ran.run):
                 self._cannot_call(ran.trouble)
                 return
-            hangs = ran.trouble is not None and ran.trouble.kind == HUNG and not ran.run.ends
+            hangs = ran.trouble is not None and ran.trouble.kind in ENDLESS and not ran.run.ends
             hung = [*hung, ran] if hangs else []
             for each in self._undecided():
                 if ran.run in self.planned[each.name]:
@@ -239,7 +239,7 @@ class _Suite:
         self._not_run(NOT_ASKED if self.result.right_if else STOPPED if self._stops() else "not run")
 
     def _look_for_smaller(self) -> None:
-        """Find smaller counterexamples and places of wrong values by a few more runs, unless runs hang."""
+        """Find smaller counterexamples and places of wrong values by a few more runs, unless runs reach the limit."""
         if self.result.right_if or not self.findings[LOADS].ok:
             return
         checked = [each for each in self.selected if each.name in self.counters][:_EXPLAINED]
@@ -326,9 +326,9 @@ class _Suite:
         return self.fail_fast and not all(found.ok for found in self.findings.values())
 
     def _give_up(self, hung: Sequence[Ran]) -> None:
-        """After several hangs in a row, fail every check that waits for runs with the same number of ranks.
+        """After several runs in a row that reached the limit, fail every check that waits for runs with the same number of ranks.
 
-        If runs with two numbers of ranks hung, fail all checks that are not decided.
+        If they had two numbers of ranks, fail all checks that are not decided.
         """
         self.gave_up = True
         last, numbers = hung[-1], sorted({ran.run.P for ran in hung})

@@ -24,7 +24,7 @@ from ringlab.conformance.checks.check import (
     needs_own_tensors,
 )
 from ringlab.conformance.checks.measuring import gradient_of_trained
-from ringlab.conformance.run.run import RAISED, SPELLINGS, Ran, Run
+from ringlab.conformance.run.run import ENDLESS, RAISED, SPELLINGS, Ran, Run
 from ringlab.conformance.target.argument_names import (
     ALIBI,
     BIASES,
@@ -190,7 +190,7 @@ class Argument:
 
         For shapes that the target does not claim, these include the end of the process.
         """
-        return () if self.names else ("crashed", "hung")
+        return () if self.names else ("crashed", *ENDLESS)
 
     def _wrong(self, before: Ran, with_it: Sequence[Ran]) -> Verdict | None:
         """Return a failing verdict if the runs in one place show a fault, else None.

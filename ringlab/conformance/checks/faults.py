@@ -18,7 +18,7 @@ from ringlab.conformance.checks.check import (
     needs_ranks,
 )
 from ringlab.conformance.checks.measuring import without_a_token
-from ringlab.conformance.run.run import Ran, Run
+from ringlab.conformance.run.run import ENDLESS, Ran, Run
 from ringlab.conformance.tolerance import NAMES
 
 _LENGTH = 24
@@ -50,7 +50,7 @@ def _noticed(what: str) -> Judge:
         others = [rank for rank in ran.returned if rank != 1]
         if right.trouble is not None:
             return Verdict(False, f"no rank had a fault, and yet: {right.trouble} ({right.run})")
-        if ran.trouble is not None and ran.trouble.kind in ("hung", "printed without end"):
+        if ran.trouble is not None and ran.trouble.kind in (*ENDLESS, "printed without end"):
             return Verdict(False, f"{what}, and the others never end: {ran.trouble} ({ran.run})")
         waiting = [rank for rank in ran.stopped if rank != 1]
         if waiting:

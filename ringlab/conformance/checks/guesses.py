@@ -8,8 +8,7 @@ from dataclasses import dataclass
 
 from ringlab.conformance.cases import LAYOUTS
 from ringlab.conformance.checks.measuring import measure
-from ringlab.conformance.run.isolation import HUNG
-from ringlab.conformance.run.run import Ran, Run, Trouble
+from ringlab.conformance.run.run import ENDLESS, Ran, Run, Trouble
 from ringlab.conformance.run.source import Guessing
 from ringlab.conformance.target.calling import AXES
 from ringlab.conformance.target.claims import Claims
@@ -50,11 +49,11 @@ def right_if(claims: Claims, opened: Callable[[], AbstractContextManager[Guessin
 
 
 def _may_go_on(found: Reading | Trouble | None) -> bool:
-    """Return whether to try more readings: no reading is right so far, and none has hung.
+    """Return whether to try more readings: no reading is right so far, and none has reached the limit.
 
-    A reading that hangs takes the whole time limit, and another one might do so too.
+    Another reading might take the whole time limit too.
     """
-    return found is None or (isinstance(found, Trouble) and found.kind != HUNG)
+    return found is None or (isinstance(found, Trouble) and found.kind not in ENDLESS)
 
 
 def _first(source: Guessing, claims: Claims, axes: str) -> Reading | Trouble | None:

@@ -35,8 +35,8 @@ from ringlab.conformance.run.caller_state import changed, kept_modes, state
 from ringlab.conformance.run.folder import leave, rank_path, ranks_left
 from ringlab.conformance.run.loading import VIRTUAL, named
 from ringlab.conformance.run.run import RAISED, WRONG_RESULT, Trouble, in_words
-from ringlab.conformance.run.stacks import stacks, tell_stacks
-from ringlab.conformance.run.troubles import crash_in, described, first_trouble
+from ringlab.conformance.run.stacks import standing, tell_stacks
+from ringlab.conformance.run.troubles import crash_in, described, first_trouble, over_the_limit
 from ringlab.conformance.target.argument_names import AROUND, GROUPS, THROUGH
 from ringlab.conformance.target.calling import (
     CannotCall,
@@ -318,8 +318,7 @@ def set_default_dtype(case: Any) -> None:
 
 
 def _hung(path: Path, P: int, limit: float) -> None:
-    told = f"the limit of {limit:g} s for one call (--limit) was hit{stacks(path.parent, range(P))}"
-    leave(path, _RankTrouble(Trouble("hung", told)))
+    leave(path, _RankTrouble(over_the_limit(limit, "one call", standing(path.parent, range(P)))))
     os._exit(1)
 
 

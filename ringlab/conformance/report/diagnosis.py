@@ -10,14 +10,14 @@ from typing import Any, Protocol
 from ringlab.conformance.checks import LOADS
 from ringlab.conformance.report.counterexample import small
 from ringlab.conformance.run.memory_forms import WORDS
-from ringlab.conformance.run.run import GIVEN, in_words
+from ringlab.conformance.run.run import ENDLESS, GIVEN, HUNG, SLOW, in_words
 from ringlab.errors import apart
 
 NO_TARGET = "not run: the target could not be imported"
 NOT_ASKED = "not run: a plain call is wrong"
 STOPPED = "not run: an earlier check failed"
-GAVE_UP = "not run: after hangs in a row"
-"""The words by which the evidence of checks begins whose runs would hang too."""
+GAVE_UP = "not run: other runs reached the limit"
+"""The words by which the evidence of checks begins whose runs would reach it too."""
 NOT_CALLED = "not run: the target cannot be called"
 NOT_RUN = (NO_TARGET, NOT_ASKED, STOPPED, NOT_CALLED)
 """The evidence of checks that were not made."""
@@ -29,7 +29,8 @@ _LONGEST = 200  # the most characters that are shown of a fault without a name
 _LISTED = 6  # the most tokens, or stretches of tokens, in a sentence
 _DOES = {
     "raised": "The target raises",
-    "hung": "The target hangs",
+    HUNG: "The target hangs",
+    SLOW: "The target does not end within the limit",
     "crashed": "The target's process ends",
     "printed without end": "The target prints without end",
     "wrong result": "The target returns no attention",
@@ -115,11 +116,11 @@ def _others(findings: Sequence[_Finding]) -> str:
         )
         told = told or (trouble is not None and " ".join(trouble["text"].rstrip(".").split()) in said)
         if not told and not (each.name == "precision" and _in_float32([each])):
-            # The table names the run. A hang is told whole, because the last rank may be the one that others wait for.
+            # The table names the run. All ranks are told of, because the last one may be the one that others wait for.
             short = re.split(r" \((?:rank \d+; )?P=", evidence)[0]
-            hung = trouble is not None and trouble["kind"] == "hung"
-            on = f" (P = {each.where['run']['P']})" if hung and each.where else ""
-            short = f"{short if hung else short[:_LONGEST]}{on}"
+            whole = trouble is not None and trouble["kind"] in ENDLESS
+            on = f" (P = {each.where['run']['P']})" if whole and each.where else ""
+            short = f"{short if whole else short[:_LONGEST]}{on}"
             kinds.setdefault(trouble["kind"] if trouble else short, (each.name, short))
     listed = [f"“{name}”: {short}" for name, short in list(kinds.values())[:_LISTED]]
     more = f"; {len(kinds) - _LISTED} more below" if len(kinds) > _LISTED else ""
@@ -336,7 +337,7 @@ def _of_trouble(where: Mapping[str, Any]) -> str:
     kind, text, rank = where["trouble"]["kind"], where["trouble"]["text"], where["rank"]
     place = f" on rank {rank}" if rank is not None and where["run"]["P"] > 1 else ""
     if text.startswith("DeadlockError: "):  # virtual ranks notice a hang, and raise an error
-        kind = "hung"
+        kind = HUNG
     return f"{_DOES.get(kind, f'The target fails ({kind})')}{place}, with {settings(where['run'])}: {text.rstrip('.')}."
 
 

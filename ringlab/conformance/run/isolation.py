@@ -25,7 +25,8 @@ from ringlab.comm.processes.launch import environment
 from ringlab.conformance.run.folder import any_left, joined, leave, ran_path, ranks_left
 from ringlab.conformance.run.loading import VIRTUAL, TargetSpec, transport_of
 from ringlab.conformance.run.run import Ran, Run, Trouble, gave
-from ringlab.conformance.run.stacks import stacks
+from ringlab.conformance.run.stacks import Standing, standing
+from ringlab.conformance.run.troubles import over_the_limit
 from ringlab.conformance.target.claims import Claims
 from ringlab.temporary import TemporaryFolder
 
@@ -33,8 +34,6 @@ START_SECONDS = 120.0
 """The seconds that a child may take to start Python and torch and to connect its ranks on a busy machine."""
 MOST_OUTPUT = 4 << 20
 """The most bytes that a run may print."""
-HUNG = "hung"
-"""The kind of trouble of a run that hit its time limit."""
 _TAIL = 2000
 _POLL = 0.02
 _GRACE = 3.0
@@ -127,9 +126,9 @@ class ChildProcess:
         self.output.close()
         self._temporary.cleanup()
 
-    def stands(self) -> str:
-        """Return the place in the code at which the program is, or "" if it is unknown."""
-        return ""
+    def standing(self) -> Standing:
+        """Return where the ranks stand, as far as that is known."""
+        return Standing()
 
     def ended(self, deadline: float, limit: float, what: str) -> Trouble | None:
         """End the child if it will return nothing more, and return the reason; None if it still runs."""
@@ -142,8 +141,7 @@ class ChildProcess:
             how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
             trouble = Trouble("crashed", f"the process ended with {how}{self.output.last_words()}")
         elif self.clock.tick() > deadline:
-            told = f"the limit of {limit:g} s for {what} (--limit) was hit{self.stands()}"
-            trouble = Trouble(HUNG, f"{told}{self.output.last_words()}")
+            trouble = over_the_limit(limit, what, self.standing(), self.output.last_words())
         if trouble is not None:
             self.kill()
         return trouble
@@ -200,11 +198,11 @@ class _Child(ChildProcess):
         claims = self.claims()
         return isinstance(claims, Claims) and transport_of(claims.over, transport) != VIRTUAL
 
-    def stands(self) -> str:
-        """Return the place in the code of each rank of the current run, or "" if it is unknown."""
+    def standing(self) -> Standing:
+        """Return where each rank of the current run stands, as far as that is known."""
         now = self._now()
         known = now is not None and 0 <= now < len(self.runs) and self._code() is None
-        return stacks(self.folder, range(self.runs[now].P)) if known and now is not None else ""
+        return standing(self.folder, range(self.runs[now].P)) if known and now is not None else Standing()
 
     def results(self, runs: Sequence[Run], axes: str = "") -> Iterator[Ran]:
         """Yield the outcomes of these runs in order, without skipped ones, until a run ends the child.

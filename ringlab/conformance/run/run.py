@@ -342,6 +342,9 @@ class Ran:
 
 
 RAISED = "raised"
+HUNG, SLOW = "hung", "over the limit"
+"""The kinds of trouble of a run that reached its time limit: every rank waits for another one; or not."""
+ENDLESS = (HUNG, SLOW)
 WRONG_RESULT = "wrong result"
 """The kind of trouble of a target that returns something other than attention."""
 

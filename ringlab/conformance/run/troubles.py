@@ -10,13 +10,16 @@ from typing import Any
 
 from ringlab.comm.processes.launch import ProcessesFailedError
 from ringlab.conformance.run.run import (
+    HUNG,
     RAISED,
+    SLOW,
     WRONG_RESULT,
     RankResult,
     Run,
     Trouble,
     gave,
 )
+from ringlab.conformance.run.stacks import Standing
 from ringlab.conformance.target.calling import CannotCall
 from ringlab.errors import in_one_line
 
@@ -56,6 +59,18 @@ def described(error: BaseException) -> Trouble:
     frames = traceback.extract_tb(error.__traceback__)
     where = f", raised by {Path(frames[-1].filename).name}, line {frames[-1].lineno}" if frames else ""
     return replace(trouble, text=f"{trouble.text.removesuffix(': ')} without a text{where}")
+
+
+def over_the_limit(limit: float, what: str, standing: Standing, words: str = "") -> Trouble:
+    """Return the trouble of a run or a call that reached its limit of seconds. words: further words about it.
+
+    Only ranks that all wait for each other would never end. Otherwise more time may be enough.
+    """
+    told = f"the limit of {limit:g} s for {what} (--limit) was reached{standing.words}"
+    if standing.stuck:
+        return Trouble(HUNG, f"{told}{words}")
+    slow = "; some rank does not wait for another one: with a larger --limit the target may end"
+    return Trouble(SLOW, f"{told}{slow if standing.words else ''}{words}")
 
 
 def first_trouble(failure: Exception | None, parts: Sequence[Any]) -> Trouble | None:

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
-from ringlab.conformance.run.isolation import HUNG, START_SECONDS, Isolated
+from ringlab.conformance.run.isolation import START_SECONDS, Isolated
 from ringlab.conformance.run.loading import TargetSpec
-from ringlab.conformance.run.run import RAISED, Ran, RankResult, Run, Trouble, join
+from ringlab.conformance.run.run import HUNG, RAISED, Ran, RankResult, Run, Trouble, join
 from ringlab.conformance.run.torchrun.rendezvous import End, Job, Order, Rendezvous, World, connected
 from ringlab.conformance.run.torchrun.watchdog import STOPPED, Watchdog
 from ringlab.conformance.run.troubles import returned_in

@@ -13,10 +13,10 @@ from ringlab.comm.processes.children import GRACE
 from ringlab.comm.processes.devices import device_of
 from ringlab.comm.processes.launch import environment
 from ringlab.conformance.run.folder import leave, rank_path
-from ringlab.conformance.run.isolation import HUNG, START_SECONDS, ChildProcess
+from ringlab.conformance.run.isolation import START_SECONDS, ChildProcess
 from ringlab.conformance.run.loading import TargetSpec
-from ringlab.conformance.run.run import RankResult, Trouble
-from ringlab.conformance.run.stacks import stacks
+from ringlab.conformance.run.run import ENDLESS, RankResult, Trouble
+from ringlab.conformance.run.stacks import Standing, standing
 from ringlab.conformance.run.torchrun.rank import Seat
 from ringlab.conformance.run.torchrun.rendezvous import Order, Rendezvous, World
 from ringlab.errors import BackendError
@@ -50,8 +50,8 @@ class Watchdog:
         place = 0
         if part.trouble is not None:
             place = self.rendezvous.count(f"over/{order.number}", 1)
-            # A hang is not announced: other ranks may use as much time as this one.
-            if part.trouble.kind != HUNG:
+            # A rank that reached the limit is not announced: other ranks may use as much time as this one.
+            if part.trouble.kind not in ENDLESS:
                 self.rendezvous.count(failed, 1)
         self.rendezvous.put(f"part/{order.number}/{rank}", (place, part))
         if part.trouble is not None:
@@ -116,16 +116,16 @@ class _RankChild(ChildProcess):
                 looked, before, failed = now, failed, failures()
                 last = last if failed == before else now
                 if failed and now > last + GRACE:
-                    trouble = Trouble(STOPPED, f"{GRACE:g} s after the last error{self.stands()}")
+                    trouble = Trouble(STOPPED, f"{GRACE:g} s after the last error{self.standing().words}")
             if trouble is not None and not path.exists():
                 return RankResult(trouble=trouble)
         found: RankResult = pickle.loads(path.read_bytes())
         path.unlink()
         return found
 
-    def stands(self) -> str:
-        """Return the rank's place in the code, as the end of a sentence, or "" if it is unknown."""
-        return stacks(self.folder, [self.seat.rank]) if self._code() is None else ""
+    def standing(self) -> Standing:
+        """Return where the rank stands, as far as that is known."""
+        return standing(self.folder, [self.seat.rank]) if self._code() is None else Standing()
 
     def _begun(self, number: int) -> bool:
         path = self.folder / "now"
