@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from ringlab.conformance.checks.check import (
+    UNGUARDED,
     Check,
     Measure,
     Plan,
@@ -23,7 +24,7 @@ from ringlab.conformance.checks.check import (
     needs_causal,
     needs_own_tensors,
 )
-from ringlab.conformance.checks.measuring import gradient_of_trained
+from ringlab.conformance.checks.measuring import gradient_of_trained, measure
 from ringlab.conformance.run.run import ENDLESS, RAISED, SPELLINGS, Ran, Run
 from ringlab.conformance.target.argument_names import (
     ALIBI,
@@ -45,7 +46,7 @@ from ringlab.conformance.target.argument_names import (
     VALID,
     WINDOWS,
 )
-from ringlab.conformance.target.claims import BOTTOM_RIGHT, TOP_LEFT
+from ringlab.conformance.target.claims import BOTH, BOTTOM_RIGHT, LEFT, PAST, TOP_LEFT
 from ringlab.conformance.tolerance import NAMES
 from ringlab.errors import apart
 
@@ -330,11 +331,80 @@ def _cut_keys(run: Run) -> dict[str, Any]:
     return {"documents": (5, 7, run.S - 12), "keys": keys, "key_documents": (keys - 16, 12, 4)}
 
 
+def _meanings(plan: Plan, runs: Sequence[Run]) -> tuple[str, ...]:
+    """Return the meanings that a window may have in these runs: several for one number, without a causal mask."""
+    one_number = not {"window_left", "window_size"} & {*plan.claims.takes} and not plan.claims.any_mask
+    if not one_number or all(run.causal for run in runs):
+        return ("",)
+    return (plan.claims.window,) if plan.claims.window else (BOTH, LEFT, PAST)
+
+
+def _meaning(ran: Ran, meaning: str) -> Ran:
+    """Return the outcome as that of a run whose window has this meaning, if there is no causal mask."""
+    if ran.run.causal or not ran.run.window or meaning == BOTH:
+        return ran
+    return replace(ran, run=replace(ran.run, window_of=meaning))
+
+
+class _Window(Argument):
+    """A window, which one number does not define without a causal mask."""
+
+    def changes(self, plan: Plan, run: Run, value: int) -> dict[str, Any]:
+        """Return the fields of `run` that the value with this index changes, with the claimed meaning."""
+        meanings = _meanings(plan, [run])
+        claimed = {"window_of": meanings[0]} if meanings in ((LEFT,), (PAST,)) else {}
+        return {**super().changes(plan, run, value), **claimed}
+
+    def _of_values(self, plan: Plan, given: Sequence[Ran]) -> Verdict:
+        """Return the verdict by the claimed meaning, or else by the first one that fits all results."""
+        verdicts = {
+            each: super(_Window, self)._of_values(plan, [_meaning(ran, each) for ran in given])
+            for each in _meanings(plan, [ran.run for ran in given])
+        }
+        found = next((each for each in verdicts if verdicts[each].ok), next(iter(verdicts)))
+        fits = verdicts[found].ok and len(verdicts) > 1 and found != BOTH
+        said = f"without a causal mask, one number limits {_WORDS[found]}: " if fits else ""
+        return replace(verdicts[found], evidence=f"{said}{verdicts[found].evidence}")
+
+
+_WORDS = {LEFT: "earlier keys only", PAST: "earlier keys and hides later ones"}
+
+
+def as_understood(plan: Plan, done: Mapping[Run, Ran]) -> tuple[Plan, dict[Run, Ran]]:
+    """Return the plan with the meaning of a window that these outcomes show, and the outcomes with it."""
+    runs = [run for run in done if run.window and not run.causal and not run.window_of and not run.use]
+    meanings = _meanings(plan, runs) if runs else ("",)
+    for each in meanings if len(meanings) > 1 else ():
+        rans = [_meaning(done[run], each) for run in runs]
+        if all(ran.trouble is None and all(error.ok for error in measure(ran)) for ran in rans):
+            claims = replace(plan.claims, window=each)
+            return replace(plan, claims=claims), {**done, **{ran.run: ran for ran in rans}}
+    return plan, dict(done)
+
+
 def _more_keys(run: Run) -> dict[str, Any]:
     return {"keys": 2 * run.S, "alignment": BOTTOM_RIGHT}
 
 
-class _Aligned(Argument):
+class _Cross(Argument):
+    """Keys of another sequence, which a ring for self-attention may neither compute nor refuse."""
+
+    def needs(self, plan: Plan) -> str | None:
+        """Return the reason why the keys are not tested, or None."""
+        if plan.claims.cross is False:
+            return "the target claims self-attention only"
+        return super().needs(plan)
+
+    def judge(self, plan: Plan, rans: Sequence[Ran]) -> Verdict:
+        """Return the verdict: wrong results fail only a target that claims such keys; others may not look at the numbers."""
+        verdict = super().judge(plan, rans)
+        plain = all(ran.trouble is None for ran in rans if not ran.run.keys)
+        if verdict.ok or plan.claims.cross or not plain:
+            return verdict
+        return Verdict(True, f"{UNGUARDED}{verdict.evidence}"[:500])
+
+
+class _Aligned(_Cross):
     """Keys of a longer sequence under a causal mask, which may be aligned in two ways."""
 
     def changes(self, plan: Plan, run: Run, value: int) -> dict[str, Any]:
@@ -397,7 +467,7 @@ class _Trained(Argument):
 def _wrong_gradient(ran: Ran) -> str:
     """Return words for a wrong gradient of the trained argument, or "" if it is right."""
     what, parts = ran.run.trained, [part for part in ran.of_trained if part is not None]
-    verb = "get" if what.endswith("s") else "gets"
+    verb = "get" if what in ("sinks", "ALiBi slopes") else "gets"
     if not parts:
         return f"the trained {what} {verb} no gradient, and no error says so"
     if len(parts) < len(ran.of_trained):
@@ -431,7 +501,7 @@ def _shard(run: Run) -> int:
 
 
 ARGUMENTS = (
-    Argument("window", "windows that it takes, shorter and longer than a shard, with unequal sides too: the oracle's result, or an error", "window", WINDOWS, (_always(window=3), lambda run: {"window": _shard(run) + 3}), others=(lambda run: {"window": run.S + 5},)),
+    _Window("window", "windows that it takes, shorter and longer than a shard, with unequal sides too: the oracle's result, or an error", "window", WINDOWS, (_always(window=3), lambda run: {"window": _shard(run) + 3}), others=(lambda run: {"window": run.S + 5},)),
     Argument("window", "", "window sides", SIDES, (_sides((5, -1), (3, 7)),), by_mask=False, others=(lambda run: {"sides": (_shard(run) + 2, 0) if run.causal else (-1, 2)}, _always(sides=(-1, -1)))),
     Argument("soft cap", "soft caps that it takes: the oracle's result, or an error", "soft cap", (*SOFTCAPS, *FLEX_SCORES), (_always(softcap=0.75), _always(softcap=30.0)), by_mask=False),
     Argument("prefix", "a prefix that every row sees: the oracle's result, or an error", "prefix", PREFIXES, (_always(prefix=3), lambda run: {"prefix": run.S - 3}), causal=True),
@@ -458,7 +528,7 @@ ARGUMENTS = (
     _Dtypes("mixed dtypes", "", "dtype of values", (), _of_dtypes("float32", "float32", "bfloat16"), paired=False, claimed=("float32", "bfloat16")),
     _Dtypes("mixed dtypes", "", "dtype of queries", (), _of_dtypes("float64", "float32", "float32"), paired=False, claimed=("float64", "float32")),
     _Dtypes("mixed dtypes", "", "half dtype of values", (), (_always(dtype="float16", of_keys=("float16", "bfloat16")),), paired=False, claimed=("float16", "bfloat16")),
-    Argument("cross-attention", "keys of another sequence, more and fewer than the queries; more of them under a causal mask: the oracle's result, or an error", "other sequence", (), (lambda run: {"keys": 2 * run.S}, lambda run: {"keys": run.S // (4 * run.P) * 2 * run.P}), causal=False),
+    _Cross("cross-attention", "keys of another sequence, more and fewer than the queries; more of them under a causal mask: the oracle's result, or an error", "other sequence", (), (lambda run: {"keys": 2 * run.S}, lambda run: {"keys": run.S // (4 * run.P) * 2 * run.P}), causal=False),
     _Aligned("cross-attention", "", "more keys", (), (_more_keys,), causal=True),
 )  # fmt: skip
 """All arguments. Those of the same check are asked together, and the first of them says what it asks."""
@@ -488,7 +558,9 @@ def _check(name: str) -> Check:
         if more := tuple(run for each in verdicts for run in each.more):
             return Verdict(True, "", more=more)
         said = [each.evidence for each in verdicts if not each.evidence.startswith("does not apply")]
-        return Verdict(True, "; ".join(said or [verdicts[0].evidence])[:700])
+        unguarded = [each.evidence for each in verdicts if each.evidence.startswith(UNGUARDED)]
+        also = [each.removeprefix("does not apply: ") for each in unguarded if said]
+        return Verdict(True, "; ".join([*said, *also] or [*unguarded, verdicts[0].evidence][:1])[:700])
 
     asks = arguments[0].asks
     return Check(name, asks, "quick", Measure.ARGUMENTS, runs, judge, needs, tolerant=True)

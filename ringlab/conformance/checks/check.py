@@ -66,6 +66,10 @@ class Plan:
         return replace(run, H=lcm(run.H, P), K=run.K if P % run.K == 0 else lcm(run.K, P))
 
 
+UNGUARDED = "does not apply: neither computed nor refused: "
+"""The words by which evidence begins on calls that the target does not claim, and that it gets wrong without an error."""
+
+
 @dataclass(frozen=True)
 class Verdict:
     """The outcome of a check, with the evidence in words.

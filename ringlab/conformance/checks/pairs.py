@@ -12,13 +12,14 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import Any
 
-from ringlab.conformance.checks.arguments import ARGUMENTS, Argument
+from ringlab.conformance.checks.arguments import ARGUMENTS, Argument, as_understood
 from ringlab.conformance.checks.check import Check, Measure, Plan, Verdict, by_errors, needs_own_tensors
 from ringlab.conformance.checks.dropout import IN_PAIRS as DROPOUT
 from ringlab.conformance.checks.measuring import measure
 from ringlab.conformance.pairwise_cases import Axes, Chosen, completed, covering_pairs, pairs_in
 from ringlab.conformance.run.call_patterns import CALL_PATTERNS
 from ringlab.conformance.run.run import RAISED, Ran, Run, Trouble, in_words
+from ringlab.conformance.target.argument_names import WINDOWS
 from ringlab.conformance.target.claims import RING
 from ringlab.conformance.tolerance import NAMES
 
@@ -70,6 +71,7 @@ def _first(plan: Plan) -> list[Run]:
     P = plan.ranks(3, 2, 4)[0]
     asked = [argument for argument in PAIRED if argument.needs(plan) is None]
     alone = [run for argument in asked for run in _alone(plan, argument)]
+    alone += [run for argument in asked if argument.names == WINDOWS for run in argument.runs(plan)]
     return [plan.run(P, Argument.length(plan, P)), *alone]
 
 
@@ -244,7 +246,7 @@ class _Table:
 
 def _judge(plan: Plan, rans: Sequence[Ran]) -> Verdict:
     """Return the verdict, after asking for the table, and then for what its wrong or refused calls leave open."""
-    done = {ran.run: ran for ran in rans}
+    plan, done = as_understood(plan, {ran.run: ran for ran in rans})
     plain = done[_first(plan)[0]]
     if plain.trouble is not None:
         return Verdict(False, f"{plain.trouble} ({plain.run})")

@@ -31,7 +31,7 @@ class Mutant:
     "backward", "communication", "memory", "precision" or "behaviour"; for a step, the part of the step, such
     as "labels".
     dtypes: the dtypes that the mutant claims instead of the plain ring's. split_heads: whether it claims, as
-    Ulysses does, that ranks divide the heads.
+    Ulysses does, that ranks divide the heads. cross: whether it claims keys of another number than the queries.
 
     >>> from ringlab.conformance.mutants import MUTANTS
     >>> MUTANTS["averages_blocks"].found_by
@@ -46,6 +46,7 @@ class Mutant:
     dtypes: tuple[str, ...] = ()
     right: str = field(default=SOURCE, repr=False)
     split_heads: bool = False
+    cross: bool = False
 
     def source(self) -> str:
         """Return the source of the wrong ring. Raises: EditError unless every hunk applies exactly once."""
@@ -60,6 +61,8 @@ class Mutant:
         target = Target(self.module().attend, name=self.name)
         if self.split_heads:
             target = replace(target, split_heads=True, schedule="any")
+        if self.cross:
+            target = replace(target, cross=True)
         return (replace(target, dtypes=self.dtypes) if self.dtypes else target).completed()
 
 
@@ -80,8 +83,11 @@ def read(path: Path, right: str = SOURCE) -> list[Mutant]:
             dtypes=tuple(entry.fields.get("dtypes", "").split()),
             right=right,
             split_heads="split_heads" in entry.fields,
+            cross="cross" in entry.fields,
         )
-        for entry in edits.read(path, required=("kind", "found_by"), optional=("dtypes", "split_heads"))
+        for entry in edits.read(
+            path, required=("kind", "found_by"), optional=("dtypes", "split_heads", "cross")
+        )
     ]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from ringlab.conformance.checks.check import UNGUARDED
 from ringlab.conformance.report import diagnosis
 from ringlab.conformance.report.diagnosis import NOT_RUN, STOPPED
 
@@ -83,7 +84,7 @@ class Report:
     def __repr__(self) -> str:
         """Return one line, because a notebook shows the last value of a cell."""
         verdict = f"failed: {', '.join(self.failed)}" if self.failed else "none failed"
-        said = f"; {unasked}" if (unasked := self.unasked) else ""
+        said = f"; {left}" if (left := self.left_open) else ""
         return f"Report({self.target}: {len(self.findings)} checks, {verdict}{said})"
 
     @property
@@ -95,6 +96,13 @@ class Report:
     def unasked(self) -> str:
         """Return "not asked: …" with the parameters to which no run gave a value, or "" if there are none."""
         return f"not asked: {', '.join(self.not_asked)}" if self.not_asked else ""
+
+    @property
+    def left_open(self) -> str:
+        """Return words on what the report cannot vouch for: parameters and calls that no verdict is about; or ""."""
+        wrong = [each.name for each in self.findings if each.ok and UNGUARDED.split(": ")[1] in each.evidence]
+        said = f"neither computed nor refused: {', '.join(wrong)}" if wrong else ""
+        return "; ".join(each for each in (self.unasked, said) if each)
 
     @property
     def ok(self) -> bool:

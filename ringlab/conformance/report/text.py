@@ -27,7 +27,7 @@ def summary(report: Report) -> str:
     applied = [finding for finding in report.findings if mark(finding) not in SKIPPED]
     tier = "quick" if report.quick else "full"
     failed = f"{len(report.failed)} failed: {', '.join(report.failed)}" if report.failed else "all passed"
-    verdict = f"{failed}; {report.unasked}" if report.not_asked else failed
+    verdict = f"{failed}; {report.left_open}" if report.left_open else failed
     return f"{len(applied)} checks of the {tier} tier, {report.runs} runs, seed {report.seed}, {report.seconds:.0f} s: {verdict}"
 
 

@@ -140,7 +140,9 @@ class RankPart:
         notes = list(dict.fromkeys(self.notes))
         if self._is_short:
             return RankResult(own[:-1], self.key_positions[:-1], arrays, notes)
-        return RankResult(own, self.key_positions, arrays, notes, meters[0], meters[1], of_trained=self.of_trained)
+        return RankResult(
+            own, self.key_positions, arrays, notes, meters[0], meters[1], of_trained=self.of_trained
+        )
 
     def _finite(self, arrays: dict[str, np.ndarray]) -> None:
         """Note results in rows of padding that are not finite."""
@@ -462,7 +464,9 @@ class RankPart:
         layout = self.target.known_layout(run.layout, run.S, run.P)
         more = dict(given(self.target, run, self.positions[self.rank], self.device))
         if names := TRAINED.get(run.trained):
-            more |= dict.fromkeys(SCALES, torch.tensor(run.scale, device=self.device)) if names == SCALES else {}
+            more |= (
+                dict.fromkeys(SCALES, torch.tensor(run.scale, device=self.device)) if names == SCALES else {}
+            )
             self.trained = more[names[0]].clone().requires_grad_()
             more |= dict.fromkeys(names, self.trained)
         if self.held is not None:

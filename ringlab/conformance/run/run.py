@@ -14,14 +14,14 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from ringlab.conformance.target.claims import BOTTOM_RIGHT
+from ringlab.conformance.target.claims import BOTTOM_RIGHT, LEFT, PAST
 from ringlab.mask import Mask
 
 ANY_LAYOUT = ""
 _LISTED = 12
 """The most lengths that a report lists one by one."""
 GIVEN = {
-    "window": "window", "sides": "window sides", "softcap": "softcap", "prefix": "prefix", "documents": "documents",
+    "window": "window", "window_of": "window meaning", "sides": "window sides", "softcap": "softcap", "prefix": "prefix", "documents": "documents",
     "key_documents": "documents of keys", "documents_of": "documents of each sequence", "pads": "padding", "pads_of": "padding of each sequence", "holes": "tokens and padding in turn", "sinks": "sinks",
     "trained": "trained", "alibi": "ALiBi slopes", "bias": "additive bias", "joint": "joint tokens", "keys": "keys",
     "alignment": "aligned", "neutral": "switched off:", "spelled": "causal as", "dv": "head dim of v", "dropout": "dropout",
@@ -61,7 +61,8 @@ class Run:
     "second half", as with masked labels. dlse: whether lse
     has a gradient too.
 
-    window, softcap, prefix, documents, dropout: arguments of the call; 0 or () if they are not passed. sides:
+    window, softcap, prefix, documents, dropout: arguments of the call; 0 or () if they are not passed. window_of: without
+    a causal mask, the meaning of a window of one number (see `ringlab.conformance.target.claims`); "" is "both". sides:
     how many keys before and after its own a row sees, −1 for no limit. dropout_seed: the seed that chooses the
     dropped pairs. pads: the number of padding tokens after each
     document, or after the whole sequence; a negative number means padding before the sequence. No row sees
@@ -132,6 +133,7 @@ class Run:
     spelled: str = ""
     of_keys: tuple[str, ...] = ()
     offset: int = 0
+    window_of: str = ""
 
     def __str__(self) -> str:
         mask = "causal" if self.causal else "full"
@@ -214,7 +216,10 @@ class Run:
         elif self.alignment:
             seen = j <= i + (len(columns) - self.S if self.alignment == BOTTOM_RIGHT else 0)
         else:
-            seen = self.mask.visible(rows, columns)
+            one_sided = self.window_of in (LEFT, PAST)
+            seen = (replace(self, window=0) if one_sided else self).mask.visible(rows, columns)
+            if one_sided:
+                seen = seen & (i - j < self.window) & ((j <= i) | (self.window_of == LEFT))
         if self.sides:
             left, right = (side if side >= 0 else len(columns) + self.S for side in self.sides)
             seen = seen & (i - j <= left) & (j - i <= right)

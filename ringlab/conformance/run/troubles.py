@@ -69,7 +69,7 @@ def over_the_limit(limit: float, what: str, standing: Standing, words: str = "")
     told = f"the limit of {limit:g} s for {what} (--limit) was reached{standing.words}"
     if standing.stuck:
         return Trouble(HUNG, f"{told}{words}")
-    slow = "; some rank does not wait for another one: with a larger --limit the target may end"
+    slow = "; not every rank waits for another one, so the target may only be slow: give it a larger --limit"
     return Trouble(SLOW, f"{told}{slow if standing.words else ''}{words}")
 
 

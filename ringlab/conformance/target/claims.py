@@ -47,6 +47,9 @@ RING, TORCH = "ring", "torch.distributed"
 FLEX = (*FLEX_MASKS, *FLEX_SCORES)
 BOTTOM_RIGHT, TOP_LEFT = "bottom-right", "top-left"
 """The two alignments of a causal mask over more keys than queries."""
+BOTH, LEFT, PAST = "both", "left", "past"
+"""The meanings of a window of one number w without a causal mask: a row sees keys up to w − 1 tokens away on both sides;
+or it sees those and every later key; or those up to its own one."""
 DTYPES = ("float16", "bfloat16", "float32", "float64")
 
 
@@ -65,6 +68,10 @@ class Target:
     to one neighbour and no gather; "any" promises nothing about messages and memory.
     alignment: which keys a causal mask shows if there are more keys than queries: "bottom-right", as in
     flash-attn, where the last query sees all keys, or "top-left", as in torch. By default, either may hold.
+    window: the meaning of a window of one number without a causal mask: "both", for both sides of a row, "left", which
+    limits earlier keys only, or "past", which hides later keys too. By default, any of them may hold.
+    cross: whether keys may differ in number from the queries. By default, such calls do not fail a target that neither
+    computes nor refuses them, as a ring for self-attention may do, but the report names them at its end.
     options: further arguments that are passed by name at each call; arguments that a functools.partial binds
     are fixed in the same way.
     allow: the checks that may fail, each with the reason.
@@ -88,6 +95,8 @@ class Target:
     schedule: str = "ring"
     gradients: Callable[..., Any] | None = None
     alignment: str = ""
+    window: str = ""
+    cross: bool | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
     allow: Mapping[str, str] = field(default_factory=dict)
 
@@ -141,6 +150,7 @@ class Target:
             ("axes", self.axes, tuple(AXES)),
             ("schedule", self.schedule, ("ring", "any")),
             ("alignment", self.alignment, ("", BOTTOM_RIGHT, TOP_LEFT)),
+            ("window", self.window, ("", BOTH, LEFT, PAST)),
         ):
             if value not in among:
                 raise BackendError(f"{what}= one of {', '.join(among)}", repr(value))
@@ -157,7 +167,7 @@ class Target:
             dtypes=tuple(self.dtypes), ranks=tuple(self.ranks), grouped=self.grouped, ragged=self.ragged,
             backward=self.backward, split_heads=self.split_heads, schedule=self.schedule, scale=self.takes_scale, axes=self.axes, autograd=self.gradients is None,
             whole_documents=not self.ragged and any(map(_cuts_documents, self._functions())),
-            takes=self.takes, alignment=self.alignment,
+            takes=self.takes, alignment=self.alignment, window=self.window, cross=self.cross,
             through=tuple(name for name in THROUGH if swallows(self.function) and name not in self.options),
             takes_mask=self.takes_mask, tensor_scale=self.takes_a_tensor_as_scale, allow=tuple(self.allow.items()),
             required=self.required, open=self._open(),
@@ -211,7 +221,6 @@ class Target:
         """Return whether the function takes a scale."""
         return bool({*SCALES} & parameters(self.function))
 
-
     @property
     def takes_a_tensor_as_scale(self) -> bool:
         """Return whether an annotation says that a scale may be a tensor."""
@@ -254,6 +263,8 @@ class Claims:
     can_die: bool = True
     alignment: str = ""
     tensor_scale: bool = False
+    window: str = ""
+    cross: bool | None = None
 
     @property
     def any_mask(self) -> bool:
