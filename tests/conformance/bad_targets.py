@@ -47,6 +47,23 @@ def hangs(ring: Ring, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return ring_attention(q, k, v, ring=ring, layout=_contiguous(ring, q), causal=False)
 
 
+def is_slow(ring: Ring, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    time.sleep(20.0)
+    return ring_attention(q, k, v, ring=ring, layout=_contiguous(ring, q), causal=False)
+
+
+def both_receive(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    dist.recv(torch.zeros(1), src=1 - dist.get_rank())
+    return q
+
+
+def receives_late(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    if dist.get_rank() == 0:
+        time.sleep(60.0)
+    dist.barrier()
+    return q
+
+
 def hangs_always(ring: Ring, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     while True:
         time.sleep(0.1)

@@ -18,6 +18,7 @@ from ringlab.conformance.checks.check import Plan
 from ringlab.conformance.checks.measuring import expected
 from ringlab.conformance.mutants import MUTANTS
 from ringlab.conformance.pairwise_cases import covering_pairs
+from ringlab.conformance.report.text import summary
 from ringlab.conformance.run.run import JOINT, Run, inputs, joint_of, sinks_of
 from ringlab.conformance.target.claims import Target, as_target
 from ringlab.errors import BackendError
@@ -608,25 +609,108 @@ def test_more_keys_than_queries_are_asked_under_a_causal_mask_by_either_alignmen
     at_the_end, at_the_start = (lambda rows, keys: keys - rows), (lambda rows, keys: 0)
     assert "aligned bottom-right: " in chunked(at_the_end).evidence
     assert "aligned top-left: " in chunked(at_the_start).evidence
-    assert not chunked(lambda rows, keys: (keys - rows) // 2).ok
+    in_between = chunked(lambda rows, keys: (keys - rows) // 2)
+    assert in_between.ok and "neither computed nor refused: " in in_between.evidence
+    assert not chunked(lambda rows, keys: (keys - rows) // 2, cross=True).ok
     assert chunked(at_the_start, alignment="top-left").ok
     assert not chunked(at_the_start, alignment="bottom-right").ok
     with pytest.raises(BackendError, match="alignment= one of"):
         as_target(over_all, alignment="middle").claims()
 
 
-@pytest.mark.parametrize(
-    ("factor", "words"),
-    [(1.0, ""), (0.0, "autograd says so"), (0.5, "the gradient of sinks, summed over the ranks, is")],
-)
-def test_sinks_get_their_gradient_or_none_at_all(factor: float, words: str) -> None:
-    def attend(q, k, v, *, ring, causal, sinks=None):
-        if sinks is not None:
-            sinks = factor * sinks + (1 - factor) * sinks.detach() if factor else sinks.detach()
-        return over_all(ring, q, k, v, everything, causal=causal, sinks=sinks)
+def learned(argument: str, how: str) -> Any:
+    """Return a target that gives an argument its gradient, half of it or none, on every rank or the first; or refuses."""
 
-    finding = asked(attend, "sinks").findings[-1]
-    assert finding.ok == (factor != 0.5) and words in finding.evidence
+    def seen(x: Tensor, rank: int) -> Tensor:
+        if how == "refused" and x.requires_grad:
+            raise NotImplementedError("an argument that needs a gradient")
+        if how == "none" or (how == "first rank" and rank):
+            return x.detach()
+        return (x + x.detach()) / 2 if how == "half" else x
+
+    def with_sinks(q, k, v, *, ring, causal, sinks=None):
+        given = None if sinks is None else seen(sinks, ring.rank)
+        return over_all(ring, q, k, v, everything, causal=causal, sinks=given)
+
+    def with_bias(q, k, v, *, ring, causal, attn_bias=None):
+        given = None if attn_bias is None else seen(attn_bias, ring.rank)
+        return over_all(ring, q, k, v, everything, causal=causal, bias=given)
+
+    def with_slopes(q, k, v, *, ring, causal, alibi_slopes=None):
+        def biased(scores: Tensor, rows: Tensor, keys: Tensor) -> Tensor:
+            return scores - seen(alibi_slopes, ring.rank).double()[:, None, None] * (rows - keys).abs()
+
+        changed = None if alibi_slopes is None else biased
+        return over_all(ring, q, k, v, everything, causal=causal, changed=changed)
+
+    def with_a_scale(q, k, v, *, ring, causal, scale: float | Tensor | None = None):
+        if scale is not None:
+            q = q * (seen(scale, ring.rank) if isinstance(scale, Tensor) else scale) * q.shape[-1] ** 0.5
+        return over_all(ring, q, k, v, everything, causal=causal)
+
+    return {"sinks": with_sinks, "bias": with_bias, "slopes": with_slopes, "scale": with_a_scale}[argument]
+
+
+@pytest.mark.parametrize("argument", ["sinks", "bias", "slopes", "scale"])
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        ("right", "closest to its bound"),
+        ("refused", "refused: raised: NotImplementedError: an argument that needs a gradient"),
+        ("none", "no gradient, and no error says so"),
+        ("first rank", "a gradient on some ranks only"),
+        ("half", "the gradient of "),
+    ],
+)
+def test_a_trained_argument_gets_its_gradient_or_an_error(argument: str, how: str, words: str) -> None:
+    finding = asked(learned(argument, how), "trained arguments").findings[-1]
+    assert finding.ok == (how in ("right", "refused")) and words in finding.evidence
+
+
+def test_a_scale_that_is_a_number_is_not_trained() -> None:
+    def attend(q, k, v, *, ring, causal, scale=None):
+        return over_all(ring, q if scale is None else q * scale * q.shape[-1] ** 0.5, k, v, everything)
+
+    assert not asked(attend, "trained arguments", causal=(False,)).findings[-1].applies
+
+
+def windowed(q, k, v, *, ring, causal, window=None, by="both"):
+    """Attend through a window of one number, which without a causal mask has one of three meanings, or another one."""
+
+    def seen(rows: Tensor, keys: Tensor) -> Tensor:
+        later = {"both": window, "left": 10_000, "past": 1, "twice": 2 * (window or 0)}[by]
+        return everything(rows, keys) if window is None else (rows - keys < window) & (keys - rows < later)
+
+    return over_all(ring, q, k, v, seen, causal=causal)
+
+
+@pytest.mark.parametrize("by", ["both", "left", "past", "twice"])
+def test_a_window_of_one_number_may_have_each_of_its_meanings(by: str) -> None:
+    """Without a claim, each meaning passes, in combinations too; with a claim, only that one does."""
+    report = asked(partial(windowed, by=by), "window", "pairs")
+    assert report.failed == ([] if by != "twice" else ["window", "pairs"])
+    assert ("one number limits" in evidence(report, "window")) == (by in ("left", "past"))
+    for meaning in ("both", "left", "past"):
+        assert asked(partial(windowed, by=by), "window", window=meaning).ok == (by == meaning)
+    with pytest.raises(BackendError, match="window= one of"):
+        as_target(windowed, window="middle").claims()
+
+
+@pytest.mark.parametrize("guarded", [False, True])
+def test_a_ring_for_self_attention_alone_is_not_wrong(guarded: bool) -> None:
+    """It does not compute keys of another number. If it does not refuse them either, the report says so at its end."""
+
+    def attend(q, k, v, *, ring, causal):
+        if guarded and k.shape != q.shape:
+            raise ValueError("as many keys as queries are needed")
+        return over_all(ring, q, *(x[:, :, : q.shape[2]] for x in (k, v)), everything, causal=causal)
+
+    plain = asked(attend, "cross-attention", grouped=False)
+    said = "neither computed nor refused: cross-attention"
+    assert plain.ok and (said in repr(plain)) == (said in summary(plain)) == (not guarded)
+    assert plain.findings[-1].applies == guarded
+    assert asked(attend, "cross-attention", grouped=False, cross=True).ok == guarded
+    assert not asked(attend, "cross-attention", grouped=False, cross=False).findings[-1].applies
 
 
 def flexible(by: str, wrong: bool) -> Any:

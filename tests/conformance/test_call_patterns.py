@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from ringlab.conformance.checks.check import Plan
 from ringlab.conformance.checks.measuring import expected, measure
 from ringlab.conformance.mutants import MUTANTS
 from ringlab.conformance.run.call_patterns import CALL_PATTERNS
-from ringlab.conformance.run.run import Run
+from ringlab.conformance.run.run import MANY_MORE_LENGTHS, Run
 from ringlab.conformance.run.virtual import on_virtual_ranks
 from ringlab.conformance.suite import check
 from ringlab.conformance.target.calling import AXES, as_axes, from_axes
@@ -75,7 +76,7 @@ def test_every_way_of_calling_is_asked_by_the_check_that_is_named_for_it() -> No
     planned = [(run.use, each.name) for each in CALL_CHECKS for run in each.runs(plan) if run.use]
     of_others = {use: check for use, check in planned if check != "side effects"}
     assert dict.fromkeys(dict(planned), "side effects") | of_others == {
-        name: use.check for name, use in CALL_PATTERNS.items()
+        name: use.check for name, use in CALL_PATTERNS.items() if name != MANY_MORE_LENGTHS
     }
     assert {each.name for each in CALL_CHECKS} <= set(checks.names())
 
@@ -314,3 +315,51 @@ def test_a_ring_that_an_error_leaves_half_changed_is_found() -> None:
     assert quick(forgets, only=("calls in flight", "side effects")).failed == ["calls in flight"]
     assert quick(counts, only=("calls in flight", "side effects")).failed == ["side effects"]
     assert quick(plain_ring.attend, only=("calls in flight", "side effects")).failed == []
+
+
+@pytest.mark.parametrize(("room", "ok", "runs"), [(8, True, 2), (64, True, 3), (None, False, 3)])
+def test_a_cache_by_length_with_a_limit_passes(room: int | None, ok: bool, runs: int) -> None:
+    """A cache that is full after 64 lengths is told from one without a limit by many more lengths."""
+
+    @lru_cache(maxsize=room)
+    def angles(length: int) -> Tensor:
+        return torch.arange(length).cos()
+
+    def attend(q, k, v, *, ring, causal, positions):
+        angles(q.shape[2])
+        return plain_ring.attend(ring, q, k, v, causal=causal, positions=positions)
+
+    report = quick(attend, only=("many calls",))
+    assert (report.ok, report.runs) == (ok, runs)
+    if not ok:
+        assert "never freed" in failed(report)["many calls"] and "160 lengths" in failed(report)["many calls"]
+
+
+def test_a_buffer_for_the_longest_call_so_far_passes() -> None:
+    held: list[Tensor] = [torch.zeros(0)]
+
+    def attend(q, k, v, *, ring, causal, positions):
+        if len(held[0]) < q.shape[2]:
+            held[0] = torch.zeros(q.shape[2])
+        return plain_ring.attend(ring, q, k, v, causal=causal, positions=positions)
+
+    report = quick(attend, only=("many calls",))
+    assert report.ok and report.runs == 2
+
+
+def test_calls_in_flight_differ_in_all_that_a_target_claims() -> None:
+    seen: list[tuple[Any, ...]] = []
+
+    def attend(q, k, v, *, ring, causal, layout, scale=None):
+        seen.append((q.shape[2], q.dtype, causal, layout.name, scale))
+        return ring_attention(q, k, v, ring=ring, causal=causal, layout=layout, scale=scale, return_lse=True)
+
+    run = Run(1, 8, "zigzag", True, use="layers that differ")
+    on_virtual_ranks(as_target(attend, layouts=("contiguous", "zigzag"), dtypes=("float32", "float64")), run)
+    first, second = seen
+    assert not any(one == other for one, other in zip(first, second, strict=True))
+    seen.clear()
+    only_one = as_target(attend, layouts=("zigzag",), dtypes=("float32",), causal=(True,))
+    on_virtual_ranks(only_one, run)
+    first, second = seen
+    assert first[1:4] == second[1:4] and first[0] != second[0] and first[4] != second[4]

@@ -43,7 +43,10 @@ def test_whatever_is_returned_without_the_dead_rank_is_a_result(name: str) -> No
 @pytest.mark.parametrize(
     ("name", "says"),
     [
-        ("waits_instead", "the others never end: hung: the limit of 15 s for one run (--limit) was hit"),
+        (
+            "waits_instead",
+            "the others never end: over the limit: the limit of 15 s for one run (--limit) was reached",
+        ),
         ("prints_instead", "the others never end: printed without end: more than 4 MiB in one run"),
     ],
 )
@@ -112,7 +115,7 @@ def test_each_trouble_of_one_process_among_others_is_named_and_the_next_check_is
         "grouped heads": "wrong result: a tensor, or a tuple that begins with one, is needed; got None",
         "large logits": "crashed: rank 1: its process ended with status 3",
         "scale": "printed without end: more than 4 MiB in one run",
-        "strided": "hung: the limit of 8 s for one run (--limit) was hit; rank 0 waits in ",
+        "strided": "over the limit: the limit of 8 s for one run (--limit) was reached; rank 0 waits in ",
     }
     report = check(
         f"{DISTRIBUTED}:attend",

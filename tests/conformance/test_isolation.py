@@ -33,8 +33,8 @@ def found(name: str, *only: str, **options: object) -> Report:
     [
         (
             "hangs",
-            "hung",
-            "the limit of 20 s for one run (--limit) was hit; rank 0 waits in hangs (bad_targets.py, line 46); rank 1 has not begun",
+            "over the limit",
+            "the limit of 20 s for one run (--limit) was reached; rank 0 is in hangs (bad_targets.py, line 46); rank 1 has not begun",
         ),
         ("crashes", "crashed", "exit status 3; its last words: …last words"),
         ("prints", "printed without end", "more than 4 MiB in one run"),
@@ -47,6 +47,24 @@ def test_a_run_that_never_ends_costs_itself_only(name: str, kind: str, says: str
     assert says in evidence(report, "forward")
     assert "(P=2 " in evidence(report, "forward")
     assert report.failed == ["forward"]
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+    ("name", "kind", "says"),
+    [
+        ("both_receive", "hung", "rank 0 waits in both_receive (bad_targets.py"),
+        ("receives_late", "over the limit", "; rank 1 waits in receives_late (bad_targets.py"),
+        ("is_slow", "over the limit", "rank 0 is in is_slow (bad_targets.py"),
+    ],
+)
+def test_only_a_target_whose_ranks_all_wait_for_each_other_hangs(name: str, kind: str, says: str) -> None:
+    report = check(f"{HERE}:{name}", quick=True, only=("strided",), limit=4.0, ranks=(2,))
+    told = evidence(report, "strided")
+    assert told.startswith(f"{kind}: the limit of 4 s for one run (--limit) was reached; ") and says in told
+    assert ("may only be slow" in told) == (kind != "hung")
+    verb = "hangs" if kind == "hung" else "does not end within the limit"
+    assert report.sentences[0].startswith(f"The target {verb}")
 
 
 @pytest.mark.parametrize(("transport", "goes_on"), [("virtual", True), ("gloo", False)])
@@ -71,7 +89,7 @@ def test_a_target_that_always_hangs_costs_three_limits_and_no_more() -> None:
     assert not [each.name for each in report.findings if each.ok and each.applies and each.name != "loads"]
     told = evidence(report, "sloped logits")
     assert told.startswith(
-        "not run: after hangs in a row: 3 runs, P = 1, 2; hung: the limit of 1 s for one run (--limit) was hit"
+        "not run: other runs reached the limit: 3 runs, P = 1, 2; over the limit: the limit of 1 s for one run (--limit) was reached"
     )
 
 
@@ -138,7 +156,7 @@ def test_an_import_without_end_hits_the_limit(monkeypatch: pytest.MonkeyPatch, t
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr("ringlab.conformance.run.isolation.START_SECONDS", 20.0)
     report = check("import_hangs:ring", quick=True, only=("dq",), limit=1.0)
-    assert evidence(report, "loads").startswith("hung: the limit of 11 s for its import")
+    assert evidence(report, "loads").startswith("over the limit: the limit of 11 s for its import")
 
 
 @pytest.mark.thorough

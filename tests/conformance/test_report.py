@@ -500,7 +500,7 @@ def test_a_hang_beside_another_fault_is_told_to_its_last_rank_and_once() -> None
         f"rank {rank} waits in hop (mine.py, line 73), called by forward (mine.py, line 48)"
         for rank in range(4)
     )
-    hung = f"the limit of 8 s for one run (--limit) was hit; {places}"
+    hung = f"the limit of 8 s for one run (--limit) was reached; {places}"
     run = Run(4, 48, "contiguous", False)
     where = {"trouble": {"kind": "hung", "text": hung}, "rank": None, "run": run.__dict__}
     raised = {

@@ -372,7 +372,7 @@ def test_what_a_step_prints_and_sets_does_not_reach_the_report(capfd: pytest.Cap
     [
         (
             "hangs_on_two",
-            "hung: the limit of 3 s for one call (--limit) was hit; rank 0 waits in hangs_on_two (right_steps.py, line ",
+            "over the limit: the limit of 3 s for one call (--limit) was reached; rank 0 is in hangs_on_two (right_steps.py, line ",
         ),
         ("dies_on_two", "crashed: rank 1: its process ended with status 3"),
     ],

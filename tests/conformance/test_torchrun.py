@@ -106,7 +106,7 @@ def test_each_trouble_of_one_rank_is_named_and_the_next_check_is_made() -> None:
         "grouped heads": "wrong result: rank 1: a tensor, or a tuple that begins with one, is needed; got None",
         "large logits": "crashed: rank 1: the process ended with exit status 3; its last words: …last words",
         "scale": "printed without end: rank 1: more than 4 MiB in one run",
-        "strided": "rank 1: the limit of 6 s for one run (--limit) was hit; rank 1 waits in _hang (bad_targets.py, line ",
+        "strided": "rank 1: the limit of 6 s for one run (--limit) was reached; rank 1 is in _hang (bad_targets.py, line ",
     }
     options = ("--quick", "--ranks", "2", "--no-backward", "--limit", "6")
     status, report = torchrun(2, f"{TARGETS}:attend", *only(*says, "layouts"), *options)
@@ -115,7 +115,7 @@ def test_each_trouble_of_one_rank_is_named_and_the_next_check_is_made() -> None:
     assert told.keys() == says.keys()
     for name, words in says.items():
         assert words in told[name]
-    assert told["strided"].startswith("hung: ")
+    assert told["strided"].startswith("over the limit: ")
 
 
 @pytest.mark.thorough

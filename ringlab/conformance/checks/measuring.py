@@ -217,11 +217,11 @@ def gradient_of_trained(run: Run) -> tuple[Float[np.ndarray, "..."], Float[np.nd
         return of_scores, CHANCE * moves
     if run.trained == "scale":
         q, k = (oracle.float64(x) for x in inputs(run.plain)[:2])
-        factors, axes = q @ np.repeat(k, run.H // run.K, axis=1).swapaxes(-1, -2), (0, 1, 2, 3)
-    else:
-        at = np.arange(run.S)
-        factors, axes = -np.abs(at[:, None] - at), (0, 2, 3)
-    return (of_scores * factors).sum(axes), CHANCE * (moves * np.abs(factors)).sum(axes)
+        factors = q @ np.repeat(k, run.H // run.K, axis=1).swapaxes(-1, -2)
+        return (of_scores * factors).sum(), CHANCE * (moves * np.abs(factors)).sum()
+    at = np.arange(run.S)
+    distances = np.abs(at[:, None] - at)
+    return -(of_scores * distances).sum((0, 2, 3)), CHANCE * (moves * distances).sum((0, 2, 3))
 
 
 def _gradient_of_scores(run: Run) -> tuple[Float[np.ndarray, "B H S S"], Float[np.ndarray, "B H S S"]]:

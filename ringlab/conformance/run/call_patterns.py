@@ -485,7 +485,7 @@ def _many_lengths(count: int, part: _Part) -> Tensors:
             live.append(meter.memory.live_bytes)
         live = part.totals(live)
         rises = [after > before for before, after in pairwise(live)][-_LAST:]
-        if sum(rises) > 0.7 * len(rises):
+        if sum(rises) > _LAST - 3:  # other runs may have had one or two of these lengths
             gc.collect()  # whether memory waits for it is the question of many calls of one length
             (left,) = part.totals([meter.memory.live_bytes])
             if left > live[0]:
@@ -493,9 +493,9 @@ def _many_lengths(count: int, part: _Part) -> Tensors:
     return _whole(part)
 
 
-_LAST = 7
+_LAST = 8
 """The number of lengths that show growth, after those that fill a cache with a limit."""
-_FEW, _MORE = 10, 160
+_FEW, _MORE = 12, 160
 """The numbers of lengths. Many caches hold 128 entries, which is also the default of functools.lru_cache."""
 
 
@@ -575,7 +575,7 @@ CALL_PATTERNS: dict[str, CallPattern] = {
     HALF_AFTERWARDS: CallPattern("two groups", _whole, backward=False),
     "same memory": CallPattern("same memory", _same_memory, backward=False),
     "many calls": CallPattern("many calls", _many_calls, backward=False),
-    "many lengths": CallPattern("many calls", partial(_many_lengths, _FEW), {"S": 76}, backward=False),
+    "many lengths": CallPattern("many calls", partial(_many_lengths, _FEW), {"S": 140}, backward=False),
     MANY_MORE_LENGTHS: CallPattern("many calls", partial(_many_lengths, _MORE), {"S": 640}, backward=False),
     "side effects": CallPattern("side effects", _side_effects, backward=False),
     "after an error": CallPattern("side effects", _after_an_error, backward=False),

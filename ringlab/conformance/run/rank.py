@@ -375,12 +375,12 @@ class RankPart:
     @property
     def without_arguments(self) -> Run:
         """Return a plain run that differs from this one in all that the target claims: length, layout, mask and dtype."""
-        run, defaults = self.run, {field.name: field.default for field in fields(Run)}
+        run, defaults = self.run, dict[str, Any]({field.name: field.default for field in fields(Run)})
         layout, dtype = (
             next((each for each in claimed if each != own), own)
             for claimed, own in ((self.target.layouts, run.layout), (self.target.dtypes, run.dtype))
         )
-        changed = {"layout": layout, "dtype": dtype, "S": run.S + 2 * run.P}
+        changed: dict[str, Any] = {"layout": layout, "dtype": dtype, "S": run.S + 2 * run.P}
         return replace(self._another(run), **{name: defaults[name] for name in GIVEN}, **changed)
 
     def totals(self, numbers: Sequence[int]) -> list[int]:

@@ -172,7 +172,7 @@ def parameters(function: Callable[..., Any]) -> set[str]:
     return _names(_parameters(function) or [])
 
 
-def annotations(function: Callable[..., Any]) -> dict[str, str]:
+def annotated(function: Callable[..., Any]) -> dict[str, str]:
     """Return the annotations of a function's parameters, as text."""
     return {each.name: str(each.annotation) for each in _parameters(function) or []}
 

@@ -22,7 +22,7 @@ from ringlab.conformance.target.argument_names import (
 )
 from ringlab.conformance.target.calling import (
     AXES,
-    annotations,
+    annotated,
     bound,
     check_call,
     check_callable,
@@ -71,7 +71,8 @@ class Target:
     window: the meaning of a window of one number without a causal mask: "both", for both sides of a row, "left", which
     limits earlier keys only, or "past", which hides later keys too. By default, any of them may hold.
     cross: whether keys may differ in number from the queries. By default, such calls do not fail a target that neither
-    computes nor refuses them, as a ring for self-attention may do, but the report names them at its end.
+    computes nor refuses them, as a ring for self-attention may do, but the report names them at its end. An alignment claims
+    such keys too.
     options: further arguments that are passed by name at each call; arguments that a functools.partial binds
     are fixed in the same way.
     allow: the checks that may fail, each with the reason.
@@ -224,7 +225,7 @@ class Target:
     @property
     def takes_a_tensor_as_scale(self) -> bool:
         """Return whether an annotation says that a scale may be a tensor."""
-        return any("Tensor" in annotations(self.function).get(name, "") for name in SCALES)
+        return any("Tensor" in annotated(self.function).get(name, "") for name in SCALES)
 
 
 @dataclass(frozen=True)
