@@ -1,15 +1,21 @@
 """The right and wrong answers to an exercise and the texts about its mistakes, read from its folder.
 
-`right/NAME.py` are right answers. `wrong_answers.md` holds the wrong answers, each as an edit of a right
-answer (`ringlab.edits`). An entry names the stage, the right answer that it edits, the check that must find
-the mistake, and the misconception that the check must name. Learners read the text of the first entry that
-names a misconception. A misconception without a wrong answer has its own entry without an edit.
+The solution in `exercise.py` is a right answer. Each `right/NAME.py` is another, and holds only what differs from
+the solution. `wrong_answers.md` holds the wrong answers, each as an edit of a right answer (`ringlab.edits`). An
+entry names the stage, the right answer that it edits, the check that must find the mistake, and the misconception
+that the check must name. Learners read the text of the first entry that names a misconception. A misconception
+without a wrong answer has its own entry without an edit.
+
+`python -m ringlab_course.checking.wrong_answers 05 solution` prints a right answer.
 """
 
 from __future__ import annotations
 
+import argparse
 import ast
 import linecache
+import symtable
+import sys
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -17,10 +23,13 @@ from typing import Any
 
 from ringlab import edits
 from ringlab.errors import CourseError
+from ringlab_course.checking.code_alone import code
 from ringlab_course.checking.contract import Misconception
-from ringlab_course.checking.loading import folder_of, load_stage
+from ringlab_course.checking.loading import exercise_ids, folder_of, load_exercise, load_stage
 
 FILE = "wrong_answers.md"
+SOLUTION = "solution"
+"""The name of the right answer in `exercise.py`."""
 
 
 @dataclass(frozen=True)
@@ -65,9 +74,24 @@ class WrongAnswer:
 
 @cache
 def right_answers(exercise_id: str) -> dict[str, str]:
-    """Return the right answers to an exercise as Python code, by name."""
-    folder = folder_of(exercise_id) / "right"
-    return {path.stem: path.read_text(encoding="utf-8") for path in sorted(folder.glob("*.py"))}
+    """Return the right answers to an exercise as Python code, by name in order.
+
+    The solution has no comments. Another answer is the solution without the names that its file defines, followed
+    by the file. Each is cut down to what the stages use.
+    """
+    folder = folder_of(exercise_id)
+    stages = load_exercise(exercise_id).stages
+    needed = {name for stage in stages for name in (stage.function, *stage.helpers)}
+    solution = list(_statements(code((folder / "exercise.py").read_text(encoding="utf-8")) + "\n"))
+    files = {path.stem: path.read_text(encoding="utf-8") for path in folder.glob("right/*.py")}
+    found = {}
+    for name, text in sorted({SOLUTION: "", **files}.items()):
+        own = {bound for _, binds, _ in _statements(text) for bound in binds}
+        rest = (
+            part for part, binds, _ in solution if not binds <= own
+        )  # a statement that binds nothing is no part
+        found[name] = used_by(needed, "".join(rest) + text)
+    return found
 
 
 @cache
@@ -181,18 +205,37 @@ def used_by(names: Collection[str], source: str) -> str:
 
 
 def _statements(source: str) -> Iterator[tuple[str, set[str], set[str]]]:
-    """Yield the lines (with comments above), the bound names and the used names of each statement."""
+    """Yield the lines (with comments above), the bound names and the used global names of each statement."""
     lines, begin = source.splitlines(keepends=True), 0
     for node in ast.parse(source).body:
         text = "".join(lines[begin : node.end_lineno])
         begin = node.end_lineno or begin
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
             continue  # the docstring describes the right answer and not this edit
-        names = [part for part in ast.walk(node) if isinstance(part, ast.Name)]
-        if isinstance(node, ast.FunctionDef | ast.ClassDef):
-            binds = {node.name}
-        elif isinstance(node, ast.Import | ast.ImportFrom):
-            binds = {(alias.asname or alias.name).partition(".")[0] for alias in node.names}
-        else:
-            binds = {name.id for name in names if isinstance(name.ctx, ast.Store)}
-        yield text, binds, {name.id for name in names}
+        table = symtable.symtable(text, "<statement>", "exec")
+        binds = {each.get_name() for each in table.get_symbols() if each.is_assigned() or each.is_imported()}
+        yield text, binds, _globals_of(table)
+
+
+def _globals_of(table: symtable.SymbolTable) -> set[str]:
+    """Return the names of a module that a part of it uses, also within functions."""
+    own = {each.get_name() for each in table.get_symbols() if each.is_global()}
+    return own.union(*map(_globals_of, table.get_children()))
+
+
+def main(arguments: list[str]) -> int:
+    """Print a right answer."""
+    parser = argparse.ArgumentParser(
+        prog="python -m ringlab_course.checking.wrong_answers", description="Print a right answer."
+    )
+    parser.add_argument("exercise", choices=exercise_ids())
+    parser.add_argument("name", help=f"{SOLUTION}, or that of a file in right/")
+    asked = parser.parse_args(arguments)
+    if asked.name not in (known := right_answers(asked.exercise)):
+        parser.error(f"needed one of {', '.join(known)}; got {asked.name}")
+    print(known[asked.name], end="")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -21,7 +21,7 @@ from typing import Any
 from ringlab.blocks.triton import TritonBlock, configs, offline
 from ringlab.blocks.triton.configs import Config
 from ringlab.blocks.triton.offline import Compiled, Job, shipped_jobs
-from tests.code_alone import code
+from ringlab_course.checking.code_alone import code
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 FILE = CHECKOUT / "benchmarks/results/kernels/offline.json"

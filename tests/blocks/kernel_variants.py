@@ -22,9 +22,9 @@ from ringlab.blocks.triton import compiling, offline
 from ringlab.blocks.triton.compiling import Source
 from ringlab.blocks.triton.configs import KERNELS, Config, choose
 from ringlab.blocks.triton.offline import Job
+from ringlab_course.checking.code_alone import code
 from tests.blocks.compiled import FILE
 from tests.blocks.kernel_mutants import loaded, source
-from tests.code_alone import code
 
 RESULTS = FILE.with_name("variants.json")
 ARCHS = ("sm_90", "sm_100")

@@ -22,9 +22,10 @@ from typing import Any
 
 import numpy as np
 
+from ringlab_course.checking.code_alone import code
 from ringlab_course.checking.loading import exercise_ids, folder_of, load_exercise
 from ringlab_course.checking.reports import CheckReport, run_in_process
-from tests.code_alone import code
+from ringlab_course.checking.wrong_answers import SOLUTION, right_answers
 from tests.course.submissions_of import CHECKOUT, namespace, solution_code, submission, submissions
 
 RESULTS = CHECKOUT / "benchmarks" / "results" / "judge" / "seeds.json"
@@ -45,10 +46,8 @@ def is_solution(name: str) -> bool:
 
 
 def source(name: str) -> str:
-    """Return a submission as Python code, or the source of the notebook with the solution."""
-    if is_solution(name):
-        return (folder_of(name[:2]) / "exercise.py").read_text(encoding="utf-8")
-    return submission(name).source
+    """Return a submission or a solution as Python code."""
+    return right_answers(name[:2])[SOLUTION] if is_solution(name) else submission(name).source
 
 
 def digest(name: str) -> str:

@@ -17,7 +17,13 @@ import pytest
 from ringlab.checkout import find_checkout
 from ringlab_course.builder import sources
 from ringlab_course.checking.loading import exercise_ids, load_exercise
-from ringlab_course.checking.wrong_answers import WrongAnswer, namespace_of, right_answers, wrong_answers
+from ringlab_course.checking.wrong_answers import (
+    SOLUTION,
+    WrongAnswer,
+    namespace_of,
+    right_answers,
+    wrong_answers,
+)
 from ringlab_course.judge.loader import load
 
 CHECKOUT = Path(__file__).resolve().parents[2]
@@ -68,7 +74,7 @@ def _kinds(exercise_id: str) -> frozenset[str]:
 
 
 def submissions(pattern: str = "*") -> list[Submission]:
-    """Return all submissions whose names match a pattern such as "05/wrong_*", exercise by exercise."""
+    """Return all submissions but the solutions whose names match, as "05/wrong_*" does, exercise by exercise."""
     return [found for name, found in _submissions().items() if fnmatch.fnmatchcase(name, pattern)]
 
 
@@ -81,7 +87,9 @@ def submission(name: str) -> Submission:
 def _submissions() -> dict[str, Submission]:
     found = []
     for exercise in exercise_ids():
-        found += [Submission(f"{exercise}/right_{name}") for name in right_answers(exercise)]
+        found += [
+            Submission(f"{exercise}/right_{name}") for name in right_answers(exercise) if name != SOLUTION
+        ]
         wrong = sorted(wrong_answers(exercise), key=lambda each: each.name)
         found += [Submission(each.submission, each) for each in wrong]
     return {each.name: each for each in found}

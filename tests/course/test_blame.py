@@ -22,13 +22,9 @@ from ringlab_course.checking.subject import Measured
 from ringlab_course.exercises.e07_causal_imbalance import relation as e07_relation
 from ringlab_course.exercises.e07_causal_imbalance import work as e07_work
 from ringlab_course.exercises.e15_choosing import choose as e15_choose
-from tests.course.submissions_of import namespace, submission
+from tests.course.submissions_of import solution_code
 
 pytestmark = pytest.mark.thorough
-
-
-def right(exercise: str) -> dict:
-    return namespace(submission(f"{exercise}/right_plain"))
 
 
 def failing(stage_id: str, only: str | None = None, **mine: object) -> dict[str, str | None]:
@@ -39,7 +35,7 @@ def failing(stage_id: str, only: str | None = None, **mine: object) -> dict[str,
     stage = load_stage(stage_id)
     if only:
         stage = replace(stage, checks=(replace(stage.check(only), kind="correctness"),))
-    report = run_in_process(stage, right(stage_id[:2]) | mine, tier="all", seed=1)
+    report = run_in_process(stage, solution_code(stage_id[:2]) | mine, tier="all", seed=1)
     assert not any(check.broken for check in report.checks)
     return {check.id: check.misconception for check in report.checks if not check.ok}
 
@@ -50,7 +46,7 @@ class Stands:
     function = "work_per_step"
 
     def __init__(self, function: str, message: str) -> None:
-        self.answer, self.message = right("07")[function], message
+        self.answer, self.message = solution_code("07")[function], message
 
     def call(self, *args):
         if max(np.ravel([run[-1] for run in (args if isinstance(args[0], tuple) else args[0][0])])) > 5000:
@@ -102,7 +98,7 @@ def test_08_runs_that_nobody_could_own_cost_the_judge_no_memory(answer) -> None:
 
 def test_09_couriers_in_one_exchange_with_the_blocks_cost_nothing_but_time() -> None:
     """A program with P exchanges instead of 2P − 1 fails only the check of the clock."""
-    RIGHT = right("09")
+    RIGHT = solution_code("09")
 
     def together(ring, dout, q, k, v, out, lse, positions, window):
         P, delta = ring.world_size, RIGHT["row_delta"](dout, out)
@@ -124,7 +120,7 @@ def test_09_couriers_in_one_exchange_with_the_blocks_cost_nothing_but_time() -> 
 
 
 def test_09_bfloat16_is_blamed_for_small_errors_and_a_wrong_type_alone() -> None:
-    block, ring = right("09")["block_backward"], right("09")["ring_backward"]
+    block, ring = solution_code("09")["block_backward"], solution_code("09")["ring_backward"]
 
     def only_here(factor):
         return lambda *inputs: tuple(
@@ -146,7 +142,7 @@ def test_09_bfloat16_is_blamed_for_small_errors_and_a_wrong_type_alone() -> None
 
 def test_11_a_ring_that_asks_for_lengths_has_no_mismatch_to_let_through() -> None:
     """A ring that exchanges lengths first is right for unequal blocks, and passes the check of other errors."""
-    RIGHT = right("11")
+    RIGHT = solution_code("11")
 
     def asks(ring, q, k, v):
         told = [k.shape[-2]] * ring.world_size
@@ -181,7 +177,7 @@ def test_15_what_hangs_on_rounding_is_not_asked() -> None:
 
 def test_15_a_report_out_of_order_or_with_strange_rows_is_told_so() -> None:
     given = e15_choose._tight(drawn(3), "ring", 1, 0.98 * 1.5)
-    report = right("15")["choose"](given.layer, given.S, given.P, given.machine)
+    report = solution_code("15")["choose"](given.layer, given.S, given.P, given.machine)
     e15_choose.read(report, given)
     for wrong, told in (
         (report[::-1], "comes before one that can"),

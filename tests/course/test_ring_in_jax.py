@@ -15,10 +15,10 @@ from ringlab_course.checking.failures import Failure
 from ringlab_course.checking.loading import load_exercise
 from ringlab_course.checking.protocol import ProtocolError
 from ringlab_course.checking.reports import run_in_process
+from ringlab_course.checking.wrong_answers import SOLUTION, right_answers
 from ringlab_course.exercises.e17_ring_in_jax.cases import case, look
 from ringlab_course.judge import grade
 from ringlab_course.mesh.examine import Examined, taken_in
-from tests.course.submissions_of import submission
 
 pytestmark = pytest.mark.thorough
 
@@ -59,11 +59,11 @@ def written(folder, code, stage):
     return path
 
 
-def plain_with(old="", new=""):
-    """Return the namespace of the plain right answer with one edit."""
-    source = submission("17/right_plain").source
+def solution_with(old="", new=""):
+    """Return the namespace of the solution with one edit."""
+    source = right_answers("17")[SOLUTION]
     assert old in source
-    space = {"__name__": "plain"}
+    space = {"__name__": "solution"}
     exec(source.replace(old, new) if old else source, space)
     return space
 
@@ -82,7 +82,7 @@ def test_a_gather_on_some_numbers_of_devices_alone_is_found(ranks):
             "    state = attend(q, k, v, sees(positions, 0))\n    ("
         ),
     )
-    report = run_in_process(EXERCISE.stage("17.forward"), plain_with(*state), tier="all")
+    report = run_in_process(EXERCISE.stage("17.forward"), solution_with(*state), tier="all")
     failed = {check.id: check.misconception for check in report.checks if not check.ok}
     assert failed == {"any" if ranks == 8 else "messages": "gathers"}, report
 
@@ -90,7 +90,7 @@ def test_a_gather_on_some_numbers_of_devices_alone_is_found(ranks):
 @pytest.mark.needs_jax
 def test_blocks_do_not_travel_by_way_of_python():
     stage = EXERCISE.stage("17.forward")
-    space = plain_with(
+    space = solution_with(
         "    state = attend(q, k, v,", "    jax.pure_callback(lambda x: x, q, q)\n    state = attend(q, k, v,"
     )
     report = run_in_process(stage, space, tier="all")
@@ -100,7 +100,7 @@ def test_blocks_do_not_travel_by_way_of_python():
 
 @pytest.mark.needs_jax
 def test_what_a_program_writes_into_its_positions_changes_no_truth():
-    space = plain_with()
+    space = solution_with()
     right = space["ring_forward"]
 
     def sees_nothing_later(q, k, v, positions):

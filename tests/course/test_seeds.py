@@ -35,12 +35,11 @@ def test_what_was_swept_had_no_fault():
     assert right <= set(entries), f"not swept: {sorted(right - set(entries))}: python -m tests.course.seeds"
     for name, entry in entries.items():
         assert entry["seeds"] >= seeds.FEWEST and not entry["faults"], name
-        current = name.endswith("/solution") or entry["submission"] == seeds.digest(name)
-        assert current, f"{name} was changed: python -m tests.course.seeds"
+        assert entry["submission"] == seeds.digest(name), f"{name} was changed: python -m tests.course.seeds"
 
 
 def test_a_sweep_sees_a_right_answer_that_is_not_and_a_wrong_one_that_falls_otherwise(monkeypatch):
-    named = WrongAnswer("not_so", "00.axes", "batch", "one_sequence", "plain", "")
+    named = WrongAnswer("not_so", "00.axes", "batch", "one_sequence", "solution", "")
     split = "def split_heads(x, heads):\n    return x.reshape(*x.shape[:2], heads, -1).swapaxes(1, 2)\n"
     given = {
         "00/right_no_ring": SimpleNamespace(source="def ring_sum(ring, x):\n    return x\n"),
@@ -57,25 +56,25 @@ def test_a_sweep_sees_a_right_answer_that_is_not_and_a_wrong_one_that_falls_othe
 
 def test_an_entry_is_stale_when_the_submission_or_its_contract_changes(monkeypatch):
     entry = {
-        "submission": seeds.digest("00/right_plain"),
+        "submission": seeds.digest("00/right_otherwise"),
         "contract": seeds.contract_digest("00"),
         "seeds": 20,
         "faults": {},
     }
-    assert seeds.is_fresh("00/right_plain", entry, 20)
-    assert not seeds.is_fresh("00/right_plain", {**entry, "contract": "another"}, 20)
-    assert not seeds.is_fresh("00/right_plain", {**entry, "submission": "another"}, 20)
-    assert not seeds.is_fresh("00/right_plain", {**entry, "seeds": 3}, 20)
-    assert not seeds.is_fresh("00/right_plain", {**entry, "faults": {"1": ["x"]}}, 20)
-    assert not seeds.is_fresh("00/right_plain", None, 20)
+    assert seeds.is_fresh("00/right_otherwise", entry, 20)
+    assert not seeds.is_fresh("00/right_otherwise", {**entry, "contract": "another"}, 20)
+    assert not seeds.is_fresh("00/right_otherwise", {**entry, "submission": "another"}, 20)
+    assert not seeds.is_fresh("00/right_otherwise", {**entry, "seeds": 3}, 20)
+    assert not seeds.is_fresh("00/right_otherwise", {**entry, "faults": {"1": ["x"]}}, 20)
+    assert not seeds.is_fresh("00/right_otherwise", None, 20)
 
 
 @pytest.mark.parametrize("change, stays", [("# Another comment.\n", True), ("another = 1\n", False)])
 def test_a_digest_changes_with_the_code_alone(monkeypatch, change, stays):
-    before = seeds.digest("00/right_plain"), seeds.digest("00/solution")
+    before = seeds.digest("00/right_otherwise"), seeds.digest("00/solution")
     source = seeds.source
     monkeypatch.setattr(seeds, "source", lambda name: source(name) + change)
-    after = seeds.digest("00/right_plain"), seeds.digest("00/solution")
+    after = seeds.digest("00/right_otherwise"), seeds.digest("00/solution")
     assert [old == new for old, new in zip(before, after, strict=True)] == [stays, stays]
 
 
@@ -113,7 +112,7 @@ def test_the_judge_and_the_notebook_say_the_same(given):
 
 @pytest.mark.needs_bwrap
 def test_a_difference_is_seen(monkeypatch):
-    monkeypatch.setattr(sandboxed, "namespace_of", lambda name: seeds.namespace_of("00/right_plain"))
+    monkeypatch.setattr(sandboxed, "namespace_of", lambda name: seeds.namespace_of("00/right_otherwise"))
     told = sandboxed.differences("00/wrong_dealt_heads")
     assert any("00.axes:shape: holds, judge dealt_heads" in line for line in told), told
 
@@ -124,6 +123,5 @@ def test_what_was_graded_differed_in_nothing():
     assert entries and set(entries) <= set(seeds.wants())
     for name, entry in entries.items():
         assert not entry["faults"], name
-        assert name.endswith("/solution") or entry["submission"] == seeds.digest(name), (
-            f"{name} was changed: python -m tests.course.sandboxed"
-        )
+        current = entry["submission"] == seeds.digest(name)
+        assert current, f"{name} was changed: python -m tests.course.sandboxed"

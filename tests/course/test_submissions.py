@@ -15,8 +15,7 @@ from ringlab_course.checking.loading import exercise_ids, load_exercise
 from ringlab_course.checking.reports import run_in_process
 from tests.course.submissions_of import cases, graded_code, namespace, solution_code, submissions
 
-RIGHT = [each for each in submissions("*/right_*") if each.stem != "right_solution"]
-"""All right submissions but the solutions, which have their own test below."""
+RIGHT = submissions("*/right_*")
 ONE_FOR_EACH_CHECK = {each.expected.finder: each for each in submissions("*/wrong_*")}.values()
 
 

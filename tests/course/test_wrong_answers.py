@@ -19,12 +19,55 @@ from ringlab_course.checking.wrong_answers import (
     wrong_answers,
 )
 
-RIGHT = '"""Right."""\n\nimport math\n\n\ndef softmax(x):\n    return x\n\n\ndef causal_mask(q, k):\n    return k <= q[:, None]\n'
+EXERCISE = '''# %% [markdown]
+# # Exercise 01
+
+# %%
+import math
+
+from ringlab_course import check
+
+# %% grade="01.causal"
+LAST = 0
+
+
+def causal_mask(q, k):
+    """Return a mask."""
+    # BEGIN SOLUTION who sees whom
+    return k - q[:, None] <= LAST  # a query sees itself
+    # END SOLUTION
+
+
+# %%
+def softmax(x):
+    return math.exp(x)
+
+
+def attention(q):
+    return softmax(q)
+
+
+grouped_attention = attention
+check("01.causal")
+q = attention(1)
+'''
+SOLUTION_CODE = """\
+import math
+LAST = 0
+def causal_mask(q, k):
+    return k - q[:, None] <= LAST
+def softmax(x):
+    return math.exp(x)
+def attention(q):
+    return softmax(q)
+grouped_attention = attention
+"""
+ANOTHER = '"""Right."""\n\n\ndef causal_mask(q, k):\n    return k <= q[:, None]\n'
 STRICT = """\
 # Wrong answers
 
 ## strict
-stage 01.causal · check origin · of plain · misconception strict
+stage 01.causal · check origin · of another · misconception strict
 
 A query sees
 itself too.
@@ -35,7 +78,7 @@ itself too.
 ```
 
 ## strict_again
-stage 01.causal · check any · of plain · misconception strict
+stage 01.causal · check any · of another · misconception strict
 
 Another text.
 
@@ -53,12 +96,13 @@ Nobody wrote this one down.
 
 @pytest.fixture
 def written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
-    """Yield a function that replaces exercise 01's answers by a right answer and a given wrong_answers.md."""
+    """Yield a function that replaces exercise 01's answers by a solution, another right one and wrong ones."""
     caches = (module.right_answers, module.wrong_answers, module.entries, module.misconceptions_of)
 
     def write(text: str) -> None:
         (tmp_path / "right").mkdir(exist_ok=True)
-        (tmp_path / "right" / "plain.py").write_text(RIGHT, encoding="utf-8")
+        (tmp_path / "right" / "another.py").write_text(ANOTHER, encoding="utf-8")
+        (tmp_path / "exercise.py").write_text(EXERCISE, encoding="utf-8")
         (tmp_path / module.FILE).write_text(text, encoding="utf-8")
         for cached in caches:
             cached.cache_clear()
@@ -79,7 +123,17 @@ def test_a_wrong_answer_is_the_edited_right_one_without_what_its_stage_does_not_
         "strict",
         "01.causal:any",
     )
-    assert set(right_answers("01")) == {"plain"}
+
+
+def test_a_right_answer_is_the_solution_but_for_what_its_file_defines(written) -> None:
+    written(STRICT)
+    another = SOLUTION_CODE.partition("def causal_mask")[0].replace("LAST = 0\n", "")
+    another += (
+        SOLUTION_CODE[SOLUTION_CODE.index("def softmax") :]
+        + ANOTHER.partition('"""\n')[2].rstrip("\n")
+        + "\n"
+    )
+    assert right_answers("01") == {"another": another, "solution": SOLUTION_CODE}
 
 
 def test_what_learners_read_is_the_text_of_the_first_entry(written) -> None:
@@ -108,7 +162,15 @@ def test_an_answer_has_variants(written) -> None:
     assert again.sources == (again.source,)
 
 
-@pytest.mark.parametrize("field", ["check origin · ", "of plain · "])
+def test_a_right_answer_is_printed_and_an_unknown_one_refused(written, capsys) -> None:
+    written(STRICT)
+    assert module.main(["01", "solution"]) == 0 and capsys.readouterr().out == SOLUTION_CODE
+    with pytest.raises(SystemExit):
+        module.main(["01", "plain"])
+    assert "one of another, solution; got plain" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("field", ["check origin · ", "of another · "])
 def test_an_edit_without_a_check_or_a_right_answer_is_refused(written, field) -> None:
     written(STRICT.replace(field, ""))
     with pytest.raises(CourseError, match="entry 'strict' of 01.causal"):

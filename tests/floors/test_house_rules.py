@@ -258,5 +258,5 @@ def test_a_worker_runs_the_tests_of_a_file_together(pytestconfig: pytest.Config)
     group_of = plugin.group_of
     assert group_of("tests/test_plan.py::a[1]") == group_of("tests/test_plan.py::b") == "tests/test_plan.py"
     sweep = "tests/course/test_submissions.py::test_a_right_submission_passes_the_visible_tier"
-    assert group_of(f"{sweep}[05/right_plain]") == group_of(f"{sweep}[05/right_loops]")
-    assert group_of(f"{sweep}[05/right_plain]") != group_of(f"{sweep}[06/right_plain]")
+    assert group_of(f"{sweep}[05/right_shift]") == group_of(f"{sweep}[05/right_loops]")
+    assert group_of(f"{sweep}[05/right_shift]") != group_of(f"{sweep}[06/right_events]")

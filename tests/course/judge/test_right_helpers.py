@@ -106,7 +106,7 @@ def attention(*inputs, **options):
     [
         ("05", "shift", "ring_step", ("05.forward", "05.causal")),
         ("08", "by_piece", "tile_counts", ("08.balance",)),
-        ("19", "plain", "merge_all", ("19.decode", "19.prefill")),
+        ("19", "solution", "merge_all", ("19.decode", "19.prefill")),
     ],
 )
 def test_the_reference_suits_callers_of_other_styles(

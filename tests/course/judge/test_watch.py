@@ -224,7 +224,7 @@ def test_what_is_changed_while_it_travels_is_seen_where_posts_are_late() -> None
 @pytest.mark.thorough
 def test_computing_in_name_alone_hides_no_hop() -> None:
     """Processor time shows if a ring reports an empty computation and does the work elsewhere."""
-    told = source("06/right_plain").replace('ring.compute(f"step {step}", attend, ', "told(ring, ")
+    told = source("06/right_slices").replace('ring.compute(f"step {step}", attend, ', "told(ring, ")
     told = told.replace('ring.compute("last", attend, ', "told(ring, ")
     assert told.count("told(ring, ") == 2
     computed = "\n\ndef told(ring, *own):\n    ring.compute('block', int)\n    return attend(*own)\n"

@@ -1,7 +1,6 @@
 import platform
 
 import numpy as np
-import torch
 
 answer = {}
 answer["python"] = np.array(platform.python_version().split(".")[:2], dtype=int).tolist()

@@ -1,7 +1,4 @@
-import sys
 from collections import OrderedDict
-
-import torch
 
 
 def environment():

@@ -1,6 +1,4 @@
-import math
 
-import torch
 
 
 def merge(outs, lses):

@@ -1,4 +1,3 @@
-import torch
 
 
 def merge(outs, lses):

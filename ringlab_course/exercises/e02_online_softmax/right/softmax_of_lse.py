@@ -1,6 +1,5 @@
 from functools import reduce
 
-import torch
 from torch import inf
 
 

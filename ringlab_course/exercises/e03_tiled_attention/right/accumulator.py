@@ -1,6 +1,4 @@
-import math
 
-import torch
 
 
 def tiled_forward(q, k, v, *, causal, scale, tile):

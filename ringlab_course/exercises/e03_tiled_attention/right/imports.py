@@ -4,12 +4,6 @@ The block knows one causal mask, that of the corner. So the queries of a tile me
 without a mask, and the keys at their own positions with it.
 """
 
-import torch
-
-from ringlab.blocks import get_block
-from ringlab.blocks.protocol import BackwardRows
-from ringlab.merge import Partial, merge
-
 
 def _tiles(M, N, tile, causal):
     start = N - M if causal else N  # position of query 0: without a mask it is after every key

@@ -1,7 +1,4 @@
 # Powers of two inside, one device function for a tile, the diagonal in a loop of its own.
-import torch
-import triton
-import triton.language as tl
 
 LOG2E = tl.constexpr(1.4426950408889634)
 

@@ -1,7 +1,4 @@
 # Every tile is an attention of its own, merged into (out, lse) as in lesson 02; softmax with several rows a program.
-import torch
-import triton
-import triton.language as tl
 
 
 @triton.jit

@@ -1,7 +1,4 @@
 # K is loaded transposed, D first; every row's state is kept as columns; the softmax streams over its row in pieces.
-import torch
-import triton
-import triton.language as tl
 
 NEG_INF = tl.constexpr(float("-inf"))
 

@@ -1,6 +1,5 @@
 """A step for each group of heads with einsum; the ring as a generator of blocks."""
 
-import torch
 from torch import inf
 
 

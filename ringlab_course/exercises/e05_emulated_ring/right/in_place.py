@@ -1,9 +1,5 @@
 """In place, with the sigmoid form of the merge made safe."""
 
-import math
-
-import torch
-
 
 def ring_step(q, k, v, out, lse, mask=None):
     group = q.shape[1] // k.shape[1]

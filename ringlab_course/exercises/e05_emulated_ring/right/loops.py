@@ -1,9 +1,5 @@
 """One key at a time, in loops."""
 
-import math
-
-import torch
-
 
 def ring_step(q, k, v, out, lse, mask=None):
     group = q.shape[1] // k.shape[1]

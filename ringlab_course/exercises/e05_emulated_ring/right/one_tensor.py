@@ -1,9 +1,5 @@
 """K and V travel as one tensor; the state is kept unnormalised inside a step."""
 
-import math
-
-import torch
-
 
 def ring_step(q, k, v, out, lse, mask=None):
     rep = q.shape[1] // k.shape[1]

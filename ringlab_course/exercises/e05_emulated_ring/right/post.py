@@ -1,9 +1,5 @@
 """Double-buffered: the exchange is posted before the block is computed."""
 
-import math
-
-import torch
-
 
 def ring_step(q, k, v, out, lse, mask=None):
     group = q.shape[1] // k.shape[1]

@@ -1,8 +1,5 @@
 """Another form of the merge: running maximum and running sum. Some names are Greek, and arguments bear their shapes."""
 
-import math
-
-import torch
 from jaxtyping import Float
 from torch import Tensor
 

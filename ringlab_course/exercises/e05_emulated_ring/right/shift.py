@@ -1,9 +1,5 @@
 """The plainest: attend, then shift."""
 
-import math
-
-import torch
-
 
 def ring_step(q, k, v, out, lse, mask=None):
     group = q.shape[1] // k.shape[1]

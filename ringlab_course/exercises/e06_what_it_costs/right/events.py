@@ -1,10 +1,6 @@
 """A makespan by recursion over (rank, step), two fixed receive buffers, FLOPs summed element by element."""
 
-import math
 from functools import cache
-
-import numpy as np
-import torch
 
 
 def least_tokens(flops_per_s, rate, unit, directions, *, element_bytes=2, group=1, causal=False):

@@ -2,12 +2,6 @@
 
 from functools import lru_cache, partial
 
-import numpy as np
-import torch
-
-from ringlab.blocks import get_block
-from ringlab.merge import merge
-
 
 def attend(q, k, v):
     return get_block("naive", q).forward(q, k, v, causal=False, scale=q.shape[-1] ** -0.5)

@@ -1,12 +1,5 @@
 """Merges inside of the computation, posts through a helper; a makespan as a search for the latest path."""
 
-import math
-
-import numpy as np
-import torch
-
-from ringlab.merge import Partial, merge
-
 
 def least_tokens(flops_per_s, rate, unit, directions, *, element_bytes=2, group=1, causal=False):
     per_second = rate * 10**9 / directions

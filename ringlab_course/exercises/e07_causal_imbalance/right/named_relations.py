@@ -1,12 +1,5 @@
 """Names the relation of two runs first; counts by the tiles; loops in plain Python; computes in float64."""
 
-import math
-
-import numpy as np
-import torch
-
-from ringlab.merge import Partial, merge_into
-
 
 def relation(q_run, k_run):
     (q_start, step, rows), (k_start, _, keys) = q_run, k_run

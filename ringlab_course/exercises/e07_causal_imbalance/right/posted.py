@@ -1,10 +1,5 @@
 """Posts first, takes its own block for one triangle where positions ascend, joins tiles that touch."""
 
-import math
-
-import numpy as np
-import torch
-
 
 def work_per_step(runs):
     P = len(runs)

@@ -1,11 +1,6 @@
 """Counts with searchsorted, finds the triangle by looking for rows, computes on flattened lists of tiles."""
 
-import math
-
-import numpy as np
-import torch
-
-from ringlab.merge import Partial, merge
+from ringlab.merge import merge
 
 
 def positions(runs):

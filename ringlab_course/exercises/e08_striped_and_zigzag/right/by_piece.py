@@ -1,7 +1,5 @@
 """Piece by piece, with lists and sets; the pieces of a document rounded up, and its shares not in order."""
 
-import numpy as np
-
 
 def deal(S, P, chunk, folded=False):
     shares = [[] for _ in range(P)]

@@ -3,8 +3,6 @@
 from fractions import Fraction
 from itertools import cycle, islice
 
-import numpy as np
-
 
 def deal(S, P, chunk, folded=False):
     order = cycle([*range(P), *reversed(range(P))] if folded else range(P))

@@ -1,7 +1,5 @@
 """Plain loops, one token at a time."""
 
-import numpy as np
-
 
 def deal(S, P, chunk, folded=False):
     shares = [[] for _ in range(P)]

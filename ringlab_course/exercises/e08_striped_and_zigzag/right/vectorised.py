@@ -1,7 +1,5 @@
 """No loops over tokens: sorting and broadcasting."""
 
-import numpy as np
-
 
 def deal(S, P, chunk, folded=False):
     order = [*range(P), *reversed(range(P))] if folded else [*range(P)]

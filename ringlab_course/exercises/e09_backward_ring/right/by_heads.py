@@ -1,7 +1,5 @@
 """One head at a time, with einsum; couriers start as zeros; the transport's own exchange."""
 
-import torch
-
 
 def row_delta(dout, out):
     return torch.einsum("bhld,bhld->bhl", dout.to(out.dtype), out)

@@ -1,9 +1,4 @@
-import math
 
-import numpy as np
-import torch
-
-from ringlab import oracle
 
 
 def relative_error(x, truth):

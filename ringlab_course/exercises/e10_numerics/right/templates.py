@@ -1,11 +1,4 @@
 import functools
-import math
-
-import numpy as np
-import torch
-
-from ringlab import oracle
-from ringlab_course.figures import error_curves
 
 
 def relative_error(x, truth):

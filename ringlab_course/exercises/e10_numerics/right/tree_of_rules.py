@@ -1,6 +1,4 @@
-import torch
 
-from ringlab import oracle
 from ringlab.conformance import tolerance
 from ringlab.merge import Partial, merge
 

@@ -1,16 +1,5 @@
 """Another way at every stage: keys and values widened first, each tile a partial of its own, one masked walk."""
 
-import math
-
-import triton
-import triton.language as tl
-
-from ringlab.blocks.triton.interpreter import repair
-
-repair()
-BLOCK_M, BLOCK_N = 32, 16
-LOG2E = math.log2(math.e)
-
 
 @triton.jit
 def one_tile(acc, m, total, q, k, ks, v, vs, visible, scale2):

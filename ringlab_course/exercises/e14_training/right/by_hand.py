@@ -1,9 +1,5 @@
 """Labels looked up, −log p gathered, gradients around a ring, backward() and a loss as a number."""
 
-import math
-
-import torch
-
 
 def shard_batch(tokens, counts, own):
     after = (own + 1).clamp(max=tokens.shape[1] - 1)
@@ -48,14 +44,6 @@ class Gather(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad):
         return None, ctx.ring.all_reduce(grad.contiguous()).split(ctx.lengths, dim=1)[ctx.ring.rank], None
-
-
-def turn(x, positions):
-    half = x.shape[-1] // 2
-    angles = positions[:, None] * 100.0 ** (-torch.arange(half, dtype=torch.float64) / half)
-    cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
-    a, b = x.chunk(2, dim=-1)
-    return torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1)
 
 
 def decoder(ring, w, tokens, positions, owned):

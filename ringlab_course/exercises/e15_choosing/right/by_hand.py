@@ -2,8 +2,6 @@
 
 from types import SimpleNamespace
 
-import torch
-
 
 def bytes_sent(layer, S, P, schedule, ulysses):
     H, K, U = layer["H"], layer["K"], ulysses

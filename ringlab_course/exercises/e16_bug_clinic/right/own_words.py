@@ -1,11 +1,5 @@
 """Other charts, and other small changes to each patient."""
 
-import math
-
-import torch
-
-from ringlab_course.clinic.bedside import attend, block_backward, nothing_seen, receive, scores_of, sees, send
-
 
 CHARTS = {
     "ash": {"fault": "blind rows", "check": "masks", "case": {"ranks": 2, "tokens": 2, "layout": "zigzag"}, "matters": ["causal", "layout"]},

@@ -1,11 +1,5 @@
 """Loops by `for` and lax.fori_loop, K and V in one message, hops straight to who needs the block."""
 
-import jax
-import jax.numpy as jnp
-from jax import lax
-
-from ringlab_course.mesh.blocks import attend, attend_backward, identity, merge
-
 
 def ring_forward(q, k, v, positions):
     P, rank, deal = len(positions), lax.axis_index("ring"), jnp.asarray(positions)

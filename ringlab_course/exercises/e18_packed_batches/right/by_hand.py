@@ -1,11 +1,6 @@
 """Loops over documents and tokens, a receive buffer posted ahead, and the own block first."""
 
 import bisect
-import math
-
-import torch
-
-from ringlab.merge import Partial, merge
 
 
 def bounds_of(position_ids):
@@ -27,15 +22,6 @@ def shard_packed(tokens, cu_seqlens, own):
         positions.append(token - bounds[document])
     made = (torch.tensor(numbers, dtype=torch.int64) for numbers in (labels, positions))
     return tokens.index_select(0, own), *made
-
-
-def attend(q, k, v, visible):
-    group = q.shape[1] // k.shape[1]
-    k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
-    scores = (q @ k.mT / math.sqrt(q.shape[-1])).masked_fill(~visible, -math.inf)
-    lse = torch.logsumexp(scores, dim=-1)
-    safe = lse.masked_fill(lse == -math.inf, 0.0)
-    return Partial(torch.exp(scores - safe[..., None]) @ v, lse)
 
 
 def packed_ring(ring, q, k, v, places, cu_seqlens):

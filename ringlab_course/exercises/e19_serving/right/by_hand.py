@@ -1,9 +1,5 @@
 """Merges two partials at a time, sums shares that every rank knows, and keeps a running pair in the ring."""
 
-import math
-
-import torch
-
 
 def place(tokens, interleave, P):
     turn, inside = tokens // (interleave * P), tokens % (interleave * P)
@@ -22,14 +18,6 @@ def merge_all(outs, lses):
     for pair in zip(outs[1:], lses[1:], strict=True):
         total = merge_two(total, pair)
     return total
-
-
-def attend(q, k, v):
-    k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))
-    scores = q @ k.mT / math.sqrt(q.shape[-1])
-    lse = torch.logsumexp(scores, dim=-1)
-    safe = lse.masked_fill(lse == -math.inf, 0.0)
-    return torch.exp(scores - safe[..., None]) @ v, lse
 
 
 def decode(ring, q, k, v):

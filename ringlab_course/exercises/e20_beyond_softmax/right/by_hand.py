@@ -1,7 +1,5 @@
 """Token by token where that is plain, and a scan that is shifted by one rank before it begins."""
 
-import torch
-
 
 def chunk(q, k, v, decay, state):
     outs = []
@@ -49,16 +47,6 @@ def enter(ring, A, B):
 
 def then(first, second):
     return second[0] @ first[0], second[0] @ first[1] + second[1]
-
-
-def recurrence(q, k, v, decay, beta, state):
-    outs = []
-    for t in range(q.shape[1]):
-        q_t, k_t, v_t = (x[:, t, :, None] for x in (q, k, v))
-        state = decay[:, t, None, None].exp() * state
-        state = state + k_t @ (beta[:, t, None, None] * (v_t - state.mT @ k_t)).mT
-        outs.append((state.mT @ q_t)[..., 0])
-    return torch.stack(outs, dim=1) if outs else torch.zeros_like(v)
 
 
 def ring_linear(ring, q, k, v, decay, beta):

@@ -1,9 +1,5 @@
 """K/V heads one after the other; keys that a stretch of rows may see are taken by index; gradients of a tile by autograd."""
 
-import math
-
-import torch
-
 
 def owned(layout, S, P):
     def owner(i):

@@ -1,9 +1,5 @@
 """K and V stacked into one tensor, dK and dV too; a merge that goes from one part to the other by its share."""
 
-import math
-
-import torch
-
 
 def owned(layout, S, P):
     """Return the positions of each rank's tokens."""
@@ -13,20 +9,6 @@ def owned(layout, S, P):
         layout
     ]
     return [torch.nonzero(owner == rank).flatten() for rank in range(P)]
-
-
-def attend_block(q, k, v, q_positions, k_positions, causal=True, scale=None):
-    """Return (out, lse) of one query block on one K/V block, in the state's dtype."""
-    group, scale = q.shape[1] // k.shape[1], q.shape[-1] ** -0.5 if scale is None else scale
-    q, k, v = (x.to(torch.promote_types(x.dtype, torch.float32)) for x in (q, k, v))
-    q = q.unflatten(1, (k.shape[1], group))  # the heads that share a K/V head, on an axis of their own
-    scores = scale * (q @ k[:, :, None].mT)
-    if causal:
-        scores = scores.masked_fill(k_positions > q_positions[:, None], -math.inf)
-    lse = torch.logsumexp(scores, dim=-1)
-    known = lse.masked_fill(lse == -math.inf, 0.0)  # rows without keys: exp(−inf − 0) is 0, not NaN
-    out = torch.exp(scores - known[..., None]) @ v[:, :, None]
-    return out.flatten(1, 2), lse.flatten(1, 2)
 
 
 def merge(out, lse, new_out, new_lse):

@@ -1,4 +1,4 @@
-"""The code of a program without its texts for people, from which records of measurements take their digests."""
+"""The code of a program without its texts for people: what a solution computes, and what records take digests of."""
 
 from __future__ import annotations
 

@@ -1,12 +1,5 @@
 """As the solution has it, in other words."""
 
-import math
-
-import numpy as np
-
-from ringlab.blocks import get_block
-from ringlab.merge import Partial, merge
-
 
 def least_tokens(flops_per_s, rate, unit, directions, *, element_bytes=2, group=1, causal=False):
     link = {"GB/s": 1e9, "Gbit/s": 1e9 / 8}[unit] * rate / directions

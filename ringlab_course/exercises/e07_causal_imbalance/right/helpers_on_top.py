@@ -1,12 +1,5 @@
 """Formulas, tiles, shift, one number per rank."""
 
-import math
-
-import numpy as np
-import torch
-
-from ringlab.merge import Partial, merge_into
-
 
 def triangle(n):
     return n * (n + 1) // 2 if n > 0 else 0
@@ -79,13 +72,3 @@ def ring_causal(ring, q, k, v, runs):
         if step < ring.world_size - 1:
             k, v = ring.shift(k, v, length=length_of(runs[ring.origin(step + 1)]))
     return state.out, state.lse
-
-
-def who_waits(seconds, hop):
-    P = len(seconds)
-    begin = np.zeros(P)
-    for step in range(P):
-        end = begin + seconds[:, step]
-        posted = np.maximum(begin, np.maximum(np.roll(begin, 1), np.roll(begin, -1)))
-        begin = np.maximum(end, posted + hop)
-    return end.max(), end.max() - seconds.sum(axis=1)

@@ -1,13 +1,5 @@
 """Heads repeated where they are used, sums in new tensors."""
 
-import math
-
-import torch
-
-
-def row_delta(dout, out):
-    return (dout.to(out.dtype) * out).sum(-1)
-
 
 def block_backward(dout, q, k, v, lse, delta, mask=None):
     scale, group = q.shape[-1] ** -0.5, q.shape[1] // k.shape[1]
