@@ -15,7 +15,7 @@
 #
 # `check` runs the visible checks here, in seconds. Some checks stay hidden until you are graded.
 #
-# **Not allowed:** `ringlab.serving`, ringlab's decode, merge, rings and formulas of traffic, PyTorch's attention, and changing the
+# **Not allowed:** `ringlab.serving`, ringlab's decode, merge, ring attention and formulas of traffic, PyTorch's attention, and changing the
 # arguments of a function.
 
 # %%
@@ -89,9 +89,9 @@ check("19.merge")
 # - `ring.rank` is this rank, `ring.world_size` is P. `ring.all_gather(x)` returns the list of all ranks' x.
 #   `ring.comm.exchange(send=(x, y), to=a, receive=(room_x, room_y), source=b).wait()` sends two tensors to rank a, and returns the two
 #   that arrive from rank b. In round d = 1 … P − 1, for example, send to rank (r + d) mod P and receive from rank (r − d) mod P.
-#   Tensors to send lie densely in memory (`.contiguous()`); a room is an empty tensor of the shape and dtype that arrives.
+#   `room_x` and `room_y` are empty tensors of the shapes and dtypes that arrive. Make what you `exchange` dense, by `.contiguous()`.
 # - A rank sends at most its queries to each other rank, and to each the partials of *that* rank's heads: (P − 1) · H/P · (2D + 1)
-#   numbers per sequence, however long the sequences are.
+#   numbers for each of the B sequences, however long they are.
 # - Your `merge_all` merges P partials.
 
 
@@ -137,8 +137,9 @@ check("19.decode")
 # all keys at or before them, in the prefix and in the chunk.
 #
 # - Keys and values travel: P − 1 exchanges with the next rank, in which each rank's block, prefix and chunk together, goes around once.
-#   `ring.shift(k, v, length=n)` sends k and v to the next rank, and returns those of the rank before, which have n tokens. After the d-th
-#   exchange you hold the block of rank `ring.origin(d)`. Empty blocks are exchanged, too.
+#   After the d-th exchange you hold the block of rank o = `ring.origin(d)`: its tokens stand at `cached[o]`, then `positions[o]`.
+#   `ring.shift(k, v, length=n)` sends k and v to the next rank, and returns a block of n tokens, the number in the block that *arrives*.
+#   Empty blocks are exchanged, too.
 # - The `attend` above has no mask. Here you need one, which compares positions.
 # - Blocks differ in length; a rank may hold no token of the prefix, of the chunk, or of both.
 
@@ -175,10 +176,10 @@ check("19.prefill")
 # ## 19.travel · Who should travel
 #
 # P ranks prefill a chunk of `new` tokens after a `prefix`; P divides both. Either keys and values travel, as in your `prefill`: each rank
-# sends P − 1 blocks, and a block is a rank's part of prefix and chunk. Or queries do: each rank sends the queries of P − 1 ranks on, and
-# returns P − 1 partials, each to the owner of its rows. A partial is out and lse, in float32, or in float64 if `itemsize` is 8. An element of
-# q, k and v has `itemsize` bytes. Return `(keys_and_values, queries)`, two ints: the bytes that a rank sends either way, for one sequence and
-# one layer.
+# sends P − 1 blocks, and a block is a rank's part of prefix and chunk. Or queries do: each rank passes on the queries of P − 1 ranks, and
+# returns P − 1 partials, each to the owner of its rows. An element of q, k and v has `itemsize` bytes. A partial is out and lse, each number
+# of which has 4 bytes, or `itemsize` if that is more. Return `(keys_and_values, queries)`, two ints: the bytes that a rank sends either way,
+# for one sequence and one layer.
 
 
 
