@@ -1,7 +1,7 @@
 """Pictures of serving: who waits for a chunk, the time of a decode step, masks, bytes, copies of weights and caches.
 
-A colour means the same in all of them: orange is cached tokens, blue is a chunk or its queries, green is weights,
-grey is messages, and black is a token that a user gets.
+Orange is keys and values, which are cached but for those of the chunk itself; blue is a chunk or its queries, green is
+weights, grey is messages, and black is a token that a user gets.
 """
 
 from __future__ import annotations
@@ -69,12 +69,11 @@ def turns(
                 every = f"every\n{1e3 * both_s:.0f} ms"
                 middle = (0.01 * window_s + after_s) / 2 + 0.005 * window_s, low + 0.4
                 ax.text(*middle, every, ha="center", va="center", color=PAPER, fontsize=8.5)
-            ax.axvline(0.005 * window_s, color=QUIET, linewidth=1, linestyle=":")
             ax.set(xlim=(-window_s, after_s), ylim=(-0.1, 1.9), yticks=[0.4, 1.4])
             ax.set_yticklabels(["Ben", "Ada"], color=INK)
-            ax.set_title(f"{title}: Ben waits up to {1e3 * longest:,.0f} ms")
+            ax.set_title(f"{title}: the longest keeps Ben waiting {1e3 * longest:,.0f} ms")
             panel.bare(ax)
-        axes[-1].set_xlabel("seconds, counted from Ada's first token (dotted)")
+        axes[-1].set_xlabel("seconds, counted from Ada's first token")
         axes[-1].set_xticks([tick for tick in axes[-1].get_xticks() if -window_s <= tick <= 0])
         keys = [panel.patch(facecolor=BLUE), panel.patch(facecolor=ORANGE), panel.patch(facecolor=INK)]
         names = ["as long as Ada's first chunk", "how much longer this one takes", "a token arrives"]
@@ -87,7 +86,7 @@ def describe_turns(
 ) -> str:
     """Return the picture of `turns` in words."""
     words = [
-        f"{title}: Ben gets a token between two chunks and waits up to {1e3 * max(sum(each) for each in chunks):,.0f} ms; "
+        f"{title}: Ben gets a token between two chunks, and the longest keeps him waiting {1e3 * max(sum(each) for each in chunks):,.0f} ms; "
         f"her last chunk takes {sum(chunks[-1]) / chunks[-1][0]:.0f} times as long as her first"
         for title, chunks in runs.items()
     ]
@@ -97,40 +96,79 @@ def describe_turns(
     )
 
 
-def step_bars(steps: Mapping[int, ServeTime], title: str) -> Figure:
-    """Return a bar for the decode step of each number of users: milliseconds for weights, caches and messages."""
+def step_bars(steps: Mapping[str, ServeTime], title: str, group: int = 1) -> Figure:
+    """Return a bar for each decode step: milliseconds for weights, caches and messages.
+
+    group: the number of bars that stand together.
+    """
+    ends = [_speed(served) for served in steps.values()]
+    names = ["reading weights", "reading caches", "messages"]
+    label = "milliseconds of a decode step, in which every user gets one token"
+    return _bars(steps, ends, names, (title, label), group)
+
+
+def describe_step_bars(steps: Mapping[str, ServeTime], title: str, group: int = 1) -> str:
+    """Return the picture of `step_bars` in words."""
+    words = []
+    for name, served in steps.items():
+        weights, caches, messages = _parts_ms(served)
+        parts = f"weights {weights:.1f}, caches {caches:.1f}, messages {messages:.1f} ms"
+        words.append(f"{name}: {parts}, {_speed(served)}")
+    return f"{title}. {'. '.join(words)}."
+
+
+def read_bars(steps: Mapping[str, ServeTime], title: str, group: int = 1) -> Figure:
+    """Return a bar for each decode step like `step_bars`, without messages."""
+    ends = [f"{_reading_ms(served):.1f} ms" for served in steps.values()]
+    label = "milliseconds of a decode step in which a GPU reads"
+    return _bars(steps, ends, ["reading weights", "reading caches"], (title, label), group)
+
+
+def describe_read_bars(steps: Mapping[str, ServeTime], title: str, group: int = 1) -> str:
+    """Return the picture of `read_bars` in words."""
+    words = []
+    for name, served in steps.items():
+        weights, caches, _ = _parts_ms(served)
+        words.append(
+            f"{name}: weights {weights:.1f} and caches {caches:.1f}, together {_reading_ms(served):.1f} ms"
+        )
+    return f"{title}. {'. '.join(words)}."
+
+
+def _bars(
+    steps: Mapping[str, ServeTime],
+    ends: Sequence[str],
+    names: Sequence[str],
+    words: tuple[str, str],
+    group: int,
+) -> Figure:
+    """Draw the first parts of each step, one for each of `names`. words: the title, and the name of the axis."""
+    title, label = words
+    colours = (GREEN, ORANGE, GREY)[: len(names)]
+    parts = [_parts_ms(served)[: len(names)] for served in steps.values()]
+    middles = [row + 0.5 * (row // group) * (group > 1) for row in range(len(parts))]
     with styled():
-        drawn = new_figure((8.0, 1.35 + 0.36 * len(steps)))
+        drawn = new_figure((8.0, 1.71 + 0.36 * middles[-1]))
         ax = drawn.subplots()
-        longest = max(1e3 * served.token_s for served in steps.values())
-        for y, served in enumerate(steps.values()):
+        longest = max(map(sum, parts))
+        for y, values, end in zip(middles, parts, ends, strict=True):
             left = 0.0
-            for value, colour in zip(_parts_ms(served), (GREEN, ORANGE, GREY), strict=True):
+            for value, colour in zip(values, colours, strict=True):
                 panel.add_rectangle(ax, (left, y - 0.38), value, 0.76, facecolor=colour, edgecolor=PAPER)
                 if value > 0.03 * longest:
                     size = 9 if value > 0.06 * longest else 7.5
                     middle = left + value / 2, y
                     ax.text(*middle, f"{value:.1f}", ha="center", va="center", color=INK, fontsize=size)
                 left += value
-            ax.text(left + 0.01 * longest, y, _speed(served), va="center", color=INK, fontsize=9)
-        ax.set(xlim=(0, 1.36 * longest), ylim=(len(steps) - 0.4, -0.6), title=title)
-        ax.set_xlabel("milliseconds of a decode step, in which every user gets one token")
-        ax.set_yticks(range(len(steps)), [_counted(users) for users in steps])
+            ax.text(left + 0.01 * longest, y, end, va="center", color=INK, fontsize=9)
+        room = 1.1 + 0.016 * max(map(len, ends))  # for the words after a bar
+        ax.set(xlim=(0, room * longest), ylim=(middles[-1] + 0.6, -0.6), title=title, xlabel=label)
+        ax.set_xticks([tick for tick in ax.get_xticks() if tick <= 1.02 * longest])
+        ax.set_yticks(middles, list(steps))
         panel.bare(ax, axis="y", labelcolor=INK)
-        keys = [panel.patch(facecolor=colour) for colour in (GREEN, ORANGE, GREY)]
-        names = ["reading weights", "reading caches", "messages"]
+        keys = [panel.patch(facecolor=colour) for colour in colours]
         drawn.legend(keys, names, loc="outside lower center", ncols=3)
     return drawn
-
-
-def describe_step_bars(steps: Mapping[int, ServeTime], title: str) -> str:
-    """Return the picture of `step_bars` in words."""
-    words = []
-    for users, served in steps.items():
-        weights, caches, messages = _parts_ms(served)
-        parts = f"weights {weights:.1f}, caches {caches:.1f}, messages {messages:.1f} ms"
-        words.append(f"{_counted(users)}: {parts}, {_speed(served)}")
-    return f"{title}. {'. '.join(words)}."
 
 
 def _parts_ms(served: ServeTime) -> tuple[float, float, float]:
@@ -138,52 +176,18 @@ def _parts_ms(served: ServeTime) -> tuple[float, float, float]:
     return 1e3 * token.weights_s, 1e3 * token.cache_s, 1e3 * token.exposed_s
 
 
+def _reading_ms(served: ServeTime) -> float:
+    return sum(_parts_ms(served)[:2])
+
+
 def _speed(served: ServeTime) -> str:
-    together = served.tokens_per_s
-    return f"{together:.0f} tokens/s, {together / served.sequences:.0f} each"
+    together, step_ms = served.tokens_per_s, 1e3 * served.token_s
+    return f"{step_ms:.1f} ms: {together:.0f} tokens/s, {together / served.sequences:.0f} each"
 
 
-def _counted(users: int) -> str:
-    return f"{users} user{'s' * (users > 1)}"
-
-
-def steps_by_users(lines: Mapping[str, Sequence[ServeTime]], cross: int, title: str) -> Figure:
-    """Return a picture of the decode step of 1, 2, … users for two ways to divide weights and caches.
-
-    cross: the number of users from which on the second way is faster.
-    """
-    with styled():
-        drawn = new_figure(WIDE)
-        ax = drawn.subplots()
-        for (name, steps), colour, mark in zip(lines.items(), (ORANGE, GREEN), ("o", "s"), strict=True):
-            users, times = range(1, len(steps) + 1), [1e3 * each.token_s for each in steps]
-            ax.plot(users, times, color=colour, marker=mark)
-            label = f"{name}:\n+ {_slope_ms(steps):.1f} ms for each user"
-            ax.annotate(label, (users[-1], times[-1]), (8, 0), textcoords="offset points", va="center")
-        _mark(ax, cross, f"{cross} users")
-        last = max(map(len, lines.values()))
-        ax.set(title=title, xlabel="users, each with one long book in the cache", ylabel="milliseconds of a step",
-               xlim=(0.6, 1.5 * last), xticks=range(1, last + 1))  # fmt: skip
-    return drawn
-
-
-def describe_steps_by_users(lines: Mapping[str, Sequence[ServeTime]], cross: int, title: str) -> str:
-    """Return the picture of `steps_by_users` in words."""
-    words = "; ".join(
-        f"{name}: {1e3 * steps[0].token_s:.1f} ms for one user, {_slope_ms(steps):.1f} ms more for each further one"
-        for name, steps in lines.items()
-    )
-    return f"{title}. {words}. The lines have crossed at {cross} users."
-
-
-def _mark(ax: Any, at: float, text: str) -> None:
-    """Draw a dotted line at `at`, where two lines have crossed, and a text beside it."""
-    ax.axvline(at, color=INK, linewidth=1, linestyle=":")
-    ax.annotate(text, (at, 0.9), (6, 0), xycoords=("data", "axes fraction"), textcoords="offset points")
-
-
-def _slope_ms(steps: Sequence[ServeTime]) -> float:
-    return 1e3 * (steps[-1].token_s - steps[0].token_s) / (len(steps) - 1)
+RIGHT: dict[str, Any] = {"facecolor": BLUE, "linewidth": 0}
+WRONG: dict[str, Any] = {"facecolor": PAPER, "edgecolor": INK, "hatch": "///", "linewidth": 1}
+"""Looks of a triangle: over the keys of the chunk itself, and over keys of another chunk."""
 
 
 def chunk_masks(chunks: int) -> Figure:
@@ -217,10 +221,10 @@ def last_chunk(chunks: int) -> Figure:
         drawn = new_figure((8.0, 2.2))
         titles = f"Chunk {chunks} must see all of this", "With is_causal=True it sees only this"
         for ax, title, before in zip(drawn.subplots(1, 2), titles, (chunks - 1, 0), strict=True):
-            _draw_chunk(ax, 0, before, chunks)
+            _draw_chunk(ax, 0, before, chunks, WRONG if before == 0 else RIGHT)
             ax.set(title=title, xlim=(0, chunks), ylim=(1, 0), yticks=[])
             _name_chunks(ax, chunks)
-        _explain_chunks(drawn)
+        _explain_chunks(drawn, wrong="keys of a wrong chunk")
     return drawn
 
 
@@ -232,12 +236,12 @@ def describe_last_chunk(chunks: int) -> str:
     )
 
 
-def _draw_chunk(ax: Any, row: int, before: int, chunks: int) -> None:
+def _draw_chunk(ax: Any, row: int, before: int, chunks: int, look: Mapping[str, Any] = RIGHT) -> None:
     """Draw a row of a mask: queries that see `before` whole squares and half of the next one."""
     panel.add_rectangle(ax, (0, row), chunks, 1, facecolor="#F2F4F7", edgecolor=PAPER, linewidth=2)
     for column in range(before):
         panel.add_rectangle(ax, (column, row), 1, 1, facecolor=ORANGE, edgecolor=PAPER, linewidth=2)
-    ax.fill([before, before, before + 1], [row, row + 1, row + 1], color=BLUE, linewidth=0)
+    ax.fill([before, before, before + 1], [row, row + 1, row + 1], **look)
 
 
 def _name_chunks(ax: Any, chunks: int) -> None:
@@ -246,10 +250,13 @@ def _name_chunks(ax: Any, chunks: int) -> None:
     panel.bare(ax)
 
 
-def _explain_chunks(drawn: Figure) -> None:
+def _explain_chunks(drawn: Figure, wrong: str | None = None) -> None:
     keys = [panel.patch(facecolor=ORANGE), panel.patch(facecolor=BLUE)]
     names = ["the cached prefix: a rectangle", "the chunk itself: a triangle"]
-    drawn.legend(keys, names, loc="outside lower center", ncols=2)
+    if wrong:
+        keys.append(panel.patch(**WRONG))
+        names.append(wrong)
+    drawn.legend(keys, names, loc="outside lower center", ncols=3)
 
 
 def travellers(P: int) -> Figure:
@@ -258,17 +265,17 @@ def travellers(P: int) -> Figure:
     In the second picture, the partials of rank 0's queries then return to rank 0.
     """
     with styled():
-        drawn = new_figure((8.0, 3.6))
+        drawn = new_figure((8.0, 4.2))
         axes = drawn.subplots(1, 2)
         for ax, title in zip(
             axes, ("Keys and values travel", "Queries travel, and partials go home"), strict=True
         ):
             keys_move = title.startswith("Keys")
-            at, left, right = (1.4, 0.32, 1.04) if keys_move else (0.75, 0.74, 1.36)
+            at, left, right = (1.65, 0.32, 1.04) if keys_move else (0.75, 0.74, 1.36)
             for rank in range(P):
-                _draw_box(ax, (rank + 0.06, 1.0), (0.24, 0.8), ORANGE, str(rank))
+                _draw_box(ax, (rank + 0.06, 1.0), (0.24, 1.3), ORANGE, str(rank))
                 _draw_box(ax, (rank + 0.38, 0.6), (0.34, 0.3), BLUE, str(rank))
-                ax.text(rank + 0.4, 1.95, f"rank {rank}", ha="center", color=QUIET, fontsize=9)
+                ax.text(rank + 0.4, 2.45, f"rank {rank}", ha="center", color=QUIET, fontsize=9)
                 _arrow(ax, (rank + left, at), (rank + right, at))
             ends = f"to rank 0;\n{P - 1} hops"
             ax.text(P + (0.1 if keys_move else 0.4), at, ends, va="center", color=INK, fontsize=8.5)
@@ -277,10 +284,12 @@ def travellers(P: int) -> Figure:
                 for place in (0.38, rank + 0.38):  # on rank 0, and where the partial is computed
                     _draw_partial(ax, (place, low), (0.34, 0.26), 0, rank)
                 _arrow(ax, (rank + 0.36, low + 0.13), (0.76, low + 0.13))
-            ax.set(xlim=(0, P + 1.1), ylim=(0.4 - 0.34 * (P - 1), 2.2), title=title)
+            ax.set(xlim=(0, P + 1.1), ylim=(0.4 - 0.34 * (P - 1), 2.7), title=title)
             ax.set_axis_off()
-        words = "partials for rank 0;\nthe other ranks get\ntheirs the same way"
-        axes[1].text(P + 0.02, -0.24, words, color=INK, fontsize=8.5)
+        words = "this partial is of queries 0\nover keys and values 1"
+        axes[1].text(1.8, 0.23, words, va="center", color=INK, fontsize=8.5)
+        words = "the other ranks\nget theirs\nthe same way"
+        axes[1].text(P + 0.02, -0.45, words, va="center", color=INK, fontsize=8.5)
         _explain_boxes(drawn)
     return drawn
 
@@ -334,7 +343,17 @@ def bytes_by_prefix(prefixes: Sequence[int], lines: Mapping[str, Sequence[float]
             ax.plot(prefixes, sent, color=colour, marker=mark)
             label = f"{name}:\n{sent[-1]:,.1f} MB"
             ax.annotate(label, (prefixes[-1], sent[-1]), (8, 0), textcoords="offset points", va="center")
-        _mark(ax, meet, f"{meet:,} tokens")
+        ax.axvline(meet, color=INK, linewidth=1, linestyle=":")
+        ax.annotate(
+            f"{meet:,} tokens",
+            (meet, 0.9),
+            (6, 0),
+            xycoords=("data", "axes fraction"),
+            textcoords="offset points",
+        )
+        high, low = (values[-1] / 1e6 for values in lines.values())
+        ax.annotate("", (prefixes[-1], low), (prefixes[-1], high), arrowprops={"arrowstyle": "<->", "color": INK, "shrinkA": 6, "shrinkB": 6})  # fmt: skip
+        ax.annotate(f"{high / low:.0f} ×", (prefixes[-1], (high * low) ** 0.5), (-6, 0), textcoords="offset points", ha="right", va="center")  # fmt: skip
         ax.set(xscale="log", yscale="log", xlabel="cached tokens before the chunk", ylabel="MB that a rank sends, per layer",
                xlim=(prefixes[0] / 1.3, prefixes[-1] * 12), title="After a long prefix, queries are far fewer bytes")  # fmt: skip
         ax.set_xticks([10**n for n in range(2, 8) if prefixes[0] <= 10**n <= prefixes[-1]])
@@ -390,7 +409,7 @@ def copies(ways: Mapping[str, ServeRequest]) -> Figure:
     ways: with `sharing="copies"`, so that ranks with other tokens have copies of the weights.
     """
     with styled():
-        drawn = new_figure((8.0, 2.1 * len(ways)))
+        drawn = new_figure((8.0, 0.4 + 2.1 * len(ways)))
         for ax, (name, request) in zip(
             drawn.subplots(len(ways), 1, squeeze=False)[:, 0], ways.items(), strict=True
         ):
@@ -399,23 +418,34 @@ def copies(ways: Mapping[str, ServeRequest]) -> Figure:
                 (2.4, "a user's cache", ORANGE, _cache_copies(request)),
             ):
                 for number, ranks in enumerate(parts):
-                    _draw_copy(ax, left + 1.1 * number, ranks, colour)
+                    _draw_copy(ax, left + 1.1 * number, ranks, colour, request.machine.ranks_per_node)
                 words = f"{what}, twice" if len(parts) > 1 else what
                 ax.text(left, 1.08, words, va="top", color=INK, fontsize=9.5)
             ax.text(4.7, 0.5, _reads(request), va="center", color=INK, fontsize=9.5)
             ax.set(title=f"{name}: {_twice(request)}", xlim=(0, 6.3), ylim=(1.25, 0), xticks=[], yticks=[])
             panel.bare(ax)
+        keys = [panel.patch(facecolor=(INK, alpha)) for alpha in NODE_ALPHAS]
+        drawn.legend(keys, ["on node 0", "on node 1"], loc="outside lower center", ncols=2)
     return drawn
 
 
-def _draw_copy(ax: Any, left: float, ranks: Sequence[Sequence[int]], colour: str) -> None:
-    """Draw a copy as a square of parts, each with the number of its rank."""
+NODE_ALPHAS = 1.0, 0.4
+"""How opaque parts are on the first node and on the second."""
+
+
+def _draw_copy(ax: Any, left: float, ranks: Sequence[Sequence[int]], colour: str, per_node: int) -> None:
+    """Draw a copy as a square of parts, each with the number of its rank. Parts are paler on the second node."""
     high = 1 / len(ranks)
     for row, columns in enumerate(ranks):
         wide = 1 / len(columns)
         for column, rank in enumerate(columns):
             corner = left + column * wide, row * high
-            panel.add_rectangle(ax, corner, wide, high, facecolor=colour, edgecolor=PAPER, linewidth=1.5)
+            look = {
+                "facecolor": (colour, NODE_ALPHAS[rank // per_node % 2]),
+                "edgecolor": PAPER,
+                "linewidth": 1.5,
+            }
+            panel.add_rectangle(ax, corner, wide, high, **look)
             middle = corner[0] + wide / 2, corner[1] + high / 2
             ax.text(*middle, str(rank), ha="center", va="center", color=INK, fontsize=8)
 

@@ -23,17 +23,16 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from ringlab import ShardedCache, VirtualCluster, contiguous, oracle, zigzag
 from ringlab.cost.hardware import hardware
-from ringlab.cost.planner.memory_table import most_sequences
 from ringlab.cost.planner.serve_time import ServeRequest, serve_time
 from ringlab.cost.serving import prefill_traffic
 from ringlab.cost.sizes import Attention
-from ringlab.serving import PagedCache, decode_heads, prefill
+from ringlab.serving import decode_heads, prefill
 from ringlab.viz.style import show
 from ringlab_course import compare, corpus, predict
 from ringlab_course.figures import serving_view
 
 # %%
-grid = {"token_ranks": 2, "head_ranks": 8, "sharing": "copies"}  # section 5 says what this means
+grid = {"token_ranks": 2, "head_ranks": 8, "sharing": "copies"}  # see section 5
 server = partial(ServeRequest, "llama3-70b", hardware="h100", **grid)
 ben = serve_time(server(sequences=1, context=4096))
 ben_s = ben.token_s
@@ -44,34 +43,34 @@ for chunk in (32_768, 512):
     print(f"chunks of {chunk:6,}: the first takes {1e3 * first_s:3.0f} ms,", end=" ")
     print(f"the last {1e3 * last_s:5,.0f} ms")
     runs[f"Chunks of {chunk:,} tokens"] = [(first_s, each - first_s) for each in served.chunks_s]
-both_s = ada[512].token_s
+both = serve_time(server(sequences=2, context=(2**20 + 4096) // 2))  # their mean
+both_s = both.token_s
 print(f"steps of decode: {1e3 * ben_s:.1f} ms for Ben, {1e3 * both_s:.1f} ms after Ada's prompt")
 drawn = runs, ben_s, both_s
 show(serving_view.turns(*drawn), serving_view.describe_turns(*drawn))
 
 # %% [markdown]
-# The picture shows the last ten seconds of Ada's prompt. Time runs from left to right. One chunk is a blue piece and the orange piece after
-# it; below, blue is too thin to see. Each black line is a token for Ben. With long chunks Ben gets one token in nine seconds. With short
-# ones he waits at most 147 ms. So servers cut prompts into short chunks.
+# The picture shows the last ten seconds of Ada's prompt. Each chunk is drawn as blue, then orange; the orange at the left edge is the end of
+# the chunk before. In the lower half, blue is too thin to see. Each black line is a token for Ben. A long chunk keeps him waiting nine
+# seconds, and a short one 147 ms at most. So servers cut prompts into short chunks.
 #
 # Two riddles are in this picture.
 #
-# - All of Ada's long chunks have 32,768 tokens. Still, her first took 660 ms, which is the blue piece, and her last takes 9,076 ms. What is
-#   the orange piece?
+# - All of Ada's long chunks have 32,768 tokens. Her first took 660 ms. The blue piece marks this time inside the last one, which takes
+#   9,076 ms. What is the orange piece?
 # - On the right, Ada's prompt is done, and each step computes a token for both. Ben's text is as short as before. Still, a step now takes
-#   16.1 ms, and not 9.7 ms as before Ada came.
+#   16.1 ms, and not 9.7 ms.
 #
-# One thing is behind both. It also decides how 16 GPUs should divide the work when sixteen users come with long texts. This lesson looks
-# for it.
+# Both have the same answer. It also decides, later in this lesson, how 16 GPUs divide the work of sixteen users.
 #
 # (The times come from ringlab's model of a server, not from a measurement. [Serving](../docs/guide/serving.md) says what the model leaves
 # out. Servers can also put Ben's token into the same step as a chunk, as in [arXiv 2403.02310](https://arxiv.org/abs/2403.02310). Here the
-# two take turns, so that we can tell them apart.)
+# two take turns.)
 #
 # ## 1 · The price of short chunks
 #
-# The **time to first token** is what Ada waits for. With chunks of 512 tokens the server computes 64 times as many chunks, and it reads
-# all weights again for each of them. Also, Ben gets 64 times as many tokens in between.
+# The **time to first token** is what Ada waits for. With 512 tokens in a chunk there are 64 times as many chunks. For each the server reads
+# all weights again, and then computes a token for Ben.
 
 # %% tags=["nbval-ignore-output"]
 predict(
@@ -84,15 +83,15 @@ predict(
 until_first = {}
 for chunk, served in ada.items():
     number = len(served.chunks_s)
-    until_first[chunk] = served.first_token_s + number * ben_s
+    until_first[chunk] = served.first_token_s + (number - 1) * ben_s
     print(f"{number:5,} chunks of {chunk:6,} tokens: {served.first_token_s:.1f} s;", end=" ")
-    print(f"with a step for Ben after each: {until_first[chunk]:.1f} s")
+    print(f"with a step for Ben between them: {until_first[chunk]:.1f} s")
 choices = {"not at all": 1, "a sixth later": 7 / 6, "twice as late": 2, "ten times as late": 10}
 later = until_first[512] / until_first[32_768]
 compare("19.price", min(choices, key=lambda name: abs(np.log(choices[name] / later))))
 
 # %% [markdown]
-# Of these 26 s, Ben's 2,048 steps take 20. The chunks themselves take less than 7 s longer, since most of their time does not depend on
+# Of these 26 s, Ben's 2,047 steps take 20. The chunks themselves take less than 7 s longer, since most of their time does not depend on
 # where the prompt is cut. Each of Ada's tokens attends to all tokens before it, and these pairs of tokens are always the same.
 #
 # ## 2 · A chunk is a rectangle and a triangle
@@ -104,12 +103,17 @@ compare("19.price", min(choices, key=lambda name: abs(np.log(choices[name] / lat
 show(serving_view.chunk_masks(4), serving_view.describe_chunk_masks(4))
 
 # %% [markdown]
-# The first chunk is half a square. With every chunk a square is added, which is two halves. So attention grows as 1 : 3 : 5 : 7, while the
-# chunk's matrix products stay the same.
-#
-# Ada's prompt is 32 chunks of 32,768 tokens. Her last chunk has its own half square, as her first one had, and a rectangle of 31 squares.
-# All of the rectangle is her cache. That solves the first riddle: **the triangle never grows, and the cache does.** The orange piece of her
-# last chunk is the rectangle, and takes 8.4 s. In all pictures of this lesson orange is what is cached, and blue is the chunk itself.
+# Each chunk has one square more than the chunk before it. A square is two halves, so attention grows as 1 : 3 : 5 : 7, while the chunk's
+# matrix products stay the same. Ada's prompt has 32 long chunks:
+
+# %%
+square_s = np.diff(ada[32_768].chunks_s)  # by how much a chunk takes longer than the one before it
+print(f"one more square takes {square_s.min():.3f} to {square_s.max():.3f} s,", end=" ")
+print(f"and {len(square_s)} squares {square_s.sum():.1f} s")
+
+# %% [markdown]
+# These 31 squares are the rectangle of her last chunk, and their 8.4 s are the orange piece. That solves the first riddle: **the triangle
+# never grows, and the cache does.**
 #
 # ### Where a chunk begins
 #
@@ -120,7 +124,7 @@ show(serving_view.chunk_masks(4), serving_view.describe_chunk_masks(4))
 show(serving_view.last_chunk(4), serving_view.describe_last_chunk(4))
 
 # %% [markdown]
-# We try it on 200 tokens of real text. The last chunk has 103 of them, after 97.
+# We try it on the last 103 of 200 tokens of real text.
 
 # %%
 S, P, H, K, D = 200, 4, 8, 2, 16
@@ -140,15 +144,12 @@ off = error(slip, true[:, :, last])
 print(f"the last chunk with is_causal=True: off by {off:.0%} of the largest value")
 
 # %% [markdown]
-# So the mask has to compare positions in the prompt: 97 to 199 for the queries, and 0 to 199 for the keys. Then it does not even matter in
-# which order the keys lie. Here all odd positions come first:
+# So the mask has to compare positions in the prompt, 97 to 199 with 0 to 199.
 
 # %%
-places = torch.arange(S)
-order = torch.cat([places[1::2], places[::2]])
-mask = places[last][:, None] >= places[order]
-moved = k[:, :, order], v[:, :, order]
-out = scaled_dot_product_attention(q[:, :, last], *moved, attn_mask=mask, enable_gqa=True)
+at = torch.arange(S)
+mask = at[last][:, None] >= at
+out = scaled_dot_product_attention(q[:, :, last], k, v, attn_mask=mask, enable_gqa=True)
 print("with positions, right to 1e-5:", error(out, true[:, :, last]) < 1e-5)
 
 # %% [markdown]
@@ -163,23 +164,22 @@ print("with positions, right to 1e-5:", error(out, true[:, :, last]) < 1e-5)
 show(serving_view.travellers(4), serving_view.describe_travellers(4))
 
 # %% [markdown]
-# On the left, keys and values go around, as in lesson 05. On the right, the **queries** go around. Each rank attends to its
-# own keys with the queries that visit it. The result is a **partial**, out and lse. It has to go home, to the owner of the query
-# ([arXiv 2411.01783](https://arxiv.org/abs/2411.01783)).
+# On the left, keys and values go around, as in lesson 05. On the right, the **queries** go around. Each rank attends to its own keys with
+# the queries that visit it. The result is a **partial**: an out and an lse over this rank's keys only. It has to go back to the rank that
+# owns the query ([arXiv 2411.01783](https://arxiv.org/abs/2411.01783)).
 #
-# In a prompt that is computed at once, keys and values are fewer bytes than queries, because 8 query heads share a K/V head. But a chunk
-# has few queries, and many cached keys.
+# On Ada's server two ranks divide the tokens of a K/V head, which 8 query heads share. Partials are float32, and the rest is bfloat16. So in
+# a prompt that is computed at once, keys and values are fewer bytes. But a chunk has few queries, and many cached keys.
 
 # %% tags=["nbval-ignore-output"]
 predict(
     "19.prefix",
-    "Ada's chunks have 512 tokens. From which length of the prefix on are queries, "
-    "with partials sent back, fewer bytes than keys and values?",
+    "Ada's chunks have 512 tokens. How long must the prefix be before queries and partials "
+    "are fewer bytes than keys and values?",
     ["600", "6,000", "60,000", "600,000"],
 )
 
 # %%
-# On Ada's server two ranks divide the tokens of a K/V head, which 8 query heads share.
 sizes, ranks = Attention(H=8, K=1, D=128, dtype="bfloat16"), 2
 
 
@@ -199,47 +199,66 @@ nearest = min((600, 6_000, 60_000, 600_000), key=lambda n: abs(np.log(meet / n))
 compare("19.prefix", f"{nearest:,}")
 
 # %% [markdown]
-# **From 5,664 tokens on**, and not as soon as the prefix is longer than the chunk. Either way a rank sends P − 1 blocks. If keys and values
-# travel, a block has those of (prefix + chunk)/P tokens. If queries travel, it has the queries of chunk/P tokens, and as many partials are
-# sent back. We count the bytes of one token:
+# **5,664 tokens**, eleven times as many as the chunk has. Either way a rank sends P − 1 blocks:
+#
+# | what travels | tokens in a block | for each token |
+# |---|---|---|
+# | keys and values | (prefix + chunk) / P | key and value |
+# | queries, then partials | chunk / P | query, then partial |
+
 
 # %%
-key = 2 * sizes.K * sizes.D * 2  # key and value, in bfloat16
-query = sizes.H * sizes.D * 2
-partial_bytes = sizes.H * (sizes.D + 1) * 4  # out and lse, in float32
-print(f"key and value {key} bytes, query {query:,}, partial {partial_bytes:,}:", end=" ")
-print(f"{(query + partial_bytes) / key} times as many")
+def bytes_and_limit(H, K, D, size):
+    """Print the bytes of a token, and how many chunks make both ways equal."""
+    key, query, part = 2 * K * D * size, H * D * size, H * (D + 1) * 4  # a partial is out and lse
+    print(f"key and value {key} bytes, query {query:,}, partial {part:,}:", end=" ")
+    print(f"equal at {(query + part) / key} chunks")
+
+
+bytes_and_limit(H=8, K=1, D=128, size=2)
 
 # %% [markdown]
-# So the bytes are equal when prefix and chunk together are 12.0625 chunks long. Then the prefix alone has 11.0625 chunks, 5,664 tokens. For
-# almost all of Ada's prompt, her cache stays where it is.
+# So the bytes are equal when prefix and chunk together are 12.0625 chunks long. The prefix alone then has 11.0625 chunks, 5,664 tokens. From
+# there on, Ada's cache stays where it is.
 #
-# Computing a prompt is called **prefill**, and ringlab's `prefill` does both. If keys travel, a rank's cached tokens and its tokens of the
-# chunk are *one* block. The blocks may differ in length. They go around the ring once, in P − 1 hops, and the mask compares positions as
-# above. Afterwards the chunk is appended to the cache. `travels="auto"` counts the bytes, and chooses for each chunk:
+# Computing a prompt is called **prefill**. If keys travel in it, a rank's cached tokens and its tokens of the chunk are *one* block. All
+# ranks know all positions, so nobody sends them. Here two ranks cache 8 tokens, and a chunk of 4 follows:
+
+# %%
+cached = [np.array([0, 1, 4, 5]), np.array([2, 3, 6, 7])]
+new = [8 + zigzag(4, 2).positions(rank) for rank in range(2)]
+block = np.concatenate([cached[1], new[1]])  # rank 1's, which travels to rank 0
+for query in new[0]:
+    print(f"on rank 0 token {query} sees in this block", *block[query >= block])
+
+# %% [markdown]
+# Blocks may differ in length. They go around the ring once, in P − 1 hops. Afterwards the chunk is appended to the cache. ringlab's
+# `prefill` does all this, and with `travels="auto"`, its default, it chooses anew for each chunk. We try it on the text of section 2, with
+# 4 ranks, zig-zag shards and float32:
 
 
 # %%
-def in_chunks(ring, travels):
+def in_chunks(ring):
     """The prompt chunk by chunk: this rank's outputs."""
     cache, outs = ShardedCache(ring, batch=1, kv_heads=K, head_dim=D), []
     for chunk in CHUNKS:
         layout = zigzag(chunk.stop - chunk.start, P)
         own = layout.shard((q[:, :, chunk], k[:, :, chunk], v[:, :, chunk]), ring.rank)
-        outs.append(prefill(*own, cache, layout=layout, travels=travels))
+        outs.append(prefill(*own, cache, layout=layout))
     return outs
 
 
-for travels in ("kv", "q", "auto"):
-    run = VirtualCluster(P).run(in_chunks, travels)
-    whole = [zigzag(chunk.stop - chunk.start, P).unshard(outs)
-             for chunk, *outs in zip(CHUNKS, *run.results, strict=True)]
-    right = error(torch.cat(whole, dim=2), true) < 1e-5
-    print(f"travels={travels:4}  as in one pass, to 1e-5: {right},", end=" ")
-    print(f"rank 0 sends {run.trace.bytes_sent(0):,} bytes")
+run = VirtualCluster(P).run(in_chunks)
+chosen = [each.chosen for each in run.trace.choices(0) if each.asked == "travels='auto'"]
+for chunk, travels, *outs in zip(CHUNKS, chosen, *run.results, strict=True):
+    n = chunk.stop - chunk.start
+    out = zigzag(n, P).unshard(outs)
+    print(f"{chunk.start:2} + {n:3} tokens are {chunk.stop / n:4.1f} chunks: {travels:2} travels,",
+          "right to 1e-5:", error(out, true[:, :, chunk]) < 1e-5)
+bytes_and_limit(H, K, D, size=4)
 
 # %% [markdown]
-# `auto` sends least, since it chooses anew for each chunk: queries travel for the 7 tokens after 90, keys for the 103 after 97.
+# Queries travel for the 7 tokens only. In this small model the limit is 4.125 chunks, since 4 heads share a K/V head and all is float32.
 #
 # ## 4 · One step for all
 #
@@ -259,8 +278,7 @@ print(f"with messages a step takes {1e3 * alone.total_s:.1f} ms:", end=" ")
 print(f"{1 / alone.total_s:.0f} tokens a second")
 
 # %% [markdown]
-# The weights take more than six times as long as the cache. And a matrix that has been read multiplies sixteen tokens almost as quickly as
-# one.
+# The weights take more than six times as long as the cache. And a matrix that has been read multiplies sixteen tokens almost as fast as one.
 
 # %% tags=["nbval-ignore-output"]
 predict(
@@ -270,21 +288,22 @@ predict(
 )
 
 # %%
-steps = {users: serve_time(server(sequences=users, context=BOOK)) for users in (1, 4, 16)}
+batches = {"1 user": 1, "4 users": 4, "16 users": 16}
+steps = {name: serve_time(server(sequences=n, context=BOOK)) for name, n in batches.items()}
 drawn = steps, "Users share the weights, not the caches"
 show(serving_view.step_bars(*drawn), serving_view.describe_step_bars(*drawn))
-together = steps[16].tokens_per_s
+together = steps["16 users"].tokens_per_s
 compare("19.batch", f"{min((100, 700, 1_500), key=lambda n: abs(n - together)):,}")
 
 # %% [markdown]
 # **About 700.** The green part does not grow: weights are read once, for all users. The orange part grows with every user, from 0.8 ms to
 # 12.8 ms, since each user attends to his own tokens only. **A batch shares the weights, but not the caches.** (The grey part is messages
-# between the ranks; section 7 comes to them.)
+# between ranks, for section 7.)
 #
-# That solves the second riddle, too. After Ada's prompt Ben's own cache is as short as before, but each step also reads hers:
+# That solves the second riddle, too. After Ada's prompt each step also reads her cache:
 
 # %%
-for name, step in {"Ben alone": ben.token, "with Ada ": ada[512].token}.items():
+for name, step in {"Ben alone": ben.token, "with Ada ": both.token}.items():
     print(f"{name}: weights {1e3 * step.weights_s:.1f}, caches {1e3 * step.cache_s:.1f},",
           f"messages {1e3 * step.exposed_s:.1f} ms")
 
@@ -294,9 +313,10 @@ for name, step in {"Ben alone": ben.token, "with Ada ": ada[512].token}.items():
 # ## 5 · Two copies of something
 #
 # Sixteen users have come, and there are 16 ranks. Tensor parallelism (TP) cuts the weights by heads and columns, so 16 parts are easy. It
-# cuts a cache by K/V heads, and Llama 3 70B has only 8 of them. So something has to be there twice:
+# cuts a cache by K/V heads, and Llama 3 70B has only 8 of them. In the two simplest ways, something is there twice:
 #
-# - **TP 16** cuts the weights into 16 parts. Two ranks keep the same part of every cache.
+# - **TP 16** cuts the weights into 16 parts. Two ranks share a K/V head. Both have its projections, which are few weights, and both keep
+#   the same part of every cache.
 # - **TP 8 × CP 2** is how the server has worked so far. It cuts the weights into 8 parts, and each node has all of them. Each node caches
 #   half of the tokens of every user, which is context parallelism (CP).
 #
@@ -308,69 +328,37 @@ ways = {name: server(sequences=1, context=BOOK, **GRIDS[name]) for name in GRIDS
 show(serving_view.copies(ways), serving_view.describe_copies(ways))
 
 # %% [markdown]
-# Which copy costs less? To see that, give the server *one* NVLink for a while, as if a node had 16 ranks. Then messages are cheap either
-# way.
+# Which copy costs less? We count reading alone, and keep messages for section 7.
 
 # %% tags=["nbval-ignore-output"]
 predict(
-    "19.grid",
-    "On one NVLink, TP 16 is faster than TP 8 × CP 2 for one user: "
-    "it reads about half as many weights. From how many users on is TP 8 × CP 2 faster?",
-    ["3", "8", "16", "never"],
+    "19.copies",
+    "TP 16 reads about half as many weights as TP 8 × CP 2, and twice as much of each cache. "
+    "From how many users on does TP 16 need longer to read both?",
+    ["4", "8", "16", "never"],
 )
 
 # %%
-one_node = replace(hardware("h100"), ranks_per_node=16)
-on_one_link = partial(server, context=BOOK, hardware=one_node)
-lines = {name: [serve_time(on_one_link(sequences=n, **GRIDS[name])) for n in range(1, 9)]
-         for name in GRIDS}
-faster = [cp.token_s < tp.token_s for tp, cp in zip(*lines.values(), strict=True)]
-users = 1 + faster.index(True)
-drawn = lines, users, "From three users on, a second copy of the caches costs more"
-show(serving_view.steps_by_users(*drawn), serving_view.describe_steps_by_users(*drawn))
-for name, steps in lines.items():
-    print(f"{name:11}  {', '.join(f'{1e3 * each.token_s:.1f}' for each in steps[:3])} ms", end=" ")
-    print("for 1, 2 and 3 users")
-compare("19.grid", f"{min((3, 8, 16), key=lambda n: abs(n - users))}")
+steps = {f"{users} users, {name}": serve_time(server(sequences=users, context=BOOK, **GRIDS[name]))
+         for users in (2, 3, 4) for name in GRIDS}
+drawn = steps, "From four users on, TP 16 reads longer", 2
+show(serving_view.read_bars(*drawn), serving_view.describe_read_bars(*drawn))
+reads = {name: each.token.weights_s + each.token.cache_s for name, each in steps.items()}
+longer = [n for n in (2, 3, 4) if reads[f"{n} users, TP 16"] > reads[f"{n} users, TP 8 × CP 2"]]
+compare("19.copies", f"{longer[0]}")
 
 # %% [markdown]
-# **From three users on.** With two copies of the weights, a rank reads twice as many weights, but only once in a step. With two copies of
-# the caches, it reads twice as much *for each user*. So TP 16 begins about 1 ms ahead, and loses 0.8 ms with every further user. **The more
-# users there are, the more the caches count.**
+# **From four users on.** TP 16 saves 2.6 ms of the weights, but only once in a step. It loses 0.8 ms with *every* cache. **The more users
+# there are, the more the caches count.**
 #
 # ## 6 · One copy of both
 #
-# Is there a way without either copy? In TP 16 two ranks keep the same part of every cache. Let each of them keep half of its tokens. vLLM
-# calls this *decode context parallelism*, and we call it **TP 16 + DCP 2**. (Both ranks still need the projections of their K/V head. So
-# the weights are cut into 16 parts except for these.)
+# In TP 16 two ranks keep the same part of every cache. Let each of them keep half of its tokens. vLLM
+# calls this *decode context parallelism*, and we call it **TP 16 + DCP 2**.
 #
-# ### Where the next token goes
-#
-# Which half does a rank keep? Ben's answer grows by a token in every step, and both ranks should fill evenly. So tokens are dealt in pieces
-# of `interleave` tokens, one rank after the other. Here `interleave` is 4, and a text has 14 tokens so far:
-
-
-# %%
-def dealt(ring):
-    """The tokens of a text of 14 on this rank, in the order in which the rank keeps them."""
-    cache = PagedCache(ring, kv_heads=K, head_dim=D, pages=1, page=8, interleave=4)
-    text = cache.add()
-    cache.append(k[:, :, :14], v[:, :, :14], [text], [14])
-    return cache.positions(text)
-
-
-for rank, tokens in enumerate(VirtualCluster(2).run(dealt).results):
-    print(f"rank {rank} keeps tokens", *tokens)
-
-# %% [markdown]
-# A token's place follows from its number, and never changes. Token 9 is in the third piece, which is the second piece of rank 0. Its
-# **slot**, its index on this rank, is 5.
-#
-# ### Queries of some heads, keys of some tokens
-#
-# Now there is a problem. Eight query heads need this K/V head. Each of the two ranks has computed the queries of 4 of them, and caches half
-# of the tokens. Yet each of the 8 heads needs all tokens. (Lesson 15 did not have this problem. There, all ranks had the queries of all
-# heads.)
+# Now there is a problem. Look at one K/V head and the two ranks that keep it. Eight query heads need it. Each rank has computed the queries
+# of 4 of them, and caches half of the tokens. Yet each of the 8 heads needs all tokens. (In lesson 15 all ranks had
+# the queries of all heads.)
 #
 # So in every layer the ranks
 #
@@ -378,21 +366,22 @@ for rank, tokens in enumerate(VirtualCluster(2).run(dealt).results):
 # 2. **attend** with all heads to their own tokens, which gives a partial for each head;
 # 3. **hand over** the partials: each rank gets those of *its* heads from everybody, and merges them.
 #
-# The picture shows four ranks. A box is a partial. Its blue half says whose heads, and its orange half whose tokens.
+# With four ranks in place of two, the pattern is easier to see. A box is a partial. Its blue half says whose heads, and its orange half
+# whose tokens.
 
 # %%
 show(serving_view.hand_over(P), serving_view.describe_hand_over(P))
 
 # %% [markdown]
 # The hand-over turns columns into rows, so it is an all-to-all. `decode_heads` does the three steps. We decode the last token of our text
-# with 4 ranks, each with 2 of the 8 heads:
+# in float32. Each of 4 ranks has 2 of the 8 query heads, and 50 of the 200 tokens:
 
 
 # %%
 def last_token(ring):
     """The last token's attention with this rank's H/P heads."""
     cache = ShardedCache(ring, batch=1, kv_heads=K, head_dim=D)
-    cache.append(k, v)
+    cache.append(k, v)  # every rank gets all tokens here, and keeps its own
     own = slice(ring.rank * H // P, (ring.rank + 1) * H // P)
     return decode_heads(q[:, own, -1:], cache)
 
@@ -403,10 +392,11 @@ print("right to 1e-5:", error(out, true[:, :, -1:]) < 1e-5)
 print("rank 0 sends", run.trace.bytes_sent(0), "bytes")
 
 # %% [markdown]
-# To each of 3 others a rank sends the queries of its own 2 heads, D = 16 numbers each. Later it sends the partials of the *other's* 2
-# heads, D + 1 = 17 numbers each. With 4 bytes a number that is 3 · 2 · (16 + 17) · 4 = 792 bytes, however long the text is.
+# To each of 3 others a rank sends the queries of its own 2 heads, D = 16 numbers each. After step 2 it sends to each the partials of *that
+# rank's* 2 heads, D + 1 = 17 numbers each. With 4 bytes a number that is 3 · 2 · (16 + 17) · 4 = 792 bytes, however long the text is.
 #
-# Step 3 merges the partials of all ranks at once. Each rank here caches 50 tokens. Do all have the same share of a head's result?
+# Step 3 merges the partials of all ranks at once. Here rank r keeps the tokens r, r + 4, r + 8 and so on, 50 in all. Do all ranks have the
+# same share of a head's result?
 
 # %%
 head = 3
@@ -418,52 +408,67 @@ print("shares of the ranks:", ", ".join(f"{share:.0%}" for share in shares))
 print("right to 1e-5:", error(shares @ outs, true[0, head, -1]) < 1e-5)
 
 # %% [markdown]
-# No. As in lesson 02, a rank's share is its part of the sum of all $e^{score}$, and lse is the logarithm of its own sum. A rank that caches
-# no token of a user yet has lse −∞ and share 0, and takes part like any other. Servers have got this merge wrong, for example by taking an
-# lse of base 2 for one of base e. [Field reports](../docs/field-reports.md#merges-of-out-lse-decode) has their stories.
+# No. As in lesson 02, a rank's share is its part of the sum of all $e^{score}$. Its lse is the logarithm of its own sum. A rank that caches
+# no token of a user yet has lse −∞ and share 0, and takes part like any other. (If *no* rank has a token, −∞ − (−∞) is not a number, and
+# the code has to catch that.) Servers have got this merge wrong, for example by taking an lse of base 2 for one of base e.
+# [Field reports](../docs/field-reports.md#merges-of-out-lse-decode) has their stories.
+#
+# ### Where the next token goes
+#
+# Ben's answer grows by a token in every step, and his ranks should fill evenly. So tokens are dealt in pieces of `interleave` tokens, one
+# rank after the other. Here `interleave` is 4, and a text has 14 tokens so far:
+
+# %%
+piece = np.arange(14) // 4
+for rank in range(2):
+    print(f"rank {rank} keeps tokens", *np.flatnonzero(piece % 2 == rank))
+
+# %% [markdown]
+# A token's place follows from its number, and never changes. Token 9 is in the third piece, which is the second piece of rank 0. Its
+# **slot**, its index on this rank, is 5.
 #
 # ## 7 · Back on two nodes
 #
-# So which way should Ben's server take? So far messages were cheap. But the ranks that divide the weights must *add up* their results twice
-# in every layer, by the all-reduce of lesson 14. TP 8 × CP 2 adds up inside a node. The other two add up over all 16 ranks, so on the real
-# server they add up between the nodes. Here are the steps of sixteen users:
+# So which way should Ben's server take? With sixteen users, TP 16 reads longest, and TP 16 + DCP 2 least. But ranks also send messages.
+# Those that divide the weights *add up* their results twice in every layer, by the all-reduce of lesson 14. TP 8 × CP 2 adds up inside a
+# node, over its NVLink. TP 16 + DCP 2 adds up over all 16 ranks, and so between the nodes.
+#
+# For comparison, the upper half of the picture supposes all 16 GPUs on one NVLink.
 
 # %%
 GRIDS["TP 16 + DCP 2"] = {"token_ranks": 2, "head_ranks": 8, "sharing": "dcp"}
-for place, machine in {"one NVLink": one_node, "two nodes": "h100"}.items():
-    for way in GRIDS:
-        asked = server(sequences=16, context=BOOK, hardware=machine, **GRIDS[way])
-        said = "too much for the memory"
-        if most_sequences(asked, asked.machine.memory_bytes) >= 16:
-            token = serve_time(asked).token
-            said = f"{1e3 * token.total_s:.1f} ms, {1e3 * token.exposed_s:.1f} of them for messages"
-        print(f"{place:10}  {way:13}  {said}")
+sixteen, h100 = partial(server, sequences=16, context=BOOK), hardware("h100")
+machines = {"one NVLink": replace(h100, ranks_per_node=16), "two nodes": h100}
+steps = {f"{place}, {way}": serve_time(sixteen(hardware=machine, **GRIDS[way]))
+         for place, machine in machines.items()
+         for way in ("TP 8 × CP 2", "TP 16 + DCP 2")}
+drawn = steps, "On two nodes, two copies of the weights are faster", 2
+show(serving_view.step_bars(*drawn), serving_view.describe_step_bars(*drawn))
 
 # %% [markdown]
-# TP 16 cannot even hold two copies of sixteen caches. On one NVLink, TP 16 + DCP 2 is fastest. On two nodes it is TP 8 × CP 2, because
-# messages between the nodes cost more than a second copy of the weights. So Ben's server stays as it is.
+# On one NVLink, TP 16 + DCP 2 is faster. On two nodes its messages cost more than a second copy of the weights, so Ben's server stays as it
+# is. Among sixteen users he gets 44 tokens a second. Alone, with his short text, he got a hundred.
 #
-# Both winners keep one copy of each cache. **With many users, the caches must be divided among all ranks. The network decides whether the
+# Both keep one copy of each cache. **With many users, the caches must be divided among all ranks. The network decides whether the
 # weights are divided among all ranks, too.**
 #
 # ## Recap
 #
-# Look at the first picture once more. What makes Ben wait longer is Ada's cache, the orange of the pictures. It makes each of her chunks
-# longer than the one before, and later it makes each of their common steps longer.
+# Look at the first picture once more. Ben waits longer because of Ada's cache, the orange. It makes each of her chunks longer than the one
+# before, and later each of their common steps.
 #
 # - A chunk of a prompt attends to its cached prefix, a rectangle, and to itself, a triangle. The attention of equal chunks costs
 #   1 : 3 : 5 : 7. Short chunks let others in, and cost little. Positions go on after the prefix.
-# - After a long prefix the cache stays, queries travel, and partials come home: these are fewer bytes.
+# - After a long prefix the cache stays, queries travel, and partials come home: together they are fewer bytes than the cache.
 # - A step reads the weights once for all users, and the cache of each. So the more users there are, the more the caches count.
-# - With 8 K/V heads, 16 ranks divide a cache by tokens as well. Otherwise each rank reads twice as much for every user.
+# - With 8 K/V heads, 16 ranks divide a cache by tokens, too. With TP 16 alone, each rank reads twice as much for every user.
 # - A rank with queries of some heads and keys of some tokens gathers queries, attends to its own tokens, and hands partials to the owners
 #   of their heads. Shares in the merge follow lse, not the number of tokens.
 #
 # ## Self-check
 #
 # <details><summary>1. A user with a cache of 262,144 tokens joins a batch of sixteen with 131,072 each. By how much does a step of TP 8 ×
-# CP 2 grow?</summary> By about 1.6 ms, the reading of this cache: twice the 0.8 ms of one of the others. The weights are read
-# anyway.</details>
+# CP 2 grow?</summary> By about 1.6 ms, the reading of this cache: twice the 0.8 ms of one of the others.</details>
 #
 # <details><summary>2. In a chat a user sends 50 new tokens after 40,000 cached ones. What travels?</summary>The queries: 40,050 is
 # far more than 12 times 50, with section 3's sizes.</details>
@@ -472,7 +477,7 @@ for place, machine in {"one NVLink": one_node, "two nodes": "h100"}.items():
 # rank 1, which has pieces 1 and 3 already: slot 2 · 4 + 2 = 10.</details>
 #
 # <details><summary>4. With 8 users on 8 ranks, why not give each rank one whole user, with all weights?</summary>Eight times as many
-# weights as now are more than its memory holds. And it would read all of them for the token of a single user. (Some servers give each rank
-# whole users for attention alone, and share out the rest of the weights.)</details>
+# weights as now are more than its memory holds. And it would read all of them for the token of a single user.</details>
 #
-# Now [exercise 19](../exercises/19_serving.ipynb): places, merge, decode, prefill, and who should travel.
+# Now [exercise 19](../exercises/19_serving.ipynb): places, merge, decode, prefill, and who should travel. Then comes
+# [lesson 16](16_bug_clinic.ipynb), because faults like those of this merge hide in code that looks right.

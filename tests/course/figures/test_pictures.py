@@ -78,13 +78,7 @@ WAYS = {
     "rows": SERVER(sequences=1, **ROWS),
     "small": SERVER(sequences=1, token_ranks=1, head_ranks=8, sharing="copies"),
 }
-DECODED = {users: serving_time(SERVER(users, **ROWS)) for users in (1, 16)}
-BY_USERS = {
-    "heads": [
-        serving_time(SERVER(users, token_ranks=1, head_ranks=16, sharing="copies")) for users in (1, 2, 3)
-    ],
-    "rows": [serving_time(SERVER(users, **ROWS)) for users in range(1, 9)],
-}
+DECODED = {f"{users} in all": serving_time(SERVER(users, **ROWS)) for users in (1, 16)}
 SENT = (
     [2**n for n in range(9, 21)],
     {"keys": [256.0 * (2**n + 512) for n in range(9, 21)], "queries": [1581056.0] * 12},
@@ -237,9 +231,9 @@ SAYS = {
     "chunk masks": (named(serving_view, "chunk_masks", 4), ("chunk 4 sees 7 half squares",)),
     "last chunk": (named(serving_view, "last_chunk", 4), ("queries of chunk 4", "see 3 whole squares and half of their own")),
     "bytes by prefix": (lambda: (serving_view.bytes_by_prefix(*SENT), serving_view.describe_bytes(*SENT)), ("keys: 0.3 to 268.6 MB", "queries: 1.6 to 1.6 MB", "meet at 5,664 tokens")),
-    "turns of two users": (named(serving_view, "turns", *TURNS), ("Long chunks: Ben gets a token between two chunks and waits up to 8,600 ms", "a token every 16 ms")),
-    "steps of users": (named(serving_view, "step_bars", DECODED, "Title"), ("1 user: weights 5.3, caches 0.8, messages 4.4 ms, 96 tokens/s, 96 each", "16 users: weights 5.3, caches 12.8")),
-    "steps by users": (named(serving_view, "steps_by_users", BY_USERS, 3, "Title"), ("rows: 10.5 ms for one user, 0.8 ms more for each further one", "crossed at 3 users")),
+    "turns of two users": (named(serving_view, "turns", *TURNS), ("Long chunks: Ben gets a token between two chunks, and the longest keeps him waiting 8,600 ms", "a token every 16 ms")),
+    "steps of users": (named(serving_view, "step_bars", DECODED, "Title"), ("1 in all: weights 5.3, caches 0.8, messages 4.4 ms, 10.5 ms: 96 tokens/s, 96 each", "16 in all: weights 5.3, caches 12.8")),
+    "reading of users": (named(serving_view, "read_bars", DECODED, "Title", 2), ("1 in all: weights 5.3 and caches 0.8, together 6.1 ms", "16 in all: weights 5.3 and caches 12.8, together 18.1 ms")),
     "copies": (named(serving_view, "copies", WAYS), ("heads: two copies of every cache", "rows: two copies of the weights, Each rank reads 17.6 GB of weights and 2.7 GB of each cache", "small: one copy of everything")),
     "survival": (named(scan_view, "survival", [0.5, 0.9, 0.8]), ("token 3 reads 0.36 of the state and 0.72, 0.8, 1 of the writes so far",)),
 }  # fmt: skip
