@@ -174,11 +174,12 @@ def belt(
     rows: Mapping[str, Sequence[Square]],
     title: str,
     of_old: str = "",
+    marked: int | None = None,
 ) -> Figure:
     """Return a picture of the tokens in the colours of their ranks, and below them squares of 2 × 2 numbers.
 
     rows: for each row its name and its squares. of_old: the row whose matrices multiply an older state, so that
-    their columns are marked too.
+    their columns are marked too, and its matrices of zeros are pale. marked: a token with a thick frame.
     """
     each, high = len(tokens) // ranks, 1.4
     with styled():
@@ -186,6 +187,8 @@ def belt(
         ax = drawn.subplots()
         for place, token in enumerate(tokens):
             look = {"facecolor": rank_colour(place // each), "edgecolor": PAPER, "linewidth": 1.5}
+            if place == marked:
+                look |= {"edgecolor": INK, "linewidth": 2.2, "zorder": 2}
             panel.add_rectangle(ax, (place, 0), 1, 1, **look)
             ax.text(place + 0.5, 0.5, token.text, **_MIDDLE, fontsize=8.5)
         for rank in range(ranks):
@@ -206,13 +209,20 @@ def _draw_square(ax: Axes, x: float, y: float, label: str, matrix: Matrix, *, of
     """Draw a matrix. Its rows are marked with the keys a and b, and `of_old` its columns with the old rows."""
     width, height = 1.08, 0.86
     corner = x - width / 2, y - height / 2
-    panel.add_rectangle(ax, corner, width, height, facecolor=LIGHT, edgecolor=INK, linewidth=1.2)
+    pale = of_old and _is_zero(matrix)
+    look = (
+        {"facecolor": PAPER, "edgecolor": QUIET, "linestyle": ":"}
+        if pale
+        else {"facecolor": LIGHT, "edgecolor": INK}
+    )
+    panel.add_rectangle(ax, corner, width, height, linewidth=1.2, **look)
     mark: dict[str, Any] = {"color": QUIET, "fontsize": 8.5}
+    number = _MIDDLE | {"color": QUIET if pale else INK, "fontsize": 8.5}
     for row, values in enumerate(matrix):
         middle = y + (0.5 - row) * height / 2
         ax.text(x - width / 2 - 0.06, middle, "ab"[row], ha="right", va="center", **mark)
         for column, value in enumerate(values):
-            ax.text(x + (column - 0.5) * width / 2, middle, _short(value), **_MIDDLE, fontsize=8.5)
+            ax.text(x + (column - 0.5) * width / 2, middle, _short(value), **number)
     if of_old:
         for column in range(2):
             place = x + (column - 0.5) * width / 2, y + height / 2 + 0.05
@@ -221,22 +231,39 @@ def _draw_square(ax: Axes, x: float, y: float, label: str, matrix: Matrix, *, of
         ax.text(x, y - height / 2 - 0.05, label, ha="center", va="top", fontsize=9)
 
 
-def states(tokens: Sequence[Token], ranks: int, rows: Mapping[str, Sequence[Matrix]]) -> Figure:
-    """Return a picture of the tokens. Each row has the states that leave the ranks, at the borders between ranks."""
-    each = len(tokens) // ranks
+def _is_zero(matrix: Matrix) -> bool:
+    return not np.any(matrix)
+
+
+def states(
+    tokens: Sequence[Token],
+    ranks: int,
+    rows: Mapping[str, Sequence[Matrix]],
+    note: tuple[int, str] | None = None,
+) -> Figure:
+    """Return a picture of the tokens. Each row has the states that leave the ranks, at the borders between ranks.
+
+    note: a token, which gets a thick frame, and a text below the state of its rank in the last row.
+    """
+    each, last = len(tokens) // ranks, list(rows)[-1]
+    marked, text = note or (None, "")
     squares = {
         name: [((rank + 1) * each, "", matrix) for rank, matrix in enumerate(matrices)]
         for name, matrices in rows.items()
     }
-    return belt(
-        tokens,
-        ranks,
-        squares,
-        "What each rank hands on: a sum that grows, or a table that is kept up to date",
-    )
+    if marked is not None:
+        x, _, matrix = squares[last][marked // each]
+        squares[last][marked // each] = x, text, matrix
+    title = "What each rank hands on: a sum that grows, or a table that is corrected"
+    return belt(tokens, ranks, squares, title, marked=marked)
 
 
-def describe_states(tokens: Sequence[Token], ranks: int, rows: Mapping[str, Sequence[Matrix]]) -> str:
+def describe_states(
+    tokens: Sequence[Token],
+    ranks: int,
+    rows: Mapping[str, Sequence[Matrix]],
+    note: tuple[int, str] | None = None,
+) -> str:
     """Return the picture of `states` in words."""
     each = len(tokens) // ranks
     owned = "; ".join(
@@ -247,7 +274,8 @@ def describe_states(tokens: Sequence[Token], ranks: int, rows: Mapping[str, Sequ
         f"{name}: {', then '.join('a ' + _numbers(a) + ' b ' + _numbers(b) for a, b in matrices)}"
         for name, matrices in rows.items()
     )
-    return f"Eight tokens on {ranks} ranks, {owned}. The states that leave the ranks, {left}."
+    said = f" On rank {note[0] // each}, {note[1]}." if note else ""
+    return f"Eight tokens on {ranks} ranks, {owned}. The states that leave the ranks, {left}.{said}"
 
 
 def transitions(tokens: Sequence[Token], pairs: Sequence[tuple[Matrix, Matrix]]) -> Figure:
@@ -258,7 +286,12 @@ def transitions(tokens: Sequence[Token], pairs: Sequence[tuple[Matrix, Matrix]])
         name: [((rank + 0.5) * each, "", matrix) for rank, matrix in enumerate(matrices)]
         for name, matrices in zip(names, zip(*pairs, strict=True), strict=True)
     }
-    title = "What each rank's tokens do to any state: A S + B"
+    empty = [str(rank) for rank, (A, _) in enumerate(pairs) if _is_zero(A)]
+    title = (
+        f"Ranks {' and '.join(empty)} leave nothing of the old state"
+        if len(empty) > 1
+        else "What each rank's tokens do to any state: A S + B"
+    )
     return belt(tokens, len(pairs), rows, title, of_old=names[0])
 
 
@@ -400,25 +433,33 @@ def _span(ranks: Sequence[int]) -> str:
     return str(ranks[0]) if len(ranks) == 1 else f"{ranks[0]} to {ranks[-1]}" if ranks else "nothing"
 
 
-def entering(tokens: Sequence[Token], pairs: Sequence[tuple[Matrix, Matrix]]) -> Figure:
-    """Return a picture of the tokens, and for each round of doubling the B that each rank knows."""
+def entering(
+    tokens: Sequence[Token], pairs: Sequence[tuple[Matrix, Matrix]], relayed: Sequence[Matrix]
+) -> Figure:
+    """Return a picture of the tokens, and for each round of doubling the B that each rank knows.
+
+    relayed: the state that a relay brings to each rank, for the last row.
+    """
     each, rounds = len(tokens) / len(pairs), _doubled(pairs)
-    rows = {
+    rows: dict[str, list[Square]] = {
         f"round {number}": [((rank + 0.5) * each, _whose(of), B) for rank, (of, B) in enumerate(before)]
         for number, before in enumerate(rounds, start=1)
     }
-    title = f"After {len(rounds)} rounds each rank has the state that enters it"
+    rows["relay"] = [((rank + 0.5) * each, "", state) for rank, state in enumerate(relayed)]
+    title = f"After {len(rounds)} rounds each rank has the state that a relay brings"
     return belt(tokens, len(pairs), rows, title)
 
 
-def describe_entering(tokens: Sequence[Token], pairs: Sequence[tuple[Matrix, Matrix]]) -> str:
+def describe_entering(
+    tokens: Sequence[Token], pairs: Sequence[tuple[Matrix, Matrix]], relayed: Sequence[Matrix]
+) -> str:
     """Return the matrices of `entering` in words."""
-    rounds = "; ".join(
-        f"after round {number} "
-        + ", ".join(f"rank {rank} {' '.join(map(_numbers, B))}" for rank, (_, B) in enumerate(of))
-        for number, of in enumerate(_doubled(pairs), start=1)
+    rows = {f"after round {number}": [B for _, B in of] for number, of in enumerate(_doubled(pairs), start=1)}
+    each = "; ".join(
+        f"{name} {', '.join(f'rank {rank} ' + ' '.join(map(_numbers, B)) for rank, B in enumerate(matrices))}"
+        for name, matrices in {**rows, "from a relay": relayed}.items()
     )
-    return f"The B of what each of {len(pairs)} ranks knows of the ranks before it, for {len(tokens)} tokens: {rounds}."
+    return f"The B of what each of {len(pairs)} ranks knows of the ranks before it, for {len(tokens)} tokens: {each}."
 
 
 def _whose(of: Sequence[int]) -> str:
@@ -637,17 +678,17 @@ def survival(alphas: Sequence[float]) -> Figure:
     """
     C = len(alphas)
     with styled():
-        drawn = new_figure((7.0, 0.55 * (C + 2) + 1.2))
+        drawn = new_figure((7.2, 0.55 * (C + 2) + 0.9))
         ax = drawn.subplots()
         for reader, fractions in enumerate(_surviving(alphas)):
             for source, fraction in enumerate(fractions):
-                left, top = source + 0.25 * (source > 0), reader + 0.25 * (reader == C)
+                left, top = source + 0.7 * (source > 0), reader + 0.25 * (reader == C)
                 face = {"color": BLUE, "alpha": 0.12 + 0.7 * fraction} if fraction else {"color": PAPER}
                 ax.barh(top, 0.94, left=left, height=0.94, align="edge", **face)
                 ax.text(
                     left + 0.5, top + 0.5, f"{fraction:.3g}", ha="center", va="center", color=INK, fontsize=9
                 )
-        names = {0.5: "state S\nthat enters", **{j + 1.75: f"write of\ntoken {j + 1}" for j in range(C)}}
+        names = {0.5: "state S\nthat enters", **{j + 2.2: f"write of\ntoken {j + 1}" for j in range(C)}}
         for x, name in names.items():
             ax.text(x, -0.15, name, ha="center", va="bottom", color=INK, fontsize=8.5)
         for i in range(C):
@@ -661,10 +702,12 @@ def survival(alphas: Sequence[float]) -> Figure:
                 fontsize=8.5,
             )
         ax.text(-0.2, C + 0.75, "state S′ that leaves", ha="right", va="center", color=INK, fontsize=8.5)
-        for x, y, letter in ((0.5, C + 1.6, "e"), (C + 1.55, C / 2, "E"), (C + 1.55, C + 0.75, "f")):
+        right, below = C + 2.0, C + 0.75
+        for x, y, letter in ((1.32, C / 2, "e"), (right, C / 2, "E"), (right, below, "f")):
             ax.text(x, y, letter, ha="center", va="center", color=INK, fontsize=12, fontweight="bold")
-        ax.set(xlim=(-2.9, C + 1.9), ylim=(C + 1.9, -0.9))
-        ax.set_title("What a token still reads of the state and of each write")
+        ax.text(1.32, below, "$e_C$", ha="center", va="center", color=INK, fontsize=11)
+        ax.set(xlim=(-2.9, C + 2.35), ylim=(C + 1.35, -0.9))
+        ax.set_title("The older a write is, the less of it a token reads")
         ax.set_axis_off()
     return drawn
 

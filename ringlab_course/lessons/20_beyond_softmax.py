@@ -20,7 +20,14 @@ from ringlab import VirtualCluster, contiguous
 from ringlab.comm.virtual.cluster import Costs
 from ringlab.cost.hardware import hardware
 from ringlab.cost.models import model
-from ringlab.cost.scan_traffic import LinearAttention, rounds, scan_flops, scan_traffic
+from ringlab.cost.scan_traffic import (
+    LinearAttention,
+    attend_flops,
+    passage_flops,
+    rounds,
+    scan_flops,
+    scan_traffic,
+)
 from ringlab.scan import plain
 from ringlab.scan.attention import linear_attention
 from ringlab.scan.graph import SCANS
@@ -39,11 +46,11 @@ show(scan_view.beside(*sizes), scan_view.describe_beside(*sizes))
 # %% [markdown]
 # What travels on the right is 128 times smaller, and it travels once. But there is a catch. On the left all ranks work at the same time. On
 # the right rank 7 waits for the state of rank 6, and rank 6 waits for that of rank 5. **Eight GPUs stand in a queue. Is that any faster
-# than one GPU?** At the end of this lesson all eight work at once, and still only small squares travel.
+# than one GPU?**
 #
 # ## 1 · A table in place of a cache
 #
-# First we need to know what the state is, and how it can stand for a million keys and values.
+# First we need to know what the state is, and whether it can stand for a million keys and values.
 #
 # In this lesson **S is the state**, and N is the number of tokens. (In the other lessons S is the number of tokens.)
 #
@@ -52,17 +59,17 @@ show(scan_view.beside(*sizes), scan_view.describe_beside(*sizes))
 #
 # $$\sum_{j \le i} (q_i \cdot k_j)\, v_j^\top = q_i^\top \Big( \sum_{j \le i} k_j v_j^\top \Big).$$
 #
-# On the left, query i visits all keys and values before it. The bracket on the right is one matrix, the state S. It does not depend on the
-# query. So each token *adds* its $k v^\top$ to the state, and then its query reads from the state.
+# On the left, query i visits all keys and values before it. The bracket on the right is one matrix, the state S. No query is in it: it depends
+# only on the tokens so far. So each token *adds* its $k v^\top$ to the state, and then its query reads from the state.
 #
 # Here is an example that is small enough for paper, and it stays with us. Eight tokens write values under keys. We write "a ← (7, 5)" for a
 # token that writes the value (7, 5) under the key a. The key a is the vector (1, 0), and the key b is (0, 1). So S is simply a table: its
 # first row holds what was written under a, and its second row what was written under b. Each token's query is the key a, so each token asks
-# what the table says for a. (Two of the eight tokens do something else, and wait for section 2: token 3 writes under a third key, and token
-# 4 forgets.)
+# what the table says for a.
 
 # %%
 keys, Token = {"a": (1.0, 0.0), "b": (0.0, 1.0), "c": (0.6, 0.8)}, scan_view.Token
+# c and keeps are for section 2
 eight = [Token("a", (7, 5)), Token("b", (4, 1)), Token("a", (3, 2)), Token("c", (10, 12)),
          Token("b", (5, 0), keeps=0.5), Token("b", (2, 1)), Token("a", (1, 6)), Token("b", (9, 3))]
 K = torch.tensor([keys[token.name] for token in eight])
@@ -78,8 +85,8 @@ print("the two sides agree:", torch.allclose(left, torch.stack(right)))
 print("token 2 has written a ← (3, 2), asks for a, and hears", tuple(right[2].tolist()))
 
 # %% [markdown]
-# Both sides agree, and the right side never looked back at an earlier token. The state has as many numbers as $k v^\top$, and no more,
-# however many tokens it has read.
+# Both sides agree, and the right side never looked back at an earlier token. The state has as many numbers as $k v^\top$, however many
+# tokens it has read.
 #
 # But token 2 does not hear (3, 2). It hears (7, 5) + (3, 2), because token 0 also wrote under a. The plain sum overwrites nothing, and
 # nothing divides by the sum of the weights. So it makes a poor memory.
@@ -88,36 +95,33 @@ print("token 2 has written a ← (3, 2), asks for a, and hears", tuple(right[2].
 #
 # In today's models a token therefore does four things to the state, in this order:
 #
-# 1. it **forgets**: the state is multiplied by a *decay* $\alpha_t \le 1$, often given as its logarithm $g_t \le 0$;
-# 2. it **corrects**: it reads what the state says for its key, and takes a share $\beta_t$ of that out again;
+# 1. it **forgets**: the state is multiplied by a *decay* $\alpha_t \le 1$;
+# 2. it **corrects**: it reads what the state says for its key, and takes a share $\beta_t \le 1$ of that out again;
 # 3. it **writes** its value, times $\beta_t$, under its key;
 # 4. its query **reads**.
 #
-# $\beta_t$ lies between 0 and 1. Steps 2 and 3 together are the *delta rule*: the token writes only the difference to what the state says
-# already. All four are the [gated delta rule](https://arxiv.org/abs/2412.06464), which Qwen3-Next uses. In the code `g` is the logarithm of
-# the decay.
+# In our example β is 1. So token 2 takes (7, 5) out of row a, writes (3, 2), and then it hears (3, 2).
+#
+# Steps 2 and 3 together are the *delta rule*: the token writes only the difference to what the state says already. All four are the
+# [gated delta rule](https://arxiv.org/abs/2412.06464), which Qwen3-Next uses.
 
 # %%
-def token(state, q, k, v, g, beta):
+def token(state, q, k, v, alpha, beta):
     """The state after one token, and the token's output."""
-    state = g.exp() * state
+    state = alpha * state
     said = state.mT @ k  # what the state says for this key
     state = state + beta * torch.outer(k, v - said)
     return state, state.mT @ q
 
 # %% [markdown]
-# Now the eight tokens lie on four ranks, two on each. Let β be 1, so that a token takes out all that the state says for its key. Token 4
-# first forgets half of the state. No other token forgets anything. Token 3 writes under the third key, c = (0.6, 0.8), which lies between a
-# and b. Below is the state that each rank hands on, once for the plain sum and once for the four steps.
+# Now the eight tokens lie on four ranks, two on each. Token 4 first forgets half of the state. No other token forgets anything. Token 3
+# writes under a third key, c = (0.6, 0.8), which lies between a and b. Below is the state that each rank hands on, once for the plain sum and once for the four steps.
 
 # %%
-g, one = torch.tensor([token.keeps for token in eight]).log(), torch.tensor(1.0)
-
-
 def through(state, rank):
     """The state after this rank's two tokens."""
     for t in (2 * rank, 2 * rank + 1):
-        state, _ = token(state, Q[t], K[t], V[t], g[t], one)
+        state, _ = token(state, Q[t], K[t], V[t], eight[t].keeps, 1.0)
     return state
 
 
@@ -126,7 +130,8 @@ for rank in (1, 2, 3):
     handed_on.append(through(handed_on[-1], rank))
 summed = [K[:n].mT @ V[:n] for n in (2, 4, 6, 8)]
 rows = {"plain sum": [S.tolist() for S in summed], "four steps": [S.tolist() for S in handed_on]}
-show(scan_view.states(eight, 4, rows), scan_view.describe_states(eight, 4, rows))
+note = 3, "c has changed both rows"
+show(scan_view.states(eight, 4, rows, note), scan_view.describe_states(eight, 4, rows, note))
 
 # %% [markdown]
 # Look at the lower row. Rank 0 hands on exactly what it wrote. On rank 1, a ← (3, 2) replaces the old row a, so the table holds (3, 2) and
@@ -160,7 +165,7 @@ def recall_errors(n, D=16):
     keys, values = (torch.randn(n, D, generator=draw, dtype=torch.float64) for _ in range(2))
     keys, delta = keys / keys.norm(dim=1, keepdim=True), torch.zeros(D, D, dtype=torch.float64)
     for key, value in zip(keys, values, strict=True):
-        delta, _ = token(delta, key, key, value, 0 * one, one)
+        delta, _ = token(delta, key, key, value, 1.0, 1.0)
     best = torch.linalg.lstsq(keys, values, driver="gelsd").solution
     errors = (keys @ state - values for state in (keys.mT @ values, delta, best))
     return [(error.norm(dim=1) / values.norm(dim=1)).mean().item() for error in errors]
@@ -186,11 +191,11 @@ compare("20.fits", str(exact))
 #
 # Each rank has one stretch of the sequence: rank 0 the first, rank 7 the last. The first token of a stretch needs the state after all
 # tokens before it. The plain way to get it is a *relay*: rank 0 goes through its stretch and sends its state to rank 1; rank 1 does the
-# same, and so on. (A whole layer of Qwen3-Next also needs the three tokens before a stretch, for the short convolution ahead of the rule.)
+# same, and so on.
 #
 # We try it on 256 tokens of real text, with two heads of 16 numbers. `plain.recurrence` is our function `token` in a loop, for all heads at
-# once. It gives us the outputs of one process, `whole`, and each rank of the relay calls it with its own tokens and with the state that it
-# received.
+# once, with decays given as logarithms. It gives us the outputs of one process, `whole`, and each rank of the relay calls it with its own
+# tokens and with the state that it received.
 
 # %%
 N, D = 256, 16
@@ -206,15 +211,22 @@ def relay(ring, layout):
     """This rank's outputs: receive the state, go through this rank's stretch, send the state on."""
     own, state = [layout.shard(x, ring.rank, dim=2) for x in text], nothing.clone()
     if ring.rank > 0:
-        (state,) = ring.comm.exchange(receive=(state,), source=ring.rank - 1, tag="S").wait()
-    out, state = ring.compute("attend", plain.recurrence, *own, state, 1.0)
+        (state,) = ring.comm.exchange(receive=(state,), source=ring.rank - 1).wait()
+    out, state = ring.compute("outputs", plain.recurrence, *own, state, 1.0)
     if ring.rank < ring.world_size - 1:
-        ring.comm.exchange(send=(state,), to=ring.rank + 1, tag="S").wait()
+        ring.comm.exchange(send=(state,), to=ring.rank + 1).wait()
     return out
 
 # %% [markdown]
 # The virtual clock is that of lesson 05: going through a stretch takes 1 s, and a message takes ½ s. One GPU alone would go through all
 # eight stretches in 8 s.
+
+# %% tags=["nbval-ignore-output"]
+predict(
+    "20.relay",
+    "Eight ranks in a relay, or one GPU with all eight stretches: who is done first?",
+    ["the eight ranks", "both at the same time", "the one GPU"],
+)
 
 # %%
 even = contiguous(N, P)
@@ -222,19 +234,22 @@ handed = VirtualCluster(P).run(relay, even)
 print("the outputs of one process:", torch.allclose(even.unshard(handed.results, dim=2), whole))
 charts = {"Relay": handed.trace}
 show(scan_view.timeline(charts, alone=8.0), scan_view.describe_timeline(charts))
+done = max(event.end for event in handed.trace.computes())
+first = "the eight ranks" if done < 8 else "the one GPU" if done > 8 else "both at the same time"
+compare("20.relay", first)
 
 # %% [markdown]
 # An arrow is a state on its way. The outputs are right, and eight ranks are **slower than one**. At most one rank works at any time, and the
-# seven messages come on top. (A rank also waits until the state that it sends has arrived, but this costs nothing here.) The ranks share the
-# memory for the tokens, but not the work. So a small message alone is no gain.
+# seven messages come on top. (A rank also waits until the state that it sends has arrived, but this costs nothing here.) The ranks share
+# the memory and the work, but they work one after the other. So a small message alone is no gain.
 #
 # Why does a rank wait? It has all its tokens. It lacks only the state before them. Could it do most of its work *for any state*, before it
 # knows which one will come?
 #
 # ## 5 · What a stretch does to any state
 #
-# The first three steps of a token change the state. The decay makes it αS. For the key k this says $\alpha S^\top k$. The correction takes a
-# share β of that out from under k, and the write puts β v there. In one formula:
+# The first three steps of a token change the state. The decay makes it αS, which says $\alpha S^\top k$ for the key k. The correction subtracts a
+# share β of that at k: $-\beta\, k\, (\alpha S^\top k)^\top$. The write adds $\beta\, k v^\top$. In one formula:
 #
 # $$S \mapsto \alpha\,(I - \beta\, k k^\top)\, S + \beta\, k v^\top .$$
 #
@@ -243,8 +258,9 @@ show(scan_view.timeline(charts, alone=8.0), scan_view.describe_timeline(charts))
 #
 # $$S \mapsto A\, S + B$$
 #
-# of *any* state S. The pair (A, B) is the **transition** of the stretch. A says what the stretch leaves of the old state, and B what it
-# writes. Both depend on the stretch's own tokens alone. So **every rank can compute its transition before it has heard anything.**
+# of *any* state S. The pair (A, B) is the **transition** of the stretch; that of rank r is $T_r = (A_r, B_r)$. A says what the stretch leaves
+# of the old state, and B what it writes. Both depend on the stretch's own tokens alone. So **every rank can compute its transition before it
+# has heard anything.**
 #
 # How does a rank find A and B? It goes through its tokens from a state of zeros: then A S is zero, and B is left. It also goes through them
 # from the unit matrix: then A + B is left. Both runs can go side by side in one pass. Here are the four ranks of our example.
@@ -262,12 +278,12 @@ show(scan_view.transitions(eight, drawn), scan_view.describe_transitions(eight, 
 # A has a column for each row of the old state. Read the picture rank by rank:
 #
 # - Rank 0 overwrites both rows, and so does rank 3. Their A is zero: nothing of an older state is left.
-# - Rank 1 overwrites row a, so the column "old a" is zero. Then c takes a part of what the table says out again. So 0.36 of the old row b is
-#   left in row b, and −0.48 of it stands in row a.
+# - Rank 1 overwrites row a, so the column "old a" is zero. Then c reads 0.8 of the old row b, and takes this out under c: 0.8 · 0.8 = 0.64 of
+#   it from row b, where 0.36 is left, and 0.6 · 0.8 = 0.48 of it from row a.
 # - Rank 2 leaves half of row a, and overwrites row b.
 #
-# A rank needs the state that enters it. Each B is what one rank has written. Adding numbers over ranks is a single call in every library. So
-# could rank r just add the B of all ranks before it?
+# A rank needs the state that enters it. Each B is what one rank has written, and sums are what communication libraries do best. So could
+# rank r just add the B of all ranks before it?
 
 # %% tags=["nbval-ignore-output"]
 predict(
@@ -286,59 +302,42 @@ compare("20.adding", {0: "on none", 1: "on rank 0", 2: "on ranks 0 and 1", 4: "o
 
 # %% [markdown]
 # It is right on ranks 0 and 1 only, so a test with two ranks would find nothing. On rank 2 the sum still holds a ← (7, 5) of rank 0, which
-# rank 1 has overwritten. A is missing: of what rank 0 wrote, rank 1 leaves only $A_1 B_0$.
+# rank 1 has overwritten. A is missing: of what rank 0 wrote, rank 1 leaves only $A_1 B_0$. So every rank must send its A as well. How large
+# is it?
 #
-# ## 6 · Brackets move again
+# ## 6 · Four kinds of A
 #
-# So ranks must be put together with A and B. Two stretches, one after the other, have a transition as well. Put the first state into the
-# second formula: $A_2 (A_1 S + B_1) + B_2$. Write ∘ for "after":
+# Not every model corrects, and not every model forgets. So A is not always a full matrix:
 #
-# $$(A_2, B_2) \circ (A_1, B_1) = (A_2 A_1,\; A_2 B_1 + B_2).$$
-#
-# The later stretch stands on the left, as in a product of matrices. Now take three ranks. Together, ranks 0 to 2 make of zeros the state
-# that enters rank 3. Three ways to put them together are below.
-
-# %% tags=["nbval-ignore-output"]
-predict(
-    "20.order",
-    "Which of these have the B that is the state that enters rank 3?  "
-    "T₂ ∘ (T₁ ∘ T₀),  (T₂ ∘ T₁) ∘ T₀,  T₁ ∘ (T₂ ∘ T₀)",
-    ["the first", "the first and the second", "all three"],
-)
+# - Without decay and without the delta rule, A is the unit matrix. In RetNet each head has one fixed decay. In both, every rank knows A
+#   already, so only B travels.
+# - In Mamba-2 each token has a decay of its own, one for each head. A is the product of the decays: one number.
+# - In GLA each entry of the keys has its own decay, so each row of the state decays by itself. A is a diagonal.
+# - With the delta rule each token multiplies by $I - \beta k k^\top$. The product over a stretch is a full matrix.
 
 # %%
-def after(later, earlier):
-    """The transition of two stretches, `earlier` and then `later`."""
-    (A_2, B_2), (A_1, B_1) = later, earlier
-    return A_2 @ A_1, A_2 @ B_1 + B_2
-
-
-T_0, T_1, T_2, _ = pairs
-ways = {"T₂ ∘ (T₁ ∘ T₀)": after(T_2, after(T_1, T_0)),
-        "(T₂ ∘ T₁) ∘ T₀": after(after(T_2, T_1), T_0),
-        "T₁ ∘ (T₂ ∘ T₀)": after(T_1, after(T_2, T_0))}
-right = [torch.allclose(B, enters[3], atol=1e-5) for _, B in ways.values()]
-for name, is_right in zip(ways, right, strict=True):
-    print(f"{name}   is the state that enters rank 3: {is_right}")
-compare("20.order", ["", "the first", "the first and the second", "all three"][sum(right)])
+kinds = {
+    "nothing": ["Linear attention", "RetNet"],  # arXiv 2006.16236, 2307.08621
+    "a number": ["Mamba-2"],  # arXiv 2405.21060
+    "a diagonal": ["GLA"],  # arXiv 2312.06635
+    "a matrix": ["DeltaNet", "Qwen3-Next"],  # arXiv 2406.06484, 2412.06464
+}
+show(scan_view.kinds(kinds), scan_view.describe_kinds(kinds))
+A_bytes = 4 * layer.H * layer.D**2  # 32 bits a number
+print(f"Qwen3-Next: B has {layer.state_bytes / 2**20:.0f} MiB in each layer,",
+      f"and A {A_bytes / 2**20:.0f} MiB")
 
 # %% [markdown]
-# The order matters: transitions do **not commute**. The third line lets rank 2 come before rank 1. But the brackets do not matter:
-# transitions are **associative**. This is no luck of our numbers. The first two lines are the same journey, through ranks 0, 1 and 2. They
-# differ only in which two were put together first.
-#
-# The second line is the way out of the queue. T₂ ∘ T₁ needs no state, and nothing from rank 0. While rank 0 is still busy, ranks 1 and 2 can
-# already be put together, and ranks 3 and 4, and ranks 5 and 6.
-#
-# Before the ranks take it, look inside one of them, where there is a second queue.
+# Qwen3-Next has the largest kind of A, and even that is no more than another state. No size depends on the number of tokens. So a transition
+# is a small message, too. Before the ranks send it, look inside one of them, where there is a second queue.
 #
 # ## 7 · Chunks: the queue of tokens
 #
-# A rank has thousands of tokens, and the loop of section 2 takes one after the other. That leaves a GPU idle. So cut the stretch into
-# *chunks* of, say, 64 tokens, and hand a state from chunk to chunk. Inside a chunk all tokens are computed at once, as with softmax.
+# A rank has thousands of tokens, and the loop of section 2 takes one after the other. So cut the stretch into *chunks* of, say, 64 tokens,
+# and hand a state from chunk to chunk. Inside a chunk all tokens are computed at once, as with softmax.
 #
-# Here is a chunk of four tokens that forget and write, but do not correct. A row says what fraction its token reads of the state that
-# enters, and of each write:
+# Here is a chunk of four tokens, counted from 1, that forget and write, but do not correct. A row says what fraction its token reads of the
+# state that enters, and of each write:
 
 # %%
 alphas = (0.5, 0.9, 0.8, 0.5)
@@ -346,10 +345,11 @@ show(scan_view.survival(alphas), scan_view.describe_survival(alphas))
 
 # %% [markdown]
 # The state that enters has met the decays of all tokens up to the one that reads: the column **e**. A write has met only the decays after
-# it: the triangle **E**. For example, the last token reads 0.9 · 0.8 · 0.5 = 0.36 of the first one's write. The state that leaves keeps what the last token
-# can still read, so the row **f** is the last row of E.
+# it: the triangle **E**. Each row of E is the row above times the token's own α, and then a new 1. The state that leaves keeps what the last
+# token can still read, so the row **f** is the last row of E.
 #
-# Write ⊙ for multiplying number by number; with e or f it multiplies row i by $e_i$ or $f_i$. Then the outputs of a chunk of C tokens are
+# Write ⊙ for multiplying number by number; e ⊙ and f ⊙ scale the rows: row i by $e_i$, or by $f_i$. Then the outputs of a chunk of C tokens
+# are
 #
 # $$O = (E \odot QK^\top)\,V + e \odot (Q\,S).$$
 #
@@ -378,33 +378,47 @@ for chunk in (1, 16, 64, 256):
 # states: that is enough for the stages 20.chunk and 20.transition of [the exercise](../exercises/20_beyond_softmax.ipynb). If you return in
 # a fresh kernel, run all cells up to here first.
 #
-# Back to the ranks. Only one thing could still spoil their way out of the queue: they must send an A as well. How large is it?
+# ## 8 · Brackets move again
 #
-# ## 8 · Four kinds of A
+# Back to the ranks, which must be put together with A and B. Two stretches, (A, B) and then (A′, B′), have a transition as well: together
+# they make $A' (A S + B) + B'$. Write ∘ for "after":
 #
-# Not every model corrects, and not every model forgets. So A is not always a full matrix:
+# $$(A', B') \circ (A, B) = (A' A,\; A' B + B').$$
 #
-# - Without decay and without the delta rule, A is the unit matrix. In RetNet each head has one fixed decay. In both, every rank knows A
-#   already, so only B travels.
-# - In Mamba-2 each token has a decay of its own, one for each head. A is the product of the decays: one number.
-# - In GLA each entry of the keys has its own decay, so each row of the state decays by itself. A is a diagonal.
-# - With the delta rule each token multiplies by $I - \beta k k^\top$. The product over a stretch is a full matrix.
+# The later stretch stands on the left, as in a product of matrices. Now take three ranks. Together, ranks 0 to 2 make of zeros the state
+# that enters rank 3.
+
+# %% tags=["nbval-ignore-output"]
+predict(
+    "20.order",
+    "Which of these give, as their B, the state that enters rank 3?  "
+    "T₂ ∘ (T₁ ∘ T₀),  (T₂ ∘ T₁) ∘ T₀,  T₁ ∘ (T₂ ∘ T₀)",
+    ["the first", "the first and the second", "all three"],
+)
 
 # %%
-kinds = {
-    "nothing": ["Linear attention", "RetNet"],  # arXiv 2006.16236, 2307.08621
-    "a number": ["Mamba-2"],  # arXiv 2405.21060
-    "a diagonal": ["GLA"],  # arXiv 2312.06635
-    "a matrix": ["DeltaNet", "Qwen3-Next"],  # arXiv 2406.06484, 2412.06464
-}
-show(scan_view.kinds(kinds), scan_view.describe_kinds(kinds))
-A_bytes = 4 * layer.H * layer.D**2  # 32 bits a number
-print(f"Qwen3-Next: B has {layer.state_bytes / 2**20:.0f} MiB in each layer,",
-      f"and A {A_bytes / 2**20:.0f} MiB")
+def after(later, earlier):
+    """The transition of two stretches, `earlier` and then `later`."""
+    (A_later, B_later), (A, B) = later, earlier
+    return A_later @ A, A_later @ B + B_later
+
+
+T_0, T_1, T_2, _ = pairs
+ways = {"T₂ ∘ (T₁ ∘ T₀)": after(T_2, after(T_1, T_0)),
+        "(T₂ ∘ T₁) ∘ T₀": after(after(T_2, T_1), T_0),
+        "T₁ ∘ (T₂ ∘ T₀)": after(T_1, after(T_2, T_0))}
+right = [torch.allclose(B, enters[3], atol=1e-5) for _, B in ways.values()]
+for name, is_right in zip(ways, right, strict=True):
+    print(f"{name}   is the state that enters rank 3: {is_right}")
+compare("20.order", ["", "the first", "the first and the second", "all three"][sum(right)])
 
 # %% [markdown]
-# Qwen3-Next has the largest kind of A, and even that is no more than another state. No size depends on the number of tokens. So a transition
-# is a small message, too.
+# The order matters: transitions do **not commute**. The third line lets rank 2 come before rank 1. But the brackets do not matter:
+# transitions are **associative**. This is no luck of our numbers. The first two lines are the same journey, through ranks 0, 1 and 2. They
+# differ only in which two were put together first.
+#
+# The second line is the way out of the queue. T₂ ∘ T₁ needs no state, and nothing from rank 0. While rank 0 is still busy, ranks 1 and 2 can
+# already be put together, and ranks 3 and 4, and ranks 5 and 6.
 #
 # ## 9 · Doubling
 #
@@ -427,7 +441,8 @@ show(scan_view.doubling(held, 5), scan_view.describe_doubling(held, 5))
 # - *before* leaves its own tokens out. This is what it wants in the end. At first it is (I, 0), the transition that changes nothing.
 # - *all* includes its own tokens. This is what it sends. At first it is the rank's own transition.
 #
-# A message m comes from earlier tokens, so it goes on the right: *before* becomes before ∘ m, and *all* becomes all ∘ m.
+# A message m comes from earlier tokens, and the earlier stretch stands on the right. So *before* becomes before ∘ m, and *all* becomes
+# all ∘ m.
 
 # %%
 show(scan_view.kept(held, 5), scan_view.describe_kept(held, 5))
@@ -435,34 +450,38 @@ show(scan_view.kept(held, 5), scan_view.describe_kept(held, 5))
 # %% [markdown]
 # At the end, the B of *before* is the state that enters: the sequence begins with zeros, and A · 0 + B = B.
 #
-# Back to the eight tokens. Four ranks need two rounds. Here is the B of *before* after each:
+# Back to the eight tokens. Four ranks need two rounds. Here is the B of *before* after each, and below it what the four ranks handed on in
+# section 2, each state one rank further right, because here it is the state that enters.
 
 # %%
-show(scan_view.entering(eight, drawn), scan_view.describe_entering(eight, drawn))
+relayed = [state.tolist() for state in enters]
+show(scan_view.entering(eight, drawn, relayed), scan_view.describe_entering(eight, drawn, relayed))
 
 # %% [markdown]
-# Compare the second row with the picture of section 2. These are the very states that the ranks handed on there, one after the other. Rank 3
-# gets (3, 4) for a and (2, 1) for b, as it did there. But nobody has waited for a finished state.
+# After the second round the states are the very same. But nobody has waited for a finished state.
 #
 # ringlab's `linear_attention` does this for the whole layer: transitions, scan, outputs. Does it give what one process gives, and when are
-# the eight ranks done? On the clock of section 4 a stretch takes a second, and a product of such small matrices next to nothing. So we let it
-# take no time.
+# the eight ranks done? On the clock of section 4 a pass through a stretch takes a second. The pass for A and B carries two states, but it
+# computes no outputs, so by chunks it costs hardly more, as the cell prints. A product of such small matrices takes next to nothing. So we
+# let it take no time.
 
 # %%
 class Clock(Costs):
     """A pass through a stretch takes a second, a message half a second, and composing no time."""
 
-    def compute(self, rank, label, args):
+    def compute(self, rank, label, args):  # ringlab calls a pair (A, B) a passage
         return 0.0 if label == "compose passages" else 1.0
 
 
 def on_ranks(ring, layout):
     """This rank's outputs, by a scan."""
     *qkv, g, beta = (layout.shard(x, ring.rank, dim=2) for x in text)
-    how = {"scan": "doubling", "scale": 1.0, "validate": False}  # no messages but the states
+    how = {"scan": "doubling", "scale": 1.0, "validate": False}  # no messages to compare calls
     return linear_attention(*qkv, ring=ring, layout=layout, decay=g, beta=beta, **how)
 
 
+passes = passage_flops(layer, 2**17) / attend_flops(layer, 2**17)
+print(f"FLOPs of the pass for A and B over those of the pass for outputs: {passes:.2f}")
 scanned = VirtualCluster(P, costs=Clock()).run(on_ranks, even)
 print("the outputs of one process:", torch.allclose(even.unshard(scanned.results, dim=2), whole))
 charts = {"Relay": handed.trace, "Doubling": scanned.trace}
@@ -473,9 +492,8 @@ show(scan_view.timeline(charts, alone=8.0), scan_view.describe_timeline(charts))
 # does not, because nobody comes after it.) Then three short rounds of messages bring every rank the state that enters it. Then all ranks
 # compute their outputs at the same time.
 #
-# There is a price: a rank goes through its stretch twice, once for A and B together, and once for the outputs. The clock counts a second for
-# each. But two passes at the same time as all others are better than eight passes in a queue. With 64 ranks the queue would have 64, and
-# doubling still has two.
+# There is a price: a rank goes through its stretch twice, once for A and B together, and once for the outputs. But two passes, made by all
+# ranks at once, beat eight passes in a row. With 64 ranks the queue would have 64, and doubling still has two.
 #
 # ## 10 · Does the waiting matter?
 #
@@ -483,7 +501,7 @@ show(scan_view.timeline(charts, alone=8.0), scan_view.describe_timeline(charts))
 # 3.5 seconds. In a softmax ring most messages hide behind the attention. So is the scan too slow in a real layer?
 #
 # We take Qwen3-Next with its 1,048,576 tokens on 8 GPUs, and only a slow link between them: InfiniBand. The layer also has its matrices and
-# experts, which belong to the work of a rank.
+# experts, which belong to the work of a rank; we leave out the messages that experts need.
 
 # %% tags=["nbval-ignore-output"]
 predict(
@@ -494,39 +512,33 @@ predict(
 
 # %%
 gpu, busiest = hardware("h100"), scan_traffic(layer, P, "doubling").total_bytes
-
-
-def scan_seconds(ranks):
-    """Seconds of the doubling over InfiniBand: a latency for each round, and the bytes."""
-    sent = scan_traffic(layer, ranks, "doubling").total_bytes
-    return rounds(ranks, "doubling") * gpu.between.latency_s + sent / gpu.between.bytes_per_s
-
-
+between = gpu.between  # a latency for each round, and the bytes
+scan = rounds(P, "doubling") * between.latency_s + busiest / between.bytes_per_s
 print(f"the busiest of 8 ranks sends {busiest / 2**20:.0f} MiB",
-      f"at {gpu.between.bytes_per_s / 1e9:.0f} GB/s: the scan takes {scan_seconds(8) * 1e3:.2f} ms")
+      f"at {between.bytes_per_s / 1e9:.0f} GB/s: the scan takes {scan * 1e3:.2f} ms")
 print(f"a token uses {linear.active_parameters / 1e6:.0f} million weights of this layer,",
       f"and a GPU does {gpu.peak('bfloat16') / 1e12:.0f} TFLOP/s at most")
 
 # %% [markdown]
-# The [busiest rank](../ringlab/cost/scan_traffic.py) sends in all three rounds. (A rank that knows all ranks from 0 on sends its B alone,
-# because its A would multiply zeros.) Next to this stands the work of the layer: each GPU takes 131,072 tokens through 69 million weights.
+# The [busiest rank](../ringlab/cost/scan_traffic.py) sends A and B in two rounds (4 + 4 MiB), and B alone in the third (2 MiB): once a rank
+# knows everything from rank 0 on, its A would multiply zeros. Next to this stands the work of the layer: each GPU takes 131,072 tokens
+# through 69 million weights.
 
 # %%
 peak, bars = gpu.peak("bfloat16"), {}
-for ranks, each in ((8, 131_072), (8, 8_192), (64, 8_192)):
+for each in (131_072, 32_768, 8_192):
     matrices = 2 * each * linear.active_parameters / (peak * gpu.reached.linear)
     itself = scan_flops(layer, each) / (peak * gpu.reached.attention_forward)
-    bars[f"{ranks} GPUs × {each:,} tokens"] = {
-        "matrices and experts": matrices, "linear attention, both passes": itself,
-        "scan": scan_seconds(ranks)}
+    bars[f"{each:,} tokens on each"] = {
+        "matrices and experts": matrices, "linear attention, both passes": itself, "scan": scan}
 show(scan_view.shares(bars), scan_view.describe_shares(bars))
-asked = bars["8 GPUs × 131,072 tokens"]
+asked = bars["131,072 tokens on each"]
 share = asked["scan"] / sum(asked.values())
 compare("20.share", "about 1 %" if share < 0.03 else "about 10 %" if share < 0.3 else "about half")
 
 # %% [markdown]
 # It is about 1 %: a quarter of a millisecond, next to 25 ms of work for each of these GPUs. The scan's time does not depend on the number of
-# tokens; the work does. So its share grows where a rank has few tokens: with 8,192 on each rank it is 14 %, and on 64 ranks 26 %.
+# tokens; the work does. So its share grows where a rank has few tokens: with 8,192 on each rank it is 14 %.
 #
 # <details><summary>These times are computed, not measured: from which speeds?</summary>They are in ringlab's table of an H100. The peak is 989 TFLOP/s in 16 bits, from NVIDIA's white paper. The matrices run at
 # 80 % of it, the lower end of what [arXiv 2307.08691](https://arxiv.org/abs/2307.08691) says of matrix products. That the linear attention
@@ -534,7 +546,7 @@ compare("20.share", "about 1 %" if share < 0.03 else "about 10 %" if share < 0.3
 # from its data sheet, and its 14 µs before the first byte from NCCL's tuning model.</details>
 #
 # The puzzle is solved. A queue of eight GPUs is slower than one. But transitions need no state, and can be put together in any brackets. So
-# eight GPUs work at once, small squares travel, and the waiting hardly shows where a sequence is long enough to need eight GPUs.
+# eight GPUs work at once, small squares travel, and where each has many tokens the waiting hardly shows.
 #
 # ## 11 · Backward
 #
@@ -542,10 +554,10 @@ compare("20.share", "about 1 %" if share < 0.03 else "about 10 %" if share < 0.3
 # rank to the first**. A stretch receives dS, the gradient of the state that leaves it. It passes on the gradient of the state that entered,
 # and this has two parts:
 #
-# $$A^\top dS + B' .$$
+# $$A^\top dS + G .$$
 #
-# The first part comes through the state that leaves, S ↦ A S + B. The second part, B′, comes through the stretch's own outputs. The outputs
-# are linear in the entering state, so B′ does not depend on it: a rank finds B′ alone. So $(A^\top, B')$ is a transition again, and the
+# The first part comes through the state that leaves, S ↦ A S + B. The second part, G, comes through the stretch's own outputs. The outputs
+# are linear in the entering state, so G does not depend on it: a rank finds G alone. So $(A^\top, G)$ is a transition again, and the
 # backward is the same scan in the reverse order.
 #
 # What happens if the reverse scan is wrong? In [one library](https://github.com/fla-org/flash-linear-attention/issues/1115) the reverse
@@ -593,29 +605,26 @@ compare("20.reverse", {0: "on none", 1: "on the last", 4: "on all"}[len(right["v
 # - Without the exponential, all keys and values fold into one state of D × D numbers for each head. It holds at most D independent pairs: that is its price.
 # - A token forgets, corrects, writes and reads. A stretch of tokens makes A S + B of any state S.
 # - Handed on in a relay, states make ranks wait for each other. A transition (A, B) can be computed before any state has arrived.
-# - Transitions are associative, but do not commute. So a scan brings every rank its state: by doubling, in ⌈log₂ P⌉ rounds.
 # - Inside a rank, chunks replace the loop over tokens by a few products of matrices.
-# - What travels does not grow with the sequence. In a long sequence the scan takes about 1 % of its layer.
+# - Transitions are associative, but do not commute. So a scan brings every rank its state: by doubling, in ⌈log₂ P⌉ rounds.
+# - What travels does not grow with the sequence. With 131,072 tokens on each rank the scan takes about 1 % of its layer.
 # - The backward is a scan from the last rank to the first.
 #
 # ## Self-check
 #
-# <details><summary>1. Without the delta rule, but with a decay for each entry of the keys, what is A?</summary>A diagonal matrix: entry i of a key
-# writes row i of the state, and that row decays by itself. Its diagonal has D numbers for each head.</details>
-#
-# <details><summary>2. Somebody adds up the B of all earlier ranks by a sum over ranks. When is that right?</summary>Without decay and without
+# <details><summary>1. Somebody adds up the B of all earlier ranks by a sum over ranks. When is that right?</summary>Without decay and without
 # the delta rule: then every A is the unit matrix. And on two ranks always.</details>
 #
-# <details><summary>3. Gradients of v are right on the last rank and wrong on all others, and those of q are right everywhere. What is missing or wrong?</summary>The reverse scan: it brings
+# <details><summary>2. Gradients of v are right on the last rank and wrong on all others, and those of q are right everywhere. What is missing or wrong?</summary>The reverse scan: it brings
 # the gradient of the state from later ranks.</details>
 #
-# <details><summary>4. In doubling, why does a rank keep both <em>all</em> and <em>before</em>?</summary>Later ranks need to know of its own tokens too, so it
+# <details><summary>3. In doubling, why does a rank keep both <em>all</em> and <em>before</em>?</summary>Later ranks need to know of its own tokens too, so it
 # sends <em>all</em>. Its own tokens must not be in the state that enters it, so it needs <em>before</em>.</details>
 #
-# <details><summary>5. Tokens are packed (lesson 18), and a document begins on rank r. The old document's state must not enter it. What is A of rank
+# <details><summary>4. Tokens are packed (lesson 18), and a document begins on rank r. The old document's state must not enter it. What is A of rank
 # r?</summary>Zero: the state is set to zeros where the document begins, as by a decay of 0. So nothing from before passes this rank.</details>
 #
-# <details><summary>6. Softmax layers are dealt in a zig-zag (lesson 08). Does this balance a linear layer, too?</summary>It is balanced already: a token costs
+# <details><summary>5. Softmax layers are dealt in a zig-zag (lesson 08). Does this balance a linear layer, too?</summary>It is balanced already: a token costs
 # the same wherever it stands. A zig-zag would make it slower, because each rank has two stretches, and the chain of states twice as many links.</details>
 #
 # Now build it: [exercise 20](../exercises/20_beyond_softmax.ipynb), a chunk, a transition, the scan, and the layer.

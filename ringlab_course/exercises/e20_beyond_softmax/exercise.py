@@ -105,7 +105,7 @@ check("20.transition")
 # (H, D, Dv) that **enters** this rank: what the tokens of ranks 0 to r − 1 make of zeros. Rank 0 returns zeros.
 #
 # - The messages take ⌈log₂ P⌉ **rounds**: on a clock on which a message takes ½ s, the last one arrives after ⌈log₂ P⌉ · ½ s.
-#   A last hop that shifts everything by one rank is a round, too. P is any number, not only a power of two.
+#   So a scan that includes the own rank, followed by one shift, is a round too many. P is any number, not only a power of two.
 # - In each round a rank sends one A and one B at most, and a hidden check counts the bytes. You may always send both. (The lesson's ranks
 #   sometimes send B alone. You need not.)
 # - A may be singular: tokens that forget everything have A = 0.

@@ -135,7 +135,7 @@ STAGE = Stage(
         "Keep what the ranks from r − n + 1 to r do together, beginning with n = 1. In each round send it to rank r + n, receive "
         "that of rank r − n, put yours after it, and double n. Ranks without a partner on one side send or receive only. What "
         "came before your own tokens is wanted: keep a second sum, without them.",
-        r"$(A_2, B_2) \circ (A_1, B_1) = (A_2 A_1,\; A_2 B_1 + B_2)$, associative, not commutative; "
+        r"$(A', B') \circ (A, B) = (A' A,\; A' B + B')$, associative, not commutative; "
         r"after round $i$ rank $r$ has ranks $r - 2^i + 1 \dots r$",
     ),
     misconceptions=misconceptions_of("20.scan"),
