@@ -182,7 +182,7 @@ compare("20.fits", str(exact))
 
 # %% [markdown]
 # A state of D × D numbers holds at most **D** pairs, one for each independent key. Even the best state holds no more, and the delta rule,
-# which goes through the pairs once, holds them less exactly. (The dotted line is the error of a state of zeros.)
+# which goes through the pairs once, holds them less exactly.
 #
 # So the state cannot stand for a million tokens. It keeps a selection, and the model learns which. This is one reason why models such as
 # Qwen3-Next keep some softmax layers. That is the price of a small state. Now back to the eight GPUs in a queue.
@@ -224,7 +224,7 @@ def relay(ring, layout):
 # %% tags=["nbval-ignore-output"]
 predict(
     "20.relay",
-    "Eight ranks in a relay, or one GPU with all eight stretches: who is done first?",
+    "Eight ranks in a relay, or one GPU with all eight stretches: which is done first?",
     ["the eight ranks", "both at the same time", "the one GPU"],
 )
 
