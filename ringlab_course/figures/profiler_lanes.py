@@ -14,7 +14,7 @@ from ringlab.comm.trace import Exchange
 from ringlab.errors import CommError
 from ringlab.viz.frontend import import_widgets, show_player
 from ringlab.viz.gantt_chart import in_unit, time_unit
-from ringlab.viz.lanes import Interval, Span, duration, exposed, lane, overlap
+from ringlab.viz.lanes import Interval, Span, duration, exposed, lane, overlap, without
 from ringlab.viz.style import INK, ORANGE, PAPER, QUIET, RED, SKY, new_figure, show, styled
 from ringlab_course.figures import panel
 
@@ -27,20 +27,24 @@ LOOKS: dict[str, dict[str, Any]] = {
     "copy": {"facecolor": ORANGE, "edgecolor": "none"},
     "exposed": {"facecolor": PAPER, "edgecolor": RED, "hatch": "/////", "linewidth": 0.6},
     "thin": {"facecolor": RED, "edgecolor": "none"},
+    "neither": {"facecolor": INK, "edgecolor": "none"},
 }
 WORDS = {
     "compute": "computes",
     "copy": "copies while it computes: hidden",
     "exposed": "copies and computes nothing: exposed",
+    "thin": "exposed, but only for a moment",
+    "neither": "neither computes nor copies",
 }
 BOTH: dict[str, Any] = {"facecolor": "none", "edgecolor": INK, "linewidth": 1.6}
 """The look of the time in which a message can have travelled."""
 EDGE: dict[str, Any] = {"edgecolor": PAPER, "linewidth": 1.2}
 """The edge between the bars of a run with numbered computations, so that its steps can be told apart."""
-# An exposed interval that is too thin for hatching is filled with the same colour.
-ROWS = {"compute": (0.08, 0.40), "copy": (0.52, 0.40)}
-"""(top, height) of a rank's two lanes in a row of height 1."""
+ROWS = {"compute": (0.08, 0.40), "copy": (0.52, 0.40), "both": (0.08, 0.84)}
+"""(top, height) of a rank's two lanes, and of both together, in a row of height 1."""
 EVERYBODY = "all ranks"
+THIN = 300
+"""The share of the picture's width, as one over this number, below which an interval is too thin for hatching."""
 Runs = Mapping[str, Sequence[Span]]
 """Spans by the name of the run."""
 Blame = Mapping[str, Sequence[int]]
@@ -85,9 +89,10 @@ def describe(runs: Runs, rank: int | None = None) -> str:
         parts = []
         for one in _chosen(spans, rank):
             found = overlap(spans, one)
+            idle_s = sum(until - begin for begin, until in neither(spans, one))
             parts.append(
                 f"rank {one} computes {in_unit(found.compute_s, scale)} {unit} and copies {in_unit(found.copy_s, scale)} {unit}, "
-                f"{in_unit(found.exposed_s, scale)} {unit} of it exposed"
+                f"{in_unit(found.exposed_s, scale)} {unit} of it exposed, and does neither for {in_unit(idle_s, scale)} {unit}"
             )
         sentences.append(f"{name}, over after {in_unit(duration(spans), scale)} {unit}: {'; '.join(parts)}.")
     return " ".join(sentences)
@@ -134,18 +139,18 @@ def _draw(
             _bars(ax, bars, which, which, place, scale, **edge)
         if apart:
             _number(ax, [s for s in spans if (s.rank, s.lane) == (rank, "compute")], place, scale, end)
-        bare = exposed(spans, rank)
-        for look, seen in (
-            ("exposed", [each for each in bare if each[1] - each[0] > end / 300]),
-            ("thin", [each for each in bare if each[1] - each[0] <= end / 300]),
-        ):
-            _bars(ax, seen, look, "copy", place, scale)
         found = overlap(spans, rank)
+        bare = _joined(exposed(spans, rank), end / THIN)
+        _bars(ax, [each for each in bare if not _thin(each, end)], "exposed", "copy", place, scale)
+        _bars(ax, [each for each in bare if _thin(each, end)], "thin", "copy", place, scale)
+        idle = neither(spans, rank)
+        _bars(ax, idle, "neither", "both", place, scale)
+        idle_s = sum(until - begin for begin, until in idle)
         share = f"exposed for\n{found.exposed_s / duration(spans):.0%} of the run"
         ax.text(
             1.01,
             place + 0.5,
-            share if of_run else f"{found.fraction:.0%} hidden",
+            share if of_run else f"{found.fraction:.0%} hidden\n{idle_s / scale:.2g} {unit} neither",
             transform=ax.get_yaxis_transform(),
             va="center",
             fontsize=9,
@@ -155,7 +160,10 @@ def _draw(
     ax.axvline(over / scale, color=INK, linewidth=1.2, linestyle=(0, (4, 2)))
     ax.set(xlim=(0, 1.004 * end / scale), ylim=(len(ranks), 0))
     ticks = [
-        (place + top + tall / 2, which) for place in range(len(ranks)) for which, (top, tall) in ROWS.items()
+        (place + top + tall / 2, which)
+        for place in range(len(ranks))
+        for which, (top, tall) in ROWS.items()
+        if which != "both"
     ]
     labels = [f"rank {ranks[n // 2]}  {which}" if n % 2 == 0 else which for n, (_, which) in enumerate(ticks)]
     ax.set_yticks([at for at, _ in ticks], labels, fontsize=9)
@@ -163,6 +171,27 @@ def _draw(
     ax.tick_params(axis="y", length=0)
     ax.grid(visible=False, axis="y")
     ax.spines["left"].set_visible(False)
+
+
+def neither(spans: Sequence[Span], rank: int) -> list[Interval]:
+    """Return the intervals up to a rank's last span in which it neither computes nor copies, in order."""
+    own = [(span.start, span.end) for span in spans if span.rank == rank]
+    return without([(0.0, max(end for _, end in own))], own)
+
+
+def _thin(interval: Interval, end: float) -> bool:
+    return interval[1] - interval[0] <= end / THIN
+
+
+def _joined(intervals: Sequence[Interval], gap: float) -> list[Interval]:
+    """Return the intervals with gaps below `gap` closed, so that no edge is drawn inside a bar."""
+    found: list[Interval] = []
+    for start, stop in intervals:
+        if found and start - found[-1][1] < gap:
+            found[-1] = found[-1][0], stop
+        else:
+            found.append((start, stop))
+    return found
 
 
 def _mark(ax: Axes, ranks: Sequence[int], guilty: Sequence[int]) -> None:
@@ -191,11 +220,12 @@ def bounds(links: Mapping[str, Ends]) -> Figure:
         axes = drawn.subplots(len(links), 1, sharex=True, squeeze=False, height_ratios=ratios)[:, 0]
         for ax, (name, ends) in zip(axes, links.items(), strict=True):
             _draw_bounds(ax, ends, scale, unit)
-            ax.set_title(name, fontsize=10.5)
+            ax.set_title(name, fontsize=10.5, fontweight="normal")
             ax.set_xlim(0, 1.18 * end / scale)
         drawn.suptitle(
             "A message takes at most as long as its frame: from the later post to the earlier done",
             fontsize=11,
+            fontweight="bold",
         )
         axes[-1].set_xlabel(f"time since all ranks were ready ({unit})")
         looks = {
@@ -288,6 +318,9 @@ def _bars(
 
 
 def _legend(drawn: Figure, *, numbered: bool) -> None:
+    """Explain the looks that were drawn."""
+    there = {str(bars.get_gid()).split()[0] for ax in drawn.axes for bars in ax.collections if bars.get_gid()}
     words = {**WORDS, "compute": f"{WORDS['compute']} (number: step)"} if numbered else WORDS
-    patches = [panel.patch(label=word, **LOOKS[which]) for which, word in words.items()]
-    drawn.legend(handles=patches, loc="outside lower center", ncols=3, fontsize=8.5)
+    patches = [panel.patch(label=word, **LOOKS[which]) for which, word in words.items() if which in there]
+    columns = 3 if len(patches) != 4 else 2
+    drawn.legend(handles=patches, loc="outside lower center", ncols=columns, fontsize=8.5)

@@ -10,10 +10,10 @@
 #
 # A ring posts its messages, waits for them, and then computes. It hides none of its copying behind computing. Somebody lets it
 # compute first and wait afterwards, and profiles it again. Now more than nine tenths of the copying are hidden, and the run takes as
-# long as before. **So what does the hidden share measure?** This lesson follows the question through four numbers that mislead: the
-# share of hidden copying in a profile, the rank that a profile accuses, the efficiency in a table, and the utilisation in a report.
+# long as before. **So what does the hidden share measure?** Sections 1 and 2 answer this. Then come three more numbers that mislead:
+# the rank that a profile accuses, the efficiency in a table, and the utilisation in a report.
 #
-# All measurements here were recorded on gloo processes on CPUs: **no GPU took part**. Section 4 is simulated.
+# All measurements here were recorded on gloo processes on CPUs: **no GPU took part**. Sections 4 and 5 are simulated.
 
 # %%
 import numpy as np
@@ -33,9 +33,10 @@ LABS = find_checkout() / "benchmarks" / "results" / "lab"
 # %% [markdown]
 # ## 1 · A profile that looks good
 #
-# Here are the two runs, as they were recorded on two processes. Each rank has two **lanes**. One shows when the rank computes. The
+# Here are the two runs, recorded on two processes. Each rank has two **lanes**. One shows when the rank computes. The
 # other shows when it copies: a bar begins at the *post* that starts a message, and ends when the *wait* for it returns (lesson 11).
-# Copying is **exposed** while the rank computes nothing. Two ranks need one hop in each layer, so the three layers have three hops.
+# Copying is **exposed** while the rank computes nothing. Black time is in neither lane. Two ranks need one hop in each layer, so the
+# three layers have three hops.
 
 # %% tags=["nbval-ignore-output"]
 record = recorded()
@@ -49,40 +50,72 @@ predict(
 )
 
 # %%
-print(record.label)
-print(record.machine)
+print(record.label, record.machine, sep="\n")
 bare = {}
 for name, spans in record.runs.items():
-    together = 0.0
     print(f"{name}: done after {1e3 * lanes.duration(spans):.0f} ms")
     for rank in (0, 1):
         own, done_s = lanes.overlap(spans, rank), max(s.end for s in spans if s.rank == rank)
-        bare[name, rank], together = own.exposed_s, together + own.compute_s
-        done, computes, copies = (1e3 * t for t in (done_s, own.compute_s, own.copy_s))
+        bare[name, rank], neither_s = own.exposed_s, done_s - own.compute_s - own.exposed_s
+        told = (done_s, own.compute_s, neither_s, own.copy_s, own.exposed_s)
+        done, computes, neither, copies, bared = (1e3 * seconds for seconds in told)
         print(f"   rank {rank} is done after {done:.0f} ms: computes {computes:.0f}", end=", ")
-        print(f"copies {copies:.0f}, exposed {1e3 * own.exposed_s:.0f}; {own.fraction:.0%} hidden")
-    print(f"   both ranks together compute {1e3 * together:.0f} ms")
+        print(f"neither {neither:.0f}, exposed {bared:.0f}", end="; ")
+        print(f"copies {copies:.0f}, {own.fraction:.0%} hidden")
 before, after = (bare[name, 0] for name in record.runs)
 fell = 1 - after / before
 compare("13.exposed", "by two thirds" if abs(fell - 2 / 3) < 0.1 else f"by {fell:.0%}")
 
 # %% [markdown]
-# **By two thirds**, from 18 to 6 ms. Yet the hidden share rose from 0% to 92%. It is the hidden copying over all copying, and all copying
+# **By two thirds**, from 18 to 6 ms. Yet the hidden share rose from 0% to 92%. It divides hidden copying by all copying, and all copying
 # grew, too, from 18 to 75 ms. A bar lasts until the wait returns. If the wait comes after a block, the bar is at least as long as the
-# block, however early the message arrives. So the hidden share flatters; **look at the exposed time**.
+# block, however early the message arrives. On a GPU, a bar is a kernel of NCCL. It does not last until the wait, but it, too, includes
+# waiting for a neighbour (section 4).
 #
-# Both programs post before they compute. They differ only in the order of waiting and computing. So an early `isend` does not by itself
-# mean overlap (lesson 11).
+# So the hidden share flatters. **The exposed time flatters less. But the seconds of the run are the judge.** Rank 0 has 12 ms less of
+# exposed time. Of these, 7 went into computing, and 4 into time in neither lane. So it is done only 1 ms sooner, and rank 1 is done
+# 19 ms sooner. One run of each order cannot say more, so section 2 measures it.
 #
-# And was the exposed time *saved*? Rank 0 computes for longer now, and it is done when it was done before. Rank 1 computes for 8 ms less,
-# and it is done 19 ms sooner. Both together compute for about as long as before. One run of each order cannot say more, so section 3
-# measures it. First see how such lanes are made. (`python -m ringlab.bench.profile FILE` records both runs on your machine.)
+# ## 2 · What hiding is worth
 #
-# ## 2 · From events to lanes
+# To find out what hiding saves, measure a block alone, a hop alone, and both at once. ringlab has ready-made measurements, its **labs**,
+# and lab L1 is this one.
+
+# %% tags=["nbval-ignore-output"]
+predict(
+    "13.saved",
+    "2 processes on 2 cores. At how many of four lengths is overlapping quicker than not?",
+    choices=["at all four", "at the longer ones", "at none"],
+)
+
+# %%
+overlaps = result.load(LABS / "l1-two-processes.json")
+print(overlaps["label"])
+gains = []
+for case in (case for case in overlaps["cases"] if case["case"] == "overlap"):
+    block, hop, at_once = (1000 * case[f"{name}_s"] for name in ("compute", "exchange", "both"))
+    gains.append(case["hidden"])
+    print(
+        f"{case['tokens']:5} tokens: block {block:5.1f} ms, hop {hop:4.1f} ms; "
+        f"one by one {block + hop:5.1f}, at once {at_once:5.1f} ms; gain {gains[-1]:.2f}"
+    )
+compare("13.saved", "at none" if max(gains) < 0 else "at all four" if min(gains) > 0 else "at some")
+
+# %% [markdown]
+# **At none.** The threads of gloo copy on the same cores that compute. So copying and computing probably take turns, and every change
+# costs something. The **gain** is (block + hop − both) / (the shorter of block and hop). It is 1 if the shorter one is free, 0 if
+# nothing is gained, and negative if overlapping is slower.
 #
-# The profiler of PyTorch writes a list of events. Each event has a name, a begin and a duration. PyTorch's operators on a CPU, and kernels
-# on a GPU, go into the lane **compute**. The messages of gloo, or the kernels of NCCL, go into the lane **copy**. An event that only wraps
-# others, such as an autograd function, goes into neither, because it would cover the gaps between them.
+# This answers the question of the beginning. The hidden share measures how long a message was *outstanding* beside computing. It does not
+# say when the message was copied, nor what the copying cost. On a GPU the cost is another one: a copy engine (lesson 11) takes nothing
+# from computing, and NCCL's kernels take something. So measure the gain where you run.
+#
+# ## 3 · From events to lanes
+#
+# How are such lanes made? The profiler of PyTorch writes a list of events. Each event has a name, a begin and a duration. PyTorch's
+# operators on a CPU, and kernels on a GPU, go into the lane **compute**. The messages of gloo, or the kernels of NCCL, go into the lane
+# **copy**. An event that only wraps others, such as an autograd function, goes into neither, because it would cover the gaps between
+# them.
 #
 # The spans of a lane overlap and contain one another, so their durations must not be added up. We want the time that they cover
 # together, their **union**. The exposed time is what copying adds to the time that computing covers: the union of both lanes, less the
@@ -107,47 +140,13 @@ for name, spans in record.runs.items():
     compute = [(span.start, span.end) for span in of_rank if span.lane == "compute"]
     copy = [(span.start, span.end) for span in of_rank if span.lane == "copy"]
     same = abs(exposed(compute, copy) - bare[name, 0]) < 1e-9
-    print(f"{name}: two unions give the exposed time above: {same}")
+    print(f"{name}: two unions give the exposed time of section 1: {same}")
 
 # %% [markdown]
-# ## 3 · What hiding is worth
-#
-# A lane says how long a message was outstanding. It does not say how much time the message took from computing. To find that out, measure
-# a block alone, a hop alone, and both at once. ringlab has ready-made measurements, its **labs**, and lab L1 is this one.
-
-# %% tags=["nbval-ignore-output"]
-predict(
-    "13.saved",
-    "2 processes on 2 cores. At how many of four lengths is overlapping quicker than not?",
-    choices=["at all four", "at the longer ones", "at none"],
-)
-
-# %%
-overlaps = result.load(LABS / "l1-two-processes.json")
-print(overlaps["label"])
-gains = []
-for case in (case for case in overlaps["cases"] if case["case"] == "overlap"):
-    block, hop, at_once = (1000 * case[f"{name}_s"] for name in ("compute", "exchange", "both"))
-    gains.append(case["hidden"])
-    print(
-        f"{case['tokens']:5} tokens: block {block:5.1f} ms, hop {hop:4.1f} ms; "
-        f"one by one {block + hop:5.1f}, at once {at_once:5.1f} ms; gain {gains[-1]:.2f}"
-    )
-compare("13.saved", "at none" if max(gains) < 0 else "at all four" if min(gains) > 0 else "at some")
-
-# %% [markdown]
-# **At none.** The threads of gloo copy on the same cores that compute. So copying and computing take turns, and every change costs
-# something. The **gain** is (block + hop − both) / (the shorter of block and hop). It is 1 if the shorter one is free, 0 if nothing is
-# gained, and negative if overlapping is slower.
-#
-# This answers the question of the beginning. The hidden share measures how long a message was *outstanding* beside computing. It does not
-# say when the message was copied, nor what the copying cost. On a GPU the cost is another one: a copy engine (lesson 11) takes nothing
-# from computing, and NCCL's kernels take something. So measure the gain where you run.
-#
 # ## 4 · Who is to blame?
 #
-# Now there are four ranks under zig-zag, and something is wrong with their ring. In one run, rank 2 takes three times as long for its blocks as the
-# others. In another run, the link from rank 1 to rank 2 has a tenth of its rate. Both runs are *simulated*.
+# Now there are four ranks under zig-zag, and something is wrong with their ring. In one run, rank 2 takes three times as long for its
+# blocks as the others. In another run, the link from rank 1 to rank 2 has a tenth of its rate. Both runs are *simulated*.
 
 # %% tags=["nbval-ignore-output"]
 predict(
@@ -181,18 +180,19 @@ most = [rank for rank in range(4) if own[rank] > 0.99 * max(own)]
 compare("13.blame", "both, alike" if most == [1, 2] else str(most))
 
 # %% tags=["nbval-ignore-output"]
-guilty = dict(zip(traces, [(2,), (1, 2)], strict=True))
-profiler_lanes.play({name: lanes.of_trace(trace) for name, trace in traces.items()}, guilty)
+titles = "Slow rank 2 makes its neighbours wait", "The slow link from 1 to 2 makes both ends wait"
+guilty = dict(zip(titles, [(2,), (1, 2)], strict=True))
+profiler_lanes.play(dict(zip(titles, map(lanes.of_trace, traces.values()), strict=True)), guilty)
 
 # %% [markdown]
 # **Both ends, alike.** An exchange has two ends: a rank's `wait` returns when the rank has its next block *and* has handed over its own.
 # So a slow link holds up its sender as long as its receiver. For the same reason both neighbours of a slow rank wait for it (upper half),
 # while the slow rank itself never waits. On a GPU, NCCL's kernel runs during such a wait, so a profile blames the network, though all links
-# are sound.
+# are sound. (Step 0 takes longer than the others, because tiles on the diagonal are computed whole.)
 #
-# Exposed copying therefore accuses the wrong ranks. Two other numbers find the fault. The first one finds a slow **rank**: its own seconds
-# of computing, which contain no waiting. Under zig-zag all ranks have equal work. Under other layouts, divide the seconds by the pairs
-# that were computed. Look at single steps, too, because a rank may be slow in one of them only.
+# Exposed copying therefore accuses the wrong ranks. A rank's own seconds of computing contain no waiting, so they show a slow **rank**.
+# Under zig-zag all ranks have equal work. Under other layouts, divide the seconds by the pairs that were computed. Look at single steps,
+# too, because a rank may be slow in one of them only.
 
 # %%
 for name, trace in traces.items():
@@ -202,9 +202,13 @@ for name, trace in traces.items():
     print(f"{name}: a block of ranks 0 to 3, in blocks of rank 0: {told}")
 
 # %% [markdown]
-# The second number finds a slow **link**. A message cannot have started before both its ends had posted, and it had arrived when the first
-# of them was done. So the time **from the later post to the earlier done** is a bound: the message took at most that long. **Of the bounds
-# of a link's P − 1 hops, keep the smallest.** The picture has two links, a sound one and the slow one. A frame is the bound of a hop:
+# ## 5 · Which link is slow?
+#
+# In the second run all ranks compute alike, and yet a link is slow. To find it, look at both ends of a message. Suppose that the transport
+# waits for both, as in our simulation. (A library that buffers messages may send before the receiver has posted.) Then a message starts
+# after the later of its two posts. It has arrived before the earlier of its two `wait`s returns. So the time **from the later post to
+# the earlier done** is a bound: the message took at most that long. **Of the bounds of a link's P − 1 hops, keep the smallest.** The
+# picture has two links, a sound one and the slow one. A frame is the bound of a hop:
 
 # %%
 def ends_of(trace, sender):
@@ -231,18 +235,15 @@ for name, trace in traces.items():
         least = min(profiler_lanes.bound_s(pair) for pair in ends_of(trace, sender))
         told.append(f"{sender}→{(sender + 1) % 4} {least / block:.2f}")
     print(f"{name}: messages, in blocks of rank 0, at most: {', '.join(told)}")
-print("the hops from 3 to 0 beside the slow link, at most:", end=" ")
-print(", ".join(f"{1e3 * profiler_lanes.bound_s(pair):.1f} ms" for pair in ends_of(by_link, 3)))
 
 # %% [markdown]
-# 1→2 is the slow link: its 1.88 is more than a block could hide. 3→0 shows 1.00, a whole block, although it is sound. Its messages are
-# hidden, and a hidden message is seen only at its `wait`, after the block. One of its hops even shows 20.4 ms, because the slow link
-# elsewhere held up *both* ends. But a bound is never too short, only too long. So the smallest is the best.
+# 3→0 shows 1.00, a whole block, although it is sound. A hidden message is seen only at its `wait`, after the block. So hidden
+# messages can show about one block. 1→2 shows more, 1.88, and so it is slow.
 #
-# These bounds subtract times of *two* ranks, and the clocks of two machines differ. A barrier helps, because all ranks leave it together.
-# Each rank notes its clock there, and subtracts the note from all its times.
+# These bounds subtract times of *two* ranks, and the clocks of two machines differ. A barrier helps, because all ranks leave it almost
+# together. Each rank notes its clock there, and subtracts the note from all its times.
 #
-# ## 5 · Equal local, or equal global?
+# ## 6 · Equal local, or equal global?
 #
 # Somebody reports: "One GPU does 8k tokens in a time T. Eight GPUs with 8k tokens each take 8.5 T. So ring attention is slow."
 
@@ -268,24 +269,26 @@ work = {
     "the same sequence": [pairs(8192) / P / pairs(8192) for P in COUNTS],
     "as many tokens per rank": [pairs(8192 * P) / P / pairs(8192) for P in COUNTS],
 }
-hops = {"the same sequence": [1 / P for P in COUNTS], "as many tokens per rank": [1] * len(COUNTS)}
-style.show(scaling_view.figure(COUNTS, work, hops), scaling_view.describe(COUNTS, work, hops))
+style.show(scaling_view.figure(COUNTS, work), scaling_view.describe(COUNTS, work))
 
 # %% [markdown]
 # Attention is quadratic. P times the tokens are P² times the pairs, and P ranks share them. So each rank has P times as many pairs as the
-# one process had (left). **Equal tokens per rank are not equal work per rank.** The honest question is how long *the same work* would take
-# if it were split perfectly. One process does the pairs $W_1$ in the time $T_1$, and P ranks do $W_P$ in $T_P$:
+# one process had. **Equal tokens per rank are not equal work per rank.** The honest question is how long *the same work* would take if it
+# were split perfectly. One process does the pairs $W_1$ in the time $T_1$, so it would do the ring's pairs $W_P$ in $T_1 W_P / W_1$.
+# A perfect split takes a P-th of that. The ring takes $T_P$:
 #
 # $$\text{efficiency} = \frac{T_1 \cdot W_P / W_1}{P \cdot T_P},\qquad W = \text{pairs that the mask leaves}.$$
 #
 # The ring of the anecdote has 64 times the pairs on 8 ranks, and 64 / (8 · 8.5) = 94%.
 #
-# There are two ways to add ranks. **Strong** scaling keeps the sequence. Blocks shrink as 1/P², but hops only as 1/P, so in the end hops
-# are longer than blocks in every ring (right). **Weak** scaling keeps the tokens per rank. Then there are more blocks, but a block and its
-# hop last as long as before. Efficiency is fair for both, but weak scaling never shows the point at which hops are longer.
+# The two lines are two ways to add ranks. **Strong** scaling keeps the sequence, and **weak** scaling keeps the tokens per rank.
+# Efficiency is fair for both. But under weak scaling, a block and its hop last as long as before. Under strong scaling, blocks shrink as
+# 1/P² and hops only as 1/P (lesson 06), so in the end hops are longer than blocks. Only strong scaling shows when.
+#
+# ## 7 · A slow reference flatters
 #
 # Lab L2 measured two lengths on two processes with one core each. It compares them with one process that has *both* cores, and takes the
-# time of that process for a perfect split.
+# time of that process for a perfect split. So here no P stands in the formula.
 
 # %%
 scaling = result.load(LABS / "l2-two-processes.json")
@@ -297,59 +300,51 @@ for case in (case for case in scaling["cases"] if case["pass"] == "forward"):
 # %% [markdown]
 # Contiguous gives one of the two ranks three quarters of the pairs (lesson 07). A perfect split would give it one half, so at most
 # (1/2) / (3/4) = 67% can come out. More came out, 74% and 69%. So one process with two cores does not split perfectly either, and **a slow
-# reference flatters every efficiency**. Layouts can still be compared with each other, since they share the reference: zig-zag needs about
-# three quarters of contiguous's time, where two thirds would be perfect.
+# reference flatters every efficiency**. Layouts can still be compared, since they share the reference.
 #
-# ## 6 · Counting FLOPs
+# ## 8 · Counting FLOPs
 #
 # The last number is a **utilisation**: the FLOP/s of a run over the peak of the chip. Lab L1 recorded the FLOP/s of a block alone, and lab
-# L2 those of a causal ring that calls this block. Suppose that the peak of the chip is three times the rate of the block.
+# L2 those of a causal ring of such blocks. Suppose that the peak of the chip is three times the rate of the block.
 
 # %% tags=["nbval-ignore-output"]
-rate = overlaps["cases"][-1]["flops_per_s"]  # of a block alone, without a mask, on one process
-ring = scaling["cases"][0]["contenders"]["zigzag"]  # forward
-once = ring["tflops_per_rank"] * 1e12 / rate
 predict(
     "13.counted",
-    f"The block alone reaches a third of the peak. The ring reports {2 * once / 3:.0%}. Your view?",
+    "The block alone reaches a third of the peak. The ring reports 57%. Your view?",
     choices=["it overlaps well", "it is mediocre", "its FLOPs are counted wrongly"],
 )
 
 # %%
-print(f"of the peak: {2 * once / 3:.0%}; of the rate of its own block: {2 * once:.0%}")
-print(f"counted in visible pairs only, of the rate of its own block: {once:.0%}")
+rate = overlaps["cases"][-1]["flops_per_s"]  # of a block alone, without a mask, on one process
+ring = scaling["cases"][0]["contenders"]["zigzag"]  # visible pairs, forward
+once = ring["tflops_per_rank"] * 1e12 / rate
+for counted, share in {"all pairs": 2 * once, "visible pairs": once}.items():
+    print(f"{counted} counted: {share / 3:.0%} of the peak, {share:.0%} of the block's rate")
 compare("13.counted", "its FLOPs are counted wrongly" if 2 * once > 1 else "it is mediocre")
 
 # %% [markdown]
-# **Counted wrongly.** A ring cannot be faster than the block that it calls, and this one reports 172% of it. It counted masked pairs, too,
-# and so twice the work. **A utilisation above 100% is a counting mistake until you know better.** Against the peak the same mistake stays
-# below 100%, and looks like a result. So divide by the rate of a block alone, too.
+# **Counted wrongly.** Somebody counts all S² pairs, masked ones too, and so reports twice the work. The rate of the block betrays it: a
+# ring of such blocks can hardly reach 172% of it. (The shapes differ: the block has 2,048 tokens and no mask, the ring 8,192 and one.
+# Take equal shapes if you can.) **A utilisation above 100% is a counting mistake until you know better.** Against the peak the same
+# mistake stays below 100%, and looks like a result. So divide by the rate of a block alone, too.
 #
-# Which FLOPs count? **MFU**, model FLOPs utilisation, counts what the *model* needs. **HFU**, hardware FLOPs utilisation, also counts the
-# scores that the backward computes again. These are the FLOPs per pair and head:
+# ## 9 · A checklist for your numbers
 #
-# | | forward | backward | usual in |
-# |---|---|---|---|
-# | model (MFU) | 4·D: two matrix products | 8·D: four | reports on training |
-# | hardware (HFU) | 4·D | 10·D: five, the scores again | papers on kernels, our labs |
-# | a masked pair | none | none | – |
-#
-# Data sheets hide two more factors of two. A peak "with sparsity" is twice what dense matrices can reach. The rate of a link is often the
-# sum of both directions.
-#
-# ## 7 · One number for many rounds
-#
-# A lab measures many rounds. Which number should stand for them? The mean follows the few rounds in which the machine did something
-# else. The best round gets better the longer you measure. The **median** does neither. There are five more habits:
-#
+# - **Say which FLOPs you count.** **MFU**, model FLOPs utilisation, counts what the *model* needs. For each pair and head these are 4·D
+#   forward (two matrix products) and 8·D backward (four). **HFU**, hardware FLOPs utilisation, has 10·D backward: five products, because
+#   the scores are computed again. Reports on training have MFU. Papers on kernels and our labs have HFU. Masked pairs count in neither.
+# - **Halve what data sheets double.** A peak "with sparsity" is twice what dense matrices can reach. The rate of a link is often the sum
+#   of both directions.
 # - **Warm up.** The first rounds load kernels, connect and allocate.
 # - **Synchronise.** Wait for the GPU before you read a clock, or you time only the launch. Put a barrier before each round, and take the
 #   *slowest rank* as the time of the round.
-# - **Interleave.** Run one round of each program in turn. If the clock falls as the chip gets warm, it falls for all programs.
-# - **Lock the clocks, or record them** (`nvidia-smi -q -d CLOCK`). Every result of `ringlab lab` holds them.
+# - **Interleave.** Run one round of each program in turn. If the chip's frequency falls as it gets warm, it falls for all programs.
+# - **Lock the chip's frequency, or record it** (`nvidia-smi -q -d CLOCK`). Every result of `ringlab lab` holds it.
+# - **Report the median of many rounds.** The mean follows the few rounds in which the machine did something else. The best round gets
+#   better the longer you measure.
 # - **Be right first.** A ring that skips half of its blocks is fast. Labs L2 and L3 compare every result with float64.
 #
-# ## 8 · Launching it on your machines
+# ## 10 · Launching it on your machines
 #
 # However processes are started, four things must hold:
 #
@@ -360,8 +355,16 @@ compare("13.counted", "its FLOPs are counted wrongly" if 2 * once > 1 else "it i
 #
 # RANK is a place in the ring. LOCAL_RANK counts the processes of one machine, and chooses the device.
 #
-# So the launcher decides *which hops are fast*. torchrun ([lesson 11](11_real_processes.ipynb)) deals out ranks machine by machine. Cluster
-# schedulers can also deal them out like cards (SLURM's `--distribution=cyclic`). Here are both, on two machines with eight GPUs each:
+# Hops within a machine are fast, so the launcher decides *which hops are fast*. torchrun ([lesson 11](11_real_processes.ipynb)) deals out
+# ranks machine by machine. Cluster schedulers can also deal them out like cards, one to each machine in turn (SLURM's
+# `--distribution=cyclic`).
+
+# %% tags=["nbval-ignore-output"]
+predict(
+    "13.crossings",
+    "16 ranks are dealt like cards to two machines. How many of the 16 hops leave a machine?",
+    choices=["2", "8", "16"],
+)
 
 
 # %%
@@ -372,30 +375,32 @@ def hops_between(machines):
 
 
 for name, machines in {"machine by machine": [0] * 8 + [1] * 8, "like cards": [0, 1] * 8}.items():
-    print(f"{name}: {hops_between(machines)} of 16 hops leave a machine")
+    leave = hops_between(machines)
+    print(f"{name}: {leave} of 16 hops leave a machine")
+compare("13.crossings", str(leave))
 
 # %% [markdown]
-# A ring is as fast as its slowest hop. If each hop had a link of its own, 2 slow hops would cost as much as 16. But the eight GPUs of a
-# machine often share one network. Then eight hops that leave it at the same time take up to eight times as long as one.
+# **All of them.** A ring is as fast as its slowest hop. If each hop had a link of its own, 2 slow hops would cost as much as 16. But the
+# eight GPUs of a machine often share one network. Then eight hops that leave it at the same time take up to eight times as long as one.
 #
 # [Labs on several GPUs](../docs/labs.md) has the commands for your cluster, the check that runs before each lab, and what to do
 # when a run hangs.
 #
 # ## Recap
 #
-# - Read a profile as lanes, and take unions, never sums. Copying is exposed while nothing is computed.
-# - The hidden share flatters, because a hidden copy has a longer bar. And overlap gains nothing until a measurement with
-#   and without it says so.
-# - A long bar of communication may be another rank's delay. Its own seconds of computing, for equal work, show a slow rank. The least time from the later
-#   post to the earlier done shows a slow link.
+# - Read a profile as lanes, and take unions, never sums.
+# - The hidden share flatters, because a hidden copy has a longer bar. Overlap gains nothing until a measurement with and without it says so.
+# - A long bar of communication may be another rank's delay. Its own seconds of computing, for equal work, show a slow rank. The least
+#   time from the later post to the earlier done shows a slow link.
 # - Equal tokens per rank are P times the work per rank. So compare the same work, and show strong and weak scaling.
 # - Count visible pairs, and say whether it is MFU or HFU. Take dense peaks, one direction of a link, and medians of the slowest rank.
-# - The launcher decides which hops are fast. RANK is a place in the ring, LOCAL_RANK a device.
+# - The launcher decides which hops are fast.
 #
 # ## Self-check
 #
 # 1. A rank's lanes: compute 0–6 and 8–10 ms, copy 5–9 ms. How much is exposed?
-#    <details><summary>Answer</summary>2 ms, from 6 to 8. The other half is hidden.</details>
+#    <details><summary>Answer</summary>2 ms: both together cover 10 ms, and computing covers 8. The other half is hidden, since
+#    |X ∩ Y| = |X| + |Y| − |X ∪ Y| = 8 + 4 − 10.</details>
 # 2. In a trace of 64 GPUs all NCCL kernels are long except those of rank 17. Which rank is slow?
 #    <details><summary>Answer</summary>Rank 17: it comes last to every exchange, and so it need not wait.</details>
 # 3. A causal run reports 70% MFU from 4·S²·D·H FLOPs forward. What is its MFU?
@@ -403,5 +408,3 @@ for name, machines in {"machine by machine": [0] * 8 + [1] * 8, "like cards": [0
 #
 # Now build the tools: [exercise 13](../exercises/13_multi_gpu.ipynb), a check before the launch, lanes of a profile with
 # several steps, honest seconds, a report, and a diagnosis of a ring that is held up.
-#
-# **Next:** [14 · Training a model in parallel](14_training.ipynb)

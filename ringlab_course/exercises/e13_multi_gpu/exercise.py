@@ -156,7 +156,7 @@ check("13.seconds")
 #
 # Return `(efficiency, mfu, link)`:
 #
-# - the time of a perfect split of *the ring's work*, over the ring's time;
+# - the time that P processes would take for *the ring's work* if they split it perfectly, over the ring's time;
 # - the FLOP/s that the *model* needs, over the dense peak of all devices: 4·D FLOPs per visible pair and head forward,
 #   8·D backward (recomputed scores do not count), so 12·D if `backward`;
 # - the bytes per second of a hop, over the rate of the link in one direction.
@@ -192,20 +192,22 @@ check("13.report")
 # posts its exchange, computes, and waits.
 #
 # - `work` (P, P): pairs that are computed; `begin`, `end` (P, P): when. A rank may have no work in a step.
-# - `posted` (P, P − 1): when the rank posted its exchange. `arrived`: when the message *from the previous rank* was
-#   there. `done`: when the `wait` returned.
+# - `posted` (P, P − 1): when the rank posted its exchange. `done`: when the `wait` returned. `arrived`: when the message
+#   *from the previous rank* was there. A simulator knows it, and a profile does not. So here the bound of the lesson
+#   becomes the time itself.
 # - `hop_s`: the seconds of a message on a sound link, which begins at the later of its two posts. `clock` (P,): what each
 #   rank's own clock, by which it recorded its times, showed at the start. All ranks started at the same moment.
 #
 # Return `(what, rank, step)`:
 #
-# - `("compute", r, t)`: rank r computes slowly in step t; with t = −1, in each of its steps that has work (two at least).
-#   If only one step of rank r has work, and that one is slow, t is that step. A rank that is slow in several steps, but
-#   not in all that have work, does not occur.
-# - `("link", r, -1)`: the link from rank r to the next one is slow, whether anybody waits for it or not.
-# - `("sound", -1, -1)`: nothing is wrong.
+# | return | if |
+# |---|---|
+# | `("compute", r, t)` | rank r computes slowly in step t alone, even if no other of its steps has work |
+# | `("compute", r, -1)` | rank r computes slowly in each of its steps with work, two at least |
+# | `("link", r, -1)` | the link from rank r to the next one is slow, whether anybody waits for it or not |
+# | `("sound", -1, -1)` | nothing is wrong |
 #
-# There is one fault at most. Without it, the seconds of a step are proportional to its `work`: as many per pair on every
+# There is one fault at most, and it is in this table. Without it, the seconds of a step are proportional to its `work`: as many per pair on every
 # rank, and no fixed cost. What is faulty takes at least 1.6 times as long as it should; noise is a few percent.
 
 

@@ -110,7 +110,7 @@ def ring(x):
 MESH_SOURCE = "def mesh(x):\n    total = nothing()\n    total = plus(total, x)\n    return total\n"
 JOBS = (Job("begin", ("total = 0",), ("nothing",)), Job("add", ("add(",), ("plus(",)))
 PROGRAMS = ("left", "right"), (LEFT, MESH_SOURCE), JOBS
-SCALES = {"same": [1.0, 0.5], "grown": [1.0, 2.0]}, {"same": [1.0, 0.5], "grown": [1.0, 1.0]}
+SCALES = {"same": [1.0, 0.5], "grown": [1.0, 2.0]}
 CURVES = {"one": [2.0, 1.0], "other": [2.0, 1.5]}
 HOLDS = Finding("x", "asks", True, "saw 1", 0.0, True)
 CHECKS = {"masks": HOLDS, "dq": replace(HOLDS, applies=False), "bytes": replace(HOLDS, ok=False)}
@@ -186,9 +186,10 @@ SAYS = {
     "mosaic of tiles": (of(load_mosaic, contiguous(32, 4), 4), ("tiles of 4 × 4",)),
     "couriers in time": (lambda: (courier_view.lanes(couriers()), courier_view.describe_lanes(couriers())), ("computes 2 in all", "couriers in transit 1 to 1.5, 2.5 to 3")),
     "profile": (of(profiler_lanes, {"one": LANES, "other": LANES[:2]}), ("rank 0 computes", "rank 1 computes")),
+    "profile with a gap": (of(profiler_lanes, {"one": [*LANES[:1], Span(0, "copy", "b", 0.006, 0.007)]}), ("rank 0 computes 4 ms and copies 1 ms, 1 ms of it exposed, and does neither for 2 ms.",)),
     "profile with blame": (lambda: (profiler_lanes.figure({"one": LANES, "other": LANES}, blame={"one": (0,), "other": (0, 1)}), profiler_lanes.describe({"one": LANES, "other": LANES})), ("rank 0 computes",)),
     "bounds": (named(profiler_lanes, "bounds", {"A link": ENDS}), ("A link: at most 2.0, 1.0 ms",)),
-    "profile of a rank": (of(profiler_lanes, {"one": LANES}, 1), ("one, over after 10 ms: rank 1 computes 10 ms and copies 1 ms, 0 ms of it exposed.",)),
+    "profile of a rank": (of(profiler_lanes, {"one": LANES}, 1), ("one, over after 10 ms: rank 1 computes 10 ms and copies 1 ms, 0 ms of it exposed, and does neither for 0 ms.",)),
     "side by side": (of(side_by_side, *PROGRAMS), ("1, begin. left: total = 0. right: total = nothing().", "2, add. left: total = add(total, x). right: total = plus(total, x).")),
     "two ways home": (named(side_by_side, "two_ways", 4), ("once more around",)),
     "ring step": (lambda: (ring_step.grid(FOUR), ring_step.describe_grid(FOUR)), ("striped", "6 full tiles, 4 masked", "6 skipped")),
@@ -201,7 +202,7 @@ SAYS = {
     "prompts": (named(exchanges, "prompts", {f"{n:,} tokens": {"ring": n / 2**14, "rows of 2": n / 2**15, "Ulysses": n / 2**13} for n in (1024, 2048, 4096, 8192)}), ("1,024 tokens: ring 62.5 ms", "the fastest is rows of 2.")),
     "losses": (of(loss_curves, CURVES, "Title"), ("other leaves it in step 2.",)),
     "recorded losses": (lambda: (loss_curves.figure(loss_curves.recorded().curves, "Title"), loss_curves.describe(loss_curves.recorded().curves, "Title")), loss_curves.recorded().curves),
-    "strong and weak scaling": (of(scaling_view, (1, 2), *SCALES), ("same: from 1 to 2 ranks the work of a rank goes from 1 to 0.5, and a hop beside a block is 2 on 2 ranks",)),
+    "strong and weak scaling": (of(scaling_view, (1, 2), SCALES), ("same: from 1 to 2 ranks the work of a rank goes from 1 to 0.5; grown: from 1 to 2 ranks the work of a rank goes from 1 to 2.",)),
     "losses apart": (lambda: (loss_curves.apart(CURVES, "Title"), loss_curves.describe(CURVES, "Title")), ("other leaves it in step 2.",)),
     "shares of the loss": (named(loss_curves, "shares"), ()),
     "distances": (named(loss_curves, "distances", DISTANCES), ()),
