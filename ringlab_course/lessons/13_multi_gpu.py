@@ -324,7 +324,7 @@ compare("13.counted", "its FLOPs are counted wrongly" if 2 * once > 1 else "it i
 
 # %% [markdown]
 # **Counted wrongly.** Somebody counts all S² pairs, masked ones too, and so reports twice the work. The rate of the block betrays it: a
-# ring of such blocks can hardly reach 172% of it. (The shapes differ: the block has 2,048 tokens and no mask, the ring 8,192 and one.
+# ring of such blocks can hardly reach 172% of it. (The shapes differ: the block has 2,048 tokens and no mask, the ring 8,192 and a mask.
 # Take equal shapes if you can.) **A utilisation above 100% is a counting mistake until you know better.** Against the peak the same
 # mistake stays below 100%, and looks like a result. So divide by the rate of a block alone, too.
 #
@@ -390,8 +390,8 @@ compare("13.crossings", str(leave))
 #
 # - Read a profile as lanes, and take unions, never sums.
 # - The hidden share flatters, because a hidden copy has a longer bar. Overlap gains nothing until a measurement with and without it says so.
-# - A long bar of communication may be another rank's delay. Its own seconds of computing, for equal work, show a slow rank. The least
-#   time from the later post to the earlier done shows a slow link.
+# - A long bar of communication may be another rank's delay. A rank's own seconds of computing, for equal work, show that it is slow. The
+#   least time from the later post to the earlier done shows a slow link.
 # - Equal tokens per rank are P times the work per rank. So compare the same work, and show strong and weak scaling.
 # - Count visible pairs, and say whether it is MFU or HFU. Take dense peaks, one direction of a link, and medians of the slowest rank.
 # - The launcher decides which hops are fast.
