@@ -270,6 +270,24 @@ def test_whatever_the_notebooks_and_their_sliders_offer_can_be_read(name):
     assert illegible(draw(*arguments)) == []
 
 
+def bars(spans: list[Span], look: str) -> int:
+    """Return how many bars of a look rank 0 has in the picture of its lanes."""
+    drawn = profiler_lanes.figure({"one": spans}, rank=0)
+    found = [each for ax in drawn.axes for each in ax.collections if each.get_gid() == f"{look} 0"]
+    return sum(len(each.get_paths()) for each in found)
+
+
+@pytest.mark.parametrize(("computed_s", "exposed"), [(0.00001, 1), (0.002, 2)])
+def test_only_a_computation_that_can_be_seen_divides_exposed_copying(computed_s, exposed):
+    spans = [Span(0, "copy", "b", 0.0, 0.01), Span(0, "compute", "a", 0.005, 0.005 + computed_s)]
+    assert bars(spans, "exposed") == exposed
+
+
+def test_time_in_neither_lane_is_drawn_until_the_last_span_of_the_rank():
+    assert bars([*LANES, Span(0, "copy", "b", 0.008, 0.009)], "neither") == 1
+    assert bars(LANES, "neither") == 0
+
+
 REFUSED = [
     (CommError, "one of the ranks", lambda: profiler_lanes.figure({"one": LANES}, rank=2)),
     (CommError, "at most 6 ranks", lambda: courier_view.follow(print, contiguous(14, 7))),
