@@ -135,7 +135,7 @@ def _draw_bounds(ax: Axes, packing: Packing, at: np.ndarray) -> None:
 
 
 def _name(ax: Axes, name: str, y: float) -> None:
-    ax.text(-0.7, y, name, ha="right", va="center", fontsize=9, color=QUIET)
+    ax.text(-0.95, y, name, ha="right", va="center", fontsize=9, color=QUIET)
 
 
 def _colour(document: int) -> str:
@@ -267,7 +267,7 @@ def labels(
             at = _draw_strip(ax, packing, layouts[title], letters)
             for token, place in enumerate(own):
                 _draw_label(ax, at, token, int(place), int(right[token]))
-            ax.set(xlim=(-0.6, max(at) + 0.7), ylim=(2.1, -0.95))
+            ax.set(xlim=(-0.6, max(at) + 0.7), ylim=(2.3, -0.95))
             ax.set_title(title, fontsize=10.5)
         _explain_labels(drawn, _label_kinds(right, made.values()))
     return drawn
@@ -281,7 +281,7 @@ def _draw_label(ax: Axes, at: np.ndarray, token: int, place: int, right: int) ->
         arrow = {"arrowstyle": "-|>", "connectionstyle": "arc3,rad=0.55", "shrinkA": 0, "shrinkB": 0, **look}
         ax.annotate("", xy=(at[place], 1.1), xytext=(at[token], 1.1), arrowprops=arrow, annotation_clip=False)
     elif right >= 0:
-        ax.plot(at[token], 1.45, marker="x", color=RED, markersize=8, markeredgewidth=2.5)
+        ax.plot(at[token], 1.95, marker="x", color=RED, markersize=8, markeredgewidth=2.5)
 
 
 def _label_kinds(right: np.ndarray, made: Iterable[np.ndarray]) -> list[bool]:

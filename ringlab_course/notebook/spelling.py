@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -23,6 +23,10 @@ from ringlab.layout import Layout, contiguous
 from ringlab.merge import Partial, merge
 from ringlab.nn import IGNORE, Context, ModelConfig, Transformer
 from ringlab.packing import Packing
+from ringlab_course.figures import packed_view
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 Given = dict[str, np.ndarray]
 """What a program gives to the decoder, where that is not the right one."""
@@ -100,10 +104,10 @@ class Row:
         return losses.numpy()
 
     def shown_losses(self, **given: np.ndarray) -> list[str]:
-        """Return a text for each token: its loss, "lost" if it should have a label and has none, or nothing."""
+        """Return a text for each token: its loss, "lost" if it should have a label and has none, or a dot."""
         has, should = (given.get("labels", self.right["labels"]) != IGNORE), self.right["labels"] != IGNORE
         losses = self.token_losses(**given)
-        return [f"{losses[n]:.2f}" if has[n] else "lost" if should[n] else "" for n in range(len(losses))]
+        return [f"{losses[n]:.2f}" if has[n] else "lost" if should[n] else "·" for n in range(len(losses))]
 
     def loss(self, **given: np.ndarray) -> float:
         """Return the sum of weight · −log p over the tokens. All labels have the same weight unless it is given."""
@@ -113,6 +117,26 @@ class Row:
     def six_programs(self) -> dict[str, float]:
         """Return the losses that the six programs report, by the program's letter."""
         return {letter: self.loss(**program(self)) for letter, program in _PROGRAMS.items()}
+
+    def strip(self, *args: Any, **options: Any) -> tuple[Figure, str]:
+        """Return `packed_view.strip` of this row, and the same in words."""
+        drawn = self.packing, self.layout, self.letters, *args
+        return packed_view.strip(*drawn, **options), packed_view.describe(*drawn, **options)
+
+    def pairs(self, seen: dict[str, np.ndarray], framed: int | None = None) -> tuple[Figure, str]:
+        """Return `packed_view.pairs` of this row, and the same in words."""
+        drawn = self.packing, self.layout, self.letters, seen, framed
+        return packed_view.pairs(*drawn), packed_view.describe_pairs(*drawn)
+
+    def arrows(self, made: dict[str, np.ndarray], layout: Layout | None = None) -> tuple[Figure, str]:
+        """Return `packed_view.labels` of this row, and the same in words. layout: as in `on_each_rank`."""
+        drawn = self.packing, dict.fromkeys(made, layout or self.layout), self.letters, made
+        return packed_view.labels(*drawn), packed_view.describe_labels(*drawn)
+
+    def bars(self, weights: dict[str, np.ndarray]) -> tuple[Figure, str]:
+        """Return `packed_view.weights` of this row, and the same in words."""
+        drawn = self.packing, self.layout, self.letters, weights
+        return packed_view.weights(*drawn), packed_view.describe_weights(*drawn)
 
 
 @torch.no_grad()
