@@ -9,13 +9,13 @@
 # |---|---|---|
 # | 18.bounds | `bounds_of` | cu_seqlens and documents from position ids; documents of one token |
 # | 18.shard | `shard_packed` | tokens, labels and positions of a shard, in any layout |
-# | 18.ring | `packed_ring` | values in any layout, messages, and no work on blocks of which this rank sees nothing |
+# | 18.ring | `packed_ring` | values in any layout, exactly P − 1 exchanges, and no work on blocks of which this rank sees nothing |
 # | 18.weights | `token_weights` | a loss in which each document counts once, on whatever ranks it lies |
 #
 # `check` runs the visible checks here, in seconds. Some checks stay hidden until you are graded.
 #
 # **Allowed:** ringlab's `merge`. **Not allowed:** ringlab's masks, packing, ring attention and `ringlab.nn`, PyTorch's attention, and
-# changing the arguments of a function.
+# writing into a tensor that a function receives.
 
 # %%
 import math
@@ -67,7 +67,7 @@ check("18.bounds")
 #
 # - the rank's tokens;
 # - their labels: the next token **of the same document**, −100 for the last token of a document;
-# - their positions in their documents, as rotary embedding takes them.
+# - their positions in their documents.
 #
 # A document may be empty: then a bound is repeated. A rank may own no token.
 
@@ -113,7 +113,10 @@ check("18.shard")
 
 # %% grade="18.ring"
 def attend(q, k, v, visible):
-    """Given: the Partial of a block; `visible` (Lq, Lk): which query sees which key, if any."""
+    """Given: the Partial of a block; `visible` (Lq, Lk): which query sees which key.
+
+    A row of `visible` may be all False.
+    """
     group = q.shape[1] // k.shape[1]
     k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
     scores = (q @ k.mT / math.sqrt(q.shape[-1])).masked_fill(~visible, -math.inf)
@@ -154,7 +157,7 @@ check("18.ring")
 # out.
 #
 # - `counted` (L,), bool, says which of this rank's tokens count.
-# - `documents` (L,), int64, says to which of the `n` documents each of them belongs.
+# - `documents` (L,), int64, says to which of the `n` documents each of this rank's tokens belongs, counted or not.
 #
 # Return the `weights` (L,), float32 or float64, of this rank's tokens. The loss is the sum of weight · (loss of the token) over
 # all tokens of all ranks. A token that does not count has the weight 0. At least one token of the row counts.
