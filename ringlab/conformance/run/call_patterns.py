@@ -474,7 +474,8 @@ def _many_calls(part: _Part) -> Tensors:
 def _many_lengths(count: int, part: _Part) -> Tensors:
     """Return the results of a call after others of `count` lengths; note it if memory grows with each length.
 
-    The longest call comes first, so that a buffer for the longest call so far does not grow.
+    The longest call comes first, so that a buffer for the longest call so far does not grow. No other run has shards
+    of these lengths, because what the process keeps for them would not grow here.
     """
     run, live = part.run, list[int]()
     with part.counted() as meter:
@@ -485,7 +486,7 @@ def _many_lengths(count: int, part: _Part) -> Tensors:
             live.append(meter.memory.live_bytes)
         live = part.totals(live)
         rises = [after > before for before, after in pairwise(live)][-_LAST:]
-        if sum(rises) > _LAST - 3:  # other runs may have had one or two of these lengths
+        if sum(rises) > _LAST - 3:
             gc.collect()  # whether memory waits for it is the question of many calls of one length
             (left,) = part.totals([meter.memory.live_bytes])
             if left > live[0]:
@@ -575,8 +576,8 @@ CALL_PATTERNS: dict[str, CallPattern] = {
     HALF_AFTERWARDS: CallPattern("two groups", _whole, backward=False),
     "same memory": CallPattern("same memory", _same_memory, backward=False),
     "many calls": CallPattern("many calls", _many_calls, backward=False),
-    "many lengths": CallPattern("many calls", partial(_many_lengths, _FEW), {"S": 140}, backward=False),
-    MANY_MORE_LENGTHS: CallPattern("many calls", partial(_many_lengths, _MORE), {"S": 640}, backward=False),
+    "many lengths": CallPattern("many calls", partial(_many_lengths, _FEW), {"S": 796}, backward=False),
+    MANY_MORE_LENGTHS: CallPattern("many calls", partial(_many_lengths, _MORE), {"S": 1440}, backward=False),
     "side effects": CallPattern("side effects", _side_effects, backward=False),
     "after an error": CallPattern("side effects", _after_an_error, backward=False),
     "after a wrong shape": CallPattern("side effects", _after_an_error, {"P": 1}, backward=False),
