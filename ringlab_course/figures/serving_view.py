@@ -1,7 +1,7 @@
 """Pictures of serving: who waits for a chunk, the time of a decode step, masks, bytes, copies of weights and caches.
 
 Orange is keys and values, which are cached but for those of the chunk itself; blue is a chunk or its queries, green is
-weights, grey is messages, and black is a token that a user gets.
+weights, dark grey is messages, black is a token that a user gets, and purple is the time of a first chunk.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 from ringlab.viz.style import (
     BLUE,
     GREEN,
-    GREY,
     INK,
     ORANGE,
     PAPER,
+    PURPLE,
     QUIET,
     WIDE,
     new_figure,
@@ -39,7 +39,7 @@ def turns(
     add. A decode step for Ben, of `step_s`, follows each chunk. After the prompt both decode in steps of
     `both_s`.
     """
-    after_s = 0.1 * window_s
+    after_s = 0.12 * window_s
     with styled():
         drawn = new_figure((8.0, 4.4))
         axes = drawn.subplots(len(runs), 1, sharex=True, squeeze=False)[:, 0]
@@ -47,8 +47,13 @@ def turns(
             end, tokens = 0.0, []
             for same, more in reversed(chunks):
                 start = end - same - more
-                for left, wide, colour in ((start, same, BLUE), (start + same, more, ORANGE)):
-                    panel.add_rectangle(ax, (left, 1), wide, 0.8, facecolor=colour, linewidth=0)
+                panel.add_rectangle(
+                    ax, (start, 1), same + more, 0.8, facecolor=ORANGE, edgecolor=PAPER, linewidth=0.8
+                )
+                if same > 0.01 * window_s:  # a thinner one would look like a line between chunks
+                    panel.add_rectangle(
+                        ax, (start, 1), same, 0.8, facecolor=PURPLE, edgecolor=PAPER, linewidth=0.8
+                    )
                 tokens.append(start)  # Ben's step ends when the next chunk begins
                 end = start - step_s
                 if end < -window_s:
@@ -61,21 +66,22 @@ def turns(
                 box = {"facecolor": PAPER, "edgecolor": "none", "pad": 1.5}
                 ax.text(-longest / 2, 0.4, label, ha="center", va="center", fontsize=9.5, bbox=box)
                 same, more = chunks[-1]
-                parts = (same / 2, f"{same:.1f} s", PAPER), (same + more / 2, f"{more:.1f} s more", INK)
-                for at, words, ink in parts:
-                    ax.text(at - longest, 1.4, words, ha="center", va="center", color=ink, fontsize=9.5)
+                for at, words in ((same / 2, f"{same:.1f} s"), (same + more / 2, f"{more:.1f} s more")):
+                    ax.text(at - longest, 1.4, words, ha="center", va="center", color=INK, fontsize=9.5)
             for low in (0, 1):  # the tokens come too fast to be drawn one by one
-                panel.add_rectangle(ax, (0.01 * window_s, low), after_s, 0.8, facecolor=INK, linewidth=0)
-                every = f"every\n{1e3 * both_s:.0f} ms"
-                middle = (0.01 * window_s + after_s) / 2 + 0.005 * window_s, low + 0.4
-                ax.text(*middle, every, ha="center", va="center", color=PAPER, fontsize=8.5)
+                panel.add_rectangle(
+                    ax, (0.01 * window_s, low), 0.11 * window_s, 0.8, facecolor=INK, linewidth=0
+                )
+                every = f"then both,\nevery\n{1e3 * both_s:.0f} ms"
+                middle = (0.01 * window_s + after_s) / 2, low + 0.4
+                ax.text(*middle, every, ha="center", va="center", color=PAPER, fontsize=8)
             ax.set(xlim=(-window_s, after_s), ylim=(-0.1, 1.9), yticks=[0.4, 1.4])
             ax.set_yticklabels(["Ben", "Ada"], color=INK)
             ax.set_title(f"{title}: the longest keeps Ben waiting {1e3 * longest:,.0f} ms")
             panel.bare(ax)
         axes[-1].set_xlabel("seconds, counted from Ada's first token")
         axes[-1].set_xticks([tick for tick in axes[-1].get_xticks() if -window_s <= tick <= 0])
-        keys = [panel.patch(facecolor=BLUE), panel.patch(facecolor=ORANGE), panel.patch(facecolor=INK)]
+        keys = [panel.patch(facecolor=PURPLE), panel.patch(facecolor=ORANGE), panel.patch(facecolor=INK)]
         names = ["as long as Ada's first chunk", "how much longer this one takes", "a token arrives"]
         drawn.legend(keys, names, loc="outside lower center", ncols=3, fontsize=9)
     return drawn
@@ -144,7 +150,7 @@ def _bars(
 ) -> Figure:
     """Draw the first parts of each step, one for each of `names`. words: the title, and the name of the axis."""
     title, label = words
-    colours = (GREEN, ORANGE, GREY)[: len(names)]
+    colours = (GREEN, ORANGE, QUIET)[: len(names)]
     parts = [_parts_ms(served)[: len(names)] for served in steps.values()]
     middles = [row + 0.5 * (row // group) * (group > 1) for row in range(len(parts))]
     with styled():
@@ -157,8 +163,8 @@ def _bars(
                 panel.add_rectangle(ax, (left, y - 0.38), value, 0.76, facecolor=colour, edgecolor=PAPER)
                 if value > 0.03 * longest:
                     size = 9 if value > 0.06 * longest else 7.5
-                    middle = left + value / 2, y
-                    ax.text(*middle, f"{value:.1f}", ha="center", va="center", color=INK, fontsize=size)
+                    middle, ink = (left + value / 2, y), PAPER if colour == QUIET else INK
+                    ax.text(*middle, f"{value:.1f}", ha="center", va="center", color=ink, fontsize=size)
                 left += value
             ax.text(left + 0.01 * longest, y, end, va="center", color=INK, fontsize=9)
         room = 1.1 + 0.016 * max(map(len, ends))  # for the words after a bar
@@ -408,8 +414,10 @@ def copies(ways: Mapping[str, ServeRequest]) -> Figure:
 
     ways: with `sharing="copies"`, so that ranks with other tokens have copies of the weights.
     """
+    from matplotlib.legend_handler import HandlerTuple
+
     with styled():
-        drawn = new_figure((8.0, 0.4 + 2.1 * len(ways)))
+        drawn = new_figure((8.0, 0.4 + 2.2 * len(ways)))
         for ax, (name, request) in zip(
             drawn.subplots(len(ways), 1, squeeze=False)[:, 0], ways.items(), strict=True
         ):
@@ -419,13 +427,30 @@ def copies(ways: Mapping[str, ServeRequest]) -> Figure:
             ):
                 for number, ranks in enumerate(parts):
                     _draw_copy(ax, left + 1.1 * number, ranks, colour, request.machine.ranks_per_node)
+                    if colour == ORANGE:
+                        ax.text(
+                            left + 1.1 * number + 0.5,
+                            1.06,
+                            "tokens",
+                            ha="center",
+                            va="top",
+                            color=QUIET,
+                            fontsize=9,
+                        )
                 words = f"{what}, twice" if len(parts) > 1 else what
-                ax.text(left, 1.08, words, va="top", color=INK, fontsize=9.5)
+                ax.text(left, -0.06, words, va="bottom", color=INK, fontsize=9.5)
+            ax.text(2.36, 0.5, "K/V heads", rotation=90, ha="right", va="center", color=QUIET, fontsize=9)
             ax.text(4.7, 0.5, _reads(request), va="center", color=INK, fontsize=9.5)
-            ax.set(title=f"{name}: {_twice(request)}", xlim=(0, 6.3), ylim=(1.25, 0), xticks=[], yticks=[])
+            ax.set(
+                title=f"{name}: {_twice(request)}", xlim=(0, 6.3), ylim=(1.25, -0.25), xticks=[], yticks=[]
+            )
             panel.bare(ax)
-        keys = [panel.patch(facecolor=(INK, alpha)) for alpha in NODE_ALPHAS]
-        drawn.legend(keys, ["on node 0", "on node 1"], loc="outside lower center", ncols=2)
+        keys: list[Any] = [
+            tuple(panel.patch(facecolor=(colour, alpha)) for colour in (GREEN, ORANGE))
+            for alpha in NODE_ALPHAS
+        ]
+        pairs = {tuple: HandlerTuple(ndivide=None)}
+        drawn.legend(keys, ["on node 0", "on node 1"], loc="outside lower center", ncols=2, handler_map=pairs)
     return drawn
 
 

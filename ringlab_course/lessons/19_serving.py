@@ -9,9 +9,11 @@
 #
 # **Minutes** 75 to read and run; the exercise takes another 75.
 #
-# Ben is reading an answer. Llama 3 70B writes it, on 16 H100 in two nodes of 8, and a new token appears every ten milliseconds. Then Ada
-# sends the same server a prompt of 1,048,576 tokens, a shelf of books. The server cuts her prompt into **chunks**. After each chunk it
-# makes one **step of decode**, in which Ben gets his next token. What does Ben see?
+# Ben is reading an answer. Llama 3 70B writes it on 16 H100, in two nodes of 8, and a new token appears every ten milliseconds. Inside a
+# node, the 8 GPUs divide the heads and the weights. The two nodes divide the tokens of every text, so each node has all weights.
+#
+# Then Ada sends the same server a prompt of 1,048,576 tokens, a shelf of books. The server computes it in **chunks**, which is called
+# **prefill**. After each chunk it makes one step of **decode**, in which Ben gets his next token. What does Ben see?
 
 # %%
 from dataclasses import replace
@@ -32,7 +34,7 @@ from ringlab_course import compare, corpus, predict
 from ringlab_course.figures import serving_view
 
 # %%
-grid = {"token_ranks": 2, "head_ranks": 8, "sharing": "copies"}  # see section 5
+grid = {"token_ranks": 2, "head_ranks": 8, "sharing": "copies"}  # each node has all weights
 server = partial(ServeRequest, "llama3-70b", hardware="h100", **grid)
 ben = serve_time(server(sequences=1, context=4096))
 ben_s = ben.token_s
@@ -50,27 +52,26 @@ drawn = runs, ben_s, both_s
 show(serving_view.turns(*drawn), serving_view.describe_turns(*drawn))
 
 # %% [markdown]
-# The picture shows the last ten seconds of Ada's prompt. Each chunk is drawn as blue, then orange; the orange at the left edge is the end of
-# the chunk before. In the lower half, blue is too thin to see. Each black line is a token for Ben. A long chunk keeps him waiting nine
-# seconds, and a short one 147 ms at most. So servers cut prompts into short chunks.
+# The picture shows the last ten seconds of Ada's prompt. In the lower half the purple would be too thin to see, and is left out. A long
+# chunk keeps Ben waiting for up to 9,076 ms, and a short one for 147 ms at most. So servers cut prompts into short chunks.
 #
 # Two riddles are in this picture.
 #
-# - All of Ada's long chunks have 32,768 tokens. Her first took 660 ms. The blue piece marks this time inside the last one, which takes
-#   9,076 ms. What is the orange piece?
+# - All of Ada's long chunks have 32,768 tokens. Her last takes 9,076 ms. Its purple piece is 660 ms long, like the whole first chunk. What
+#   is the orange piece?
 # - On the right, Ada's prompt is done, and each step computes a token for both. Ben's text is as short as before. Still, a step now takes
 #   16.1 ms, and not 9.7 ms.
 #
-# Both have the same answer. It also decides, later in this lesson, how 16 GPUs divide the work of sixteen users.
+# Both have the same answer. It also decides how 16 GPUs should divide sixteen users (sections 5 to 7).
 #
-# (The times come from ringlab's model of a server, not from a measurement. [Serving](../docs/guide/serving.md) says what the model leaves
-# out. Servers can also put Ben's token into the same step as a chunk, as in [arXiv 2403.02310](https://arxiv.org/abs/2403.02310). Here the
-# two take turns.)
+# (The times come from ringlab's model of a server, not from a measurement. Of Llama 3 70B only the sizes are borrowed: the real one cannot
+# read a prompt this long. [Serving](../docs/guide/serving.md) says what the model leaves out. Servers can also put Ben's token into the
+# same step as a chunk, as in [arXiv 2403.02310](https://arxiv.org/abs/2403.02310). Here the two take turns.)
 #
 # ## 1 · The price of short chunks
 #
-# The **time to first token** is what Ada waits for. With 512 tokens in a chunk there are 64 times as many chunks. For each the server reads
-# all weights again, and then computes a token for Ben.
+# The **time to first token** is what Ada waits for. With 512 tokens in a chunk there are 64 times as many chunks, and after each of them
+# the server works for Ben.
 
 # %% tags=["nbval-ignore-output"]
 predict(
@@ -80,19 +81,24 @@ predict(
 )
 
 # %%
+def nearest(x, names):
+    """Return the name whose number is nearest to x, by its ratio."""
+    return names[min(names, key=lambda number: abs(np.log(x / number)))]
+
+
 until_first = {}
 for chunk, served in ada.items():
     number = len(served.chunks_s)
     until_first[chunk] = served.first_token_s + (number - 1) * ben_s
     print(f"{number:5,} chunks of {chunk:6,} tokens: {served.first_token_s:.1f} s;", end=" ")
     print(f"with a step for Ben between them: {until_first[chunk]:.1f} s")
-choices = {"not at all": 1, "a sixth later": 7 / 6, "twice as late": 2, "ten times as late": 10}
-later = until_first[512] / until_first[32_768]
-compare("19.price", min(choices, key=lambda name: abs(np.log(choices[name] / later))))
+names = {1: "not at all", 7 / 6: "a sixth later", 2: "twice as late", 10: "ten times as late"}
+compare("19.price", nearest(until_first[512] / until_first[32_768], names))
 
 # %% [markdown]
-# Of these 26 s, Ben's 2,047 steps take 20. The chunks themselves take less than 7 s longer, since most of their time does not depend on
-# where the prompt is cut. Each of Ada's tokens attends to all tokens before it, and these pairs of tokens are always the same.
+# That is 182.4 − 156.1 = 26 s later. Ben's 2,047 steps of 9.7 ms are 20 of them. The chunks themselves take less than 7 s longer: more
+# chunks send more messages, and each has its latency. Their attention hardly depends on where the prompt is cut, because each of Ada's
+# tokens attends to all tokens before it, in this chunk or in an earlier one.
 #
 # ## 2 · A chunk is a rectangle and a triangle
 #
@@ -112,7 +118,7 @@ print(f"one more square takes {square_s.min():.3f} to {square_s.max():.3f} s,", 
 print(f"and {len(square_s)} squares {square_s.sum():.1f} s")
 
 # %% [markdown]
-# These 31 squares are the rectangle of her last chunk, and their 8.4 s are the orange piece. That solves the first riddle: **the triangle
+# Her last chunk has 31 orange squares before its triangle. Their 8.4 s are the orange piece. That solves the first riddle: **the triangle
 # never grows, and the cache does.**
 #
 # ### Where a chunk begins
@@ -124,7 +130,8 @@ print(f"and {len(square_s)} squares {square_s.sum():.1f} s")
 show(serving_view.last_chunk(4), serving_view.describe_last_chunk(4))
 
 # %% [markdown]
-# We try it on the last 103 of 200 tokens of real text.
+# The mask has to compare positions in the prompt instead. We try both on the last 103 of 200 tokens of real text: queries 97 to 199, and
+# keys 0 to 199.
 
 # %%
 S, P, H, K, D = 200, 4, 8, 2, 16
@@ -138,38 +145,30 @@ def error(out, expected):
     return ((out - expected).abs().max() / true.abs().max()).item()
 
 
-last = CHUNKS[2]
-slip = scaled_dot_product_attention(q[:, :, last], k, v, is_causal=True, enable_gqa=True)
-off = error(slip, true[:, :, last])
-print(f"the last chunk with is_causal=True: off by {off:.0%} of the largest value")
+last, at = CHUNKS[2], torch.arange(S)
+for name, mask in {
+    "is_causal=True": {"is_causal": True},
+    "positions": {"attn_mask": at[last][:, None] >= at},
+}.items():
+    out = scaled_dot_product_attention(q[:, :, last], k, v, enable_gqa=True, **mask)
+    print(f"{name:14}: off by {error(out, true[:, :, last]):.1%} of the largest value")
 
 # %% [markdown]
-# So the mask has to compare positions in the prompt, 97 to 199 with 0 to 199.
-
-# %%
-at = torch.arange(S)
-mask = at[last][:, None] >= at
-out = scaled_dot_product_attention(q[:, :, last], k, v, attn_mask=mask, enable_gqa=True)
-print("with positions, right to 1e-5:", error(out, true[:, :, last]) < 1e-5)
-
-# %% [markdown]
-# Rotary embedding needs the same positions.
-#
 # ## 3 · The cache stays, the chunk travels
 #
-# Ada's cache lies on several ranks, and so do the queries of her next chunk. To meet, one of the two has to travel. An orange bar is a
-# rank's keys and values, and a blue square is its queries.
+# Ada's cache lies on several ranks, and so do the queries of her next chunk. To meet, one of the two has to travel.
+#
+# In lesson 05 keys and values go around. But the **queries** can go around, too. Each rank attends to its own keys with the queries that
+# visit it. The result is a **partial**: an out and an lse over this rank's keys only. It has to go back to the rank that owns the query
+# ([arXiv 2411.01783](https://arxiv.org/abs/2411.01783)).
 
 # %%
 show(serving_view.travellers(4), serving_view.describe_travellers(4))
 
 # %% [markdown]
-# On the left, keys and values go around, as in lesson 05. On the right, the **queries** go around. Each rank attends to its own keys with
-# the queries that visit it. The result is a **partial**: an out and an lse over this rank's keys only. It has to go back to the rank that
-# owns the query ([arXiv 2411.01783](https://arxiv.org/abs/2411.01783)).
-#
-# On Ada's server two ranks divide the tokens of a K/V head, which 8 query heads share. Partials are float32, and the rest is bfloat16. So in
-# a prompt that is computed at once, keys and values are fewer bytes. But a chunk has few queries, and many cached keys.
+# On Ada's server two ranks divide the tokens of a K/V head. A token has 8 queries there, but one key and one value. So in a prompt that is
+# computed at once, keys and values are fewer bytes. Partials, in float32, add to the difference. But a chunk has few queries, and many
+# cached keys.
 
 # %% tags=["nbval-ignore-output"]
 predict(
@@ -195,46 +194,30 @@ lines = {"keys and values": [sent(n, "kv") for n in prefixes],
 meet = next(n for n in range(0, 2**20, 32) if sent(n, "kv") >= sent(n, "q"))
 drawn = prefixes, lines, meet
 show(serving_view.bytes_by_prefix(*drawn), serving_view.describe_bytes(*drawn))
-nearest = min((600, 6_000, 60_000, 600_000), key=lambda n: abs(np.log(meet / n)))
-compare("19.prefix", f"{nearest:,}")
+compare("19.prefix", nearest(meet, {n: f"{n:,}" for n in (600, 6_000, 60_000, 600_000)}))
 
 # %% [markdown]
-# **5,664 tokens**, eleven times as many as the chunk has. Either way a rank sends P − 1 blocks:
-#
-# | what travels | tokens in a block | for each token |
-# |---|---|---|
-# | keys and values | (prefix + chunk) / P | key and value |
-# | queries, then partials | chunk / P | query, then partial |
+# **5,664 tokens**, eleven times as many as the chunk has. If keys and values travel, each rank sends those of its cached tokens and of its
+# tokens of the chunk together, as one block, and passes on the blocks of others: P − 1 blocks in all. Otherwise it sends P − 1 blocks of
+# the chunk's queries, and then P − 1 of partials.
 
 
 # %%
-def bytes_and_limit(H, K, D, size):
-    """Print the bytes of a token, and how many chunks make both ways equal."""
-    key, query, part = 2 * K * D * size, H * D * size, H * (D + 1) * 4  # a partial is out and lse
-    print(f"key and value {key} bytes, query {query:,}, partial {part:,}:", end=" ")
-    print(f"equal at {(query + part) / key} chunks")
+def limit(H, K, D, size):
+    """How many chunks prefix and chunk have together when both ways send the same bytes."""
+    key_and_value, query, out_and_lse = 2 * K * D * size, H * D * size, H * (D + 1) * 4
+    return (query + out_and_lse) / key_and_value
 
 
-bytes_and_limit(H=8, K=1, D=128, size=2)
+print("a query and its partials, in keys and values:", limit(H=8, K=1, D=128, size=2))
 
 # %% [markdown]
 # So the bytes are equal when prefix and chunk together are 12.0625 chunks long. The prefix alone then has 11.0625 chunks, 5,664 tokens. From
 # there on, Ada's cache stays where it is.
 #
-# Computing a prompt is called **prefill**. If keys travel in it, a rank's cached tokens and its tokens of the chunk are *one* block. All
-# ranks know all positions, so nobody sends them. Here two ranks cache 8 tokens, and a chunk of 4 follows:
-
-# %%
-cached = [np.array([0, 1, 4, 5]), np.array([2, 3, 6, 7])]
-new = [8 + zigzag(4, 2).positions(rank) for rank in range(2)]
-block = np.concatenate([cached[1], new[1]])  # rank 1's, which travels to rank 0
-for query in new[0]:
-    print(f"on rank 0 token {query} sees in this block", *block[query >= block])
-
-# %% [markdown]
-# Blocks may differ in length. They go around the ring once, in P − 1 hops. Afterwards the chunk is appended to the cache. ringlab's
-# `prefill` does all this, and with `travels="auto"`, its default, it chooses anew for each chunk. We try it on the text of section 2, with
-# 4 ranks, zig-zag shards and float32:
+# In the end each rank appends its own tokens of the chunk to its own cache. They stay on the rank that computed them, so this sends
+# nothing. ringlab's `prefill` does all of it, and chooses anew for each chunk who travels. We try it on the text of section 2, with 4
+# ranks, zig-zag shards and float32:
 
 
 # %%
@@ -250,20 +233,20 @@ def in_chunks(ring):
 
 run = VirtualCluster(P).run(in_chunks)
 chosen = [each.chosen for each in run.trace.choices(0) if each.asked == "travels='auto'"]
+print("limit:", limit(H, K, D, size=4), "chunks")
 for chunk, travels, *outs in zip(CHUNKS, chosen, *run.results, strict=True):
     n = chunk.stop - chunk.start
     out = zigzag(n, P).unshard(outs)
-    print(f"{chunk.start:2} + {n:3} tokens are {chunk.stop / n:4.1f} chunks: {travels:2} travels,",
-          "right to 1e-5:", error(out, true[:, :, chunk]) < 1e-5)
-bytes_and_limit(H, K, D, size=4)
+    print(f"prefix {chunk.start:2}, chunk {n:3}: together {chunk.stop / n:4.1f} chunks,",
+          f"{travels:2} travels; right to 1e-5:", error(out, true[:, :, chunk]) < 1e-5)
 
 # %% [markdown]
-# Queries travel for the 7 tokens only. In this small model the limit is 4.125 chunks, since 4 heads share a K/V head and all is float32.
+# Queries travel for the 7 tokens only. The limit is lower than Ada's, since only 4 heads share a K/V head and all is float32.
 #
 # ## 4 · One step for all
 #
-# Now the prompts are done, and everybody gets tokens. A step of **decode** computes one token for each user. A GPU does little arithmetic
-# for one token, but it reads all of its weights and everything that it has cached. So reading takes most of the time.
+# Now the prompts are done, and everybody gets tokens. A GPU does little arithmetic for one token of a user, but it reads all of its weights
+# and everything that it has cached. So reading takes more than half of a step.
 #
 # From here on every user has 131,072 tokens in the cache, one long book. First one user alone:
 
@@ -278,7 +261,8 @@ print(f"with messages a step takes {1e3 * alone.total_s:.1f} ms:", end=" ")
 print(f"{1 / alone.total_s:.0f} tokens a second")
 
 # %% [markdown]
-# The weights take more than six times as long as the cache. And a matrix that has been read multiplies sixteen tokens almost as fast as one.
+# The weights take more than six times as long as the cache. And for sixteen tokens in place of one, the arithmetic still fits into the time
+# in which the weights are read.
 
 # %% tags=["nbval-ignore-output"]
 predict(
@@ -293,11 +277,11 @@ steps = {name: serve_time(server(sequences=n, context=BOOK)) for name, n in batc
 drawn = steps, "Users share the weights, not the caches"
 show(serving_view.step_bars(*drawn), serving_view.describe_step_bars(*drawn))
 together = steps["16 users"].tokens_per_s
-compare("19.batch", f"{min((100, 700, 1_500), key=lambda n: abs(n - together)):,}")
+compare("19.batch", nearest(together, {n: f"{n:,}" for n in (100, 700, 1_500)}))
 
 # %% [markdown]
 # **About 700.** The green part does not grow: weights are read once, for all users. The orange part grows with every user, from 0.8 ms to
-# 12.8 ms, since each user attends to his own tokens only. **A batch shares the weights, but not the caches.** (The grey part is messages
+# 12.8 ms, since each user attends to his own tokens only. **A batch shares the weights, but not the caches.** (The dark part is messages
 # between ranks, for section 7.)
 #
 # That solves the second riddle, too. After Ada's prompt each step also reads her cache:
@@ -308,12 +292,14 @@ for name, step in {"Ben alone": ben.token, "with Ada ": both.token}.items():
           f"messages {1e3 * step.exposed_s:.1f} ms")
 
 # %% [markdown]
+# Ada's chunks grew because each of them *computes* with her whole cache. A step of decode grows because it *reads* the cache.
+#
 # **Halfway. This is a good place to stop.** You know what users share, and what they do not.
 #
 # ## 5 · Two copies of something
 #
 # Sixteen users have come, and there are 16 ranks. Tensor parallelism (TP) cuts the weights by heads and columns, so 16 parts are easy. It
-# cuts a cache by K/V heads, and Llama 3 70B has only 8 of them. In the two simplest ways, something is there twice:
+# cuts a cache by K/V heads. There are only 8 of them for 16 ranks. So something must be kept twice: the caches or the weights.
 #
 # - **TP 16** cuts the weights into 16 parts. Two ranks share a K/V head. Both have its projections, which are few weights, and both keep
 #   the same part of every cache.
@@ -346,19 +332,23 @@ show(serving_view.read_bars(*drawn), serving_view.describe_read_bars(*drawn))
 reads = {name: each.token.weights_s + each.token.cache_s for name, each in steps.items()}
 longer = [n for n in (2, 3, 4) if reads[f"{n} users, TP 16"] > reads[f"{n} users, TP 8 × CP 2"]]
 compare("19.copies", f"{longer[0]}")
+for name, way in ways.items():
+    held = (way.weight_bytes + way.cache_bytes(BOOK, 16)) / 1e9
+    print(f"16 users, {name}: weights and caches of {held:.0f} GB,", end=" ")
+    print(f"on a GPU of {way.machine.memory_bytes / 1e9:.0f} GB")
 
 # %% [markdown]
 # **From four users on.** TP 16 saves 2.6 ms of the weights, but only once in a step. It loses 0.8 ms with *every* cache. **The more users
-# there are, the more the caches count.**
+# there are, the more the caches count.** And TP 16 has no room for sixteen users, who need 95 GB on each GPU.
 #
 # ## 6 · One copy of both
 #
-# In TP 16 two ranks keep the same part of every cache. Let each of them keep half of its tokens. vLLM
-# calls this *decode context parallelism*, and we call it **TP 16 + DCP 2**.
+# In TP 16 two ranks keep the same part of every cache. Let each of them keep half of its tokens. vLLM calls this *decode context
+# parallelism*, and we call it **TP 16 + DCP 2**.
 #
 # Now there is a problem. Look at one K/V head and the two ranks that keep it. Eight query heads need it. Each rank has computed the queries
-# of 4 of them, and caches half of the tokens. Yet each of the 8 heads needs all tokens. (In lesson 15 all ranks had
-# the queries of all heads.)
+# of 4 of them, and caches half of the tokens. Yet each of the 8 heads needs all tokens. (In lesson 15 all ranks had the queries of all
+# heads.)
 #
 # So in every layer the ranks
 #
@@ -395,43 +385,32 @@ print("rank 0 sends", run.trace.bytes_sent(0), "bytes")
 # To each of 3 others a rank sends the queries of its own 2 heads, D = 16 numbers each. After step 2 it sends to each the partials of *that
 # rank's* 2 heads, D + 1 = 17 numbers each. With 4 bytes a number that is 3 · 2 · (16 + 17) · 4 = 792 bytes, however long the text is.
 #
-# Step 3 merges the partials of all ranks at once. Here rank r keeps the tokens r, r + 4, r + 8 and so on, 50 in all. Do all ranks have the
-# same share of a head's result?
+# Step 3 merges the partials of all ranks at once. Each rank has 50 tokens. Do all ranks have the same share of a head's result?
 
 # %%
 head = 3
 scores = q[0, head, -1] @ k[0, 0].T / D**0.5  # heads 0 to 3 read K/V head 0
-lses = torch.stack([scores[rank::P].logsumexp(0) for rank in range(P)])
+lses = torch.stack([scores[rank::P].logsumexp(0) for rank in range(P)])  # 50 tokens each
 outs = torch.stack([scores[rank::P].softmax(0) @ v[0, 0, rank::P] for rank in range(P)])
 shares = torch.exp(lses - lses.logsumexp(0))
-print("shares of the ranks:", ", ".join(f"{share:.0%}" for share in shares))
+print("shares of the ranks:", ", ".join(f"{share:.1%}" for share in shares))
 print("right to 1e-5:", error(shares @ outs, true[0, head, -1]) < 1e-5)
 
 # %% [markdown]
-# No. As in lesson 02, a rank's share is its part of the sum of all $e^{score}$. Its lse is the logarithm of its own sum. A rank that caches
-# no token of a user yet has lse −∞ and share 0, and takes part like any other. (If *no* rank has a token, −∞ − (−∞) is not a number, and
-# the code has to catch that.) Servers have got this merge wrong, for example by taking an lse of base 2 for one of base e.
-# [Field reports](../docs/field-reports.md#merges-of-out-lse-decode) has their stories.
-#
-# ### Where the next token goes
-#
-# Ben's answer grows by a token in every step, and his ranks should fill evenly. So tokens are dealt in pieces of `interleave` tokens, one
-# rank after the other. Here `interleave` is 4, and a text has 14 tokens so far:
-
-# %%
-piece = np.arange(14) // 4
-for rank in range(2):
-    print(f"rank {rank} keeps tokens", *np.flatnonzero(piece % 2 == rank))
-
-# %% [markdown]
-# A token's place follows from its number, and never changes. Token 9 is in the third piece, which is the second piece of rank 0. Its
-# **slot**, its index on this rank, is 5.
+# The shares differ, although each rank has 50 tokens. As in lesson 02, a rank's share is its part of the sum of all $e^{score}$. Its lse is
+# the logarithm of its own sum. A rank that caches no token of a user yet has lse −∞ and share 0, and takes part like any other. Servers
+# have got this merge wrong, and [field reports](../docs/field-reports.md#merges-of-out-lse-decode) has their stories.
 #
 # ## 7 · Back on two nodes
 #
-# So which way should Ben's server take? With sixteen users, TP 16 reads longest, and TP 16 + DCP 2 least. But ranks also send messages.
-# Those that divide the weights *add up* their results twice in every layer, by the all-reduce of lesson 14. TP 8 × CP 2 adds up inside a
-# node, over its NVLink. TP 16 + DCP 2 adds up over all 16 ranks, and so between the nodes.
+# So which way should Ben's server take? TP 16 is out, because sixteen users do not fit. TP 16 + DCP 2 reads about half as many weights as
+# TP 8 × CP 2, and as much of each cache. But ranks also send messages.
+#
+# The ranks that divide one copy of the weights *add up* their results twice in every layer, by the all-reduce of lesson 14.
+#
+# - In **TP 8 × CP 2** these are the 8 ranks of a node, which have NVLink. Only partials go from node to node, because each node has half of
+#   every cache.
+# - In **TP 16 + DCP 2** they are all 16 ranks, so every sum crosses from node to node.
 #
 # For comparison, the upper half of the picture supposes all 16 GPUs on one NVLink.
 
@@ -442,7 +421,7 @@ machines = {"one NVLink": replace(h100, ranks_per_node=16), "two nodes": h100}
 steps = {f"{place}, {way}": serve_time(sixteen(hardware=machine, **GRIDS[way]))
          for place, machine in machines.items()
          for way in ("TP 8 × CP 2", "TP 16 + DCP 2")}
-drawn = steps, "On two nodes, two copies of the weights are faster", 2
+drawn = steps, "On two nodes, TP 8 × CP 2 is faster", 2
 show(serving_view.step_bars(*drawn), serving_view.describe_step_bars(*drawn))
 
 # %% [markdown]
@@ -461,7 +440,7 @@ show(serving_view.step_bars(*drawn), serving_view.describe_step_bars(*drawn))
 #   1 : 3 : 5 : 7. Short chunks let others in, and cost little. Positions go on after the prefix.
 # - After a long prefix the cache stays, queries travel, and partials come home: together they are fewer bytes than the cache.
 # - A step reads the weights once for all users, and the cache of each. So the more users there are, the more the caches count.
-# - With 8 K/V heads, 16 ranks divide a cache by tokens, too. With TP 16 alone, each rank reads twice as much for every user.
+# - 16 ranks divide a cache by its 8 heads, and each head's tokens among two. With TP 16 alone, each rank reads twice as much of every cache.
 # - A rank with queries of some heads and keys of some tokens gathers queries, attends to its own tokens, and hands partials to the owners
 #   of their heads. Shares in the merge follow lse, not the number of tokens.
 #
@@ -473,11 +452,8 @@ show(serving_view.step_bars(*drawn), serving_view.describe_step_bars(*drawn))
 # <details><summary>2. In a chat a user sends 50 new tokens after 40,000 cached ones. What travels?</summary>The queries: 40,050 is
 # far more than 12 times 50, with section 3's sizes.</details>
 #
-# <details><summary>3. With pieces of 4 tokens and two ranks, where is token 22?</summary>In piece 5, counted from 0. 5 is odd, so it is on
-# rank 1, which has pieces 1 and 3 already: slot 2 · 4 + 2 = 10.</details>
-#
-# <details><summary>4. With 8 users on 8 ranks, why not give each rank one whole user, with all weights?</summary>Eight times as many
+# <details><summary>3. With 8 users on 8 ranks, why not give each rank one whole user, with all weights?</summary>Eight times as many
 # weights as now are more than its memory holds. And it would read all of them for the token of a single user.</details>
 #
-# Now [exercise 19](../exercises/19_serving.ipynb): places, merge, decode, prefill, and who should travel. Then comes
-# [lesson 16](16_bug_clinic.ipynb), because faults like those of this merge hide in code that looks right.
+# Now [exercise 19](../exercises/19_serving.ipynb): places, merge, decode, prefill, and who should travel. Lesson 19 is read between 15 and
+# 16, so [lesson 16](16_bug_clinic.ipynb) comes next: faults like those of this merge hide in code that looks right.

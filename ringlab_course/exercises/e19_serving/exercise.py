@@ -7,7 +7,7 @@
 #
 # | stage | function | lesson | what is checked |
 # |---|---|---|---|
-# | 19.place | `place` | section 6 | the rank and the slot of any token |
+# | 19.place | `place` | none | the rank and the slot of any token |
 # | 19.merge | `merge_all` | section 6 | values, ranks without keys, large lse |
 # | 19.decode | `decode` | section 6 | values with divided heads, empty ranks, bytes |
 # | 19.prefill | `prefill` | sections 2 and 3 | values in any layout, after any prefix; messages |
@@ -29,10 +29,10 @@ from ringlab_course import check, corpus, hint
 # %% [markdown]
 # ## 19.place · Pieces on ranks
 #
-# A sequence is cut into pieces of `interleave` tokens, and piece n lies on rank n mod P, after the pieces that this rank has already. With
-# `interleave` 4 and P = 2, for example, tokens 0 to 3 are on rank 0, 4 to 7 on rank 1, and 8 to 11 on rank 0 in its slots 4 to 7. `tokens`
-# (n,), int64, are positions in the sequence. Return `(ranks, slots)`, int64: the rank of each token, and its index among the tokens of this
-# sequence on that rank.
+# An answer grows by a token in every step, and the ranks that cache it should fill evenly. So a sequence is cut into pieces of `interleave`
+# tokens, and piece n lies on rank n mod P, after the pieces that this rank has already. With `interleave` 4 and P = 2, for example, tokens
+# 0 to 3 are on rank 0, 4 to 7 on rank 1, and 8 to 11 on rank 0 in its slots 4 to 7. `tokens` (n,), int64, are positions in the sequence.
+# Return `(ranks, slots)`, int64: the rank of each token, and its index among the tokens of this sequence on that rank.
 
 
 
@@ -55,7 +55,7 @@ check("19.place")
 # ## 19.merge · The merge of all ranks
 #
 # `outs` (R, …, D) and `lses` (R, …) are R partials of the same queries over different keys. lse is a natural logarithm, −∞ where a partial
-# has no key for a row; its out is then 0. Return the partial `(out, lse)` over the keys of all, (…, D) and (…). A row that sees no key
+# has no key for a query; its out is then 0. Return the partial `(out, lse)` over the keys of all, (…, D) and (…). A query that sees no key
 # at all has out 0 and lse −∞. lse may be large: exponentials of it overflow.
 
 
@@ -89,9 +89,10 @@ check("19.merge")
 # - `ring.rank` is this rank, `ring.world_size` is P. `ring.all_gather(x)` returns the list of all ranks' x.
 #   `ring.comm.exchange(send=(x, y), to=a, receive=(room_x, room_y), source=b).wait()` sends two tensors to rank a, and returns the two
 #   that arrive from rank b. In round d = 1 … P − 1, for example, send to rank (r + d) mod P and receive from rank (r − d) mod P.
-#   `room_x` and `room_y` are empty tensors of the shapes and dtypes that arrive. Make what you `exchange` dense, by `.contiguous()`.
-# - A rank sends at most its queries to each other rank, and to each the partials of *that* rank's heads: (P − 1) · H/P · (2D + 1)
-#   numbers for each of the B sequences, however long they are.
+#   `room_x` and `room_y` are tensors that the arriving ones are written into, so make them of the same shapes and dtypes, by `torch.empty`.
+#   A slice of a tensor may have gaps in memory: call `.contiguous()` on what you send.
+# - A rank sends to each other rank its queries and the partials of *that* rank's heads, and nothing else: (P − 1) · H/P · (2D + 1) numbers
+#   for each of the B sequences, however long they are.
 # - Your `merge_all` merges P partials.
 
 
@@ -133,11 +134,12 @@ check("19.decode")
 # A long prompt is computed in chunks, and the chunks before this one are cached. `q` (B, H, L, D), `k`, `v` (B, K, L, D) are this rank's
 # tokens of the chunk; `cached_k`, `cached_v` (B, K, C, D) its tokens of the prefix. Every rank knows where everybody's tokens stand in the
 # sequence: `positions[r]` (L,) for rank r's tokens of the chunk, `cached[r]` (C,) for its tokens of the prefix. L and C differ from rank to
-# rank; heads are grouped as in `decode`. Return `(out, lse)` of this rank's queries over
-# all keys at or before them, in the prefix and in the chunk.
+# rank; heads are grouped as in `decode`. Return `(out, lse)` of this rank's queries over all keys at or before them, in the prefix and in
+# the chunk.
 #
 # - Keys and values travel: P − 1 exchanges with the next rank, in which each rank's block, prefix and chunk together, goes around once.
-#   After the d-th exchange you hold the block of rank o = `ring.origin(d)`: its tokens stand at `cached[o]`, then `positions[o]`.
+#   After d of them you hold the block of rank o = `ring.origin(d)`: its tokens stand at `cached[o]`, then `positions[o]`. With d = 0 it is
+#   your own block. Each of the P blocks gives a partial, and `merge_all` merges them in the end.
 #   `ring.shift(k, v, length=n)` sends k and v to the next rank, and returns a block of n tokens, the number in the block that *arrives*.
 #   Empty blocks are exchanged, too.
 # - The `attend` above has no mask. Here you need one, which compares positions.
@@ -177,8 +179,8 @@ check("19.prefill")
 #
 # P ranks prefill a chunk of `new` tokens after a `prefix`; P divides both. Either keys and values travel, as in your `prefill`: each rank
 # sends P − 1 blocks, and a block is a rank's part of prefix and chunk. Or queries do: each rank passes on the queries of P − 1 ranks, and
-# returns P − 1 partials, each to the owner of its rows. An element of q, k and v has `itemsize` bytes. A partial is out and lse, each number
-# of which has 4 bytes, or `itemsize` if that is more. Return `(keys_and_values, queries)`, two ints: the bytes that a rank sends either way,
+# returns P − 1 partials, each to the owner of its queries. An element of q, k and v has `itemsize` bytes. A partial is out and lse, in float32,
+# or in float64 if q, k and v are. So each of its numbers has max(`itemsize`, 4) bytes. Return `(keys_and_values, queries)`, two ints: the bytes that a rank sends either way,
 # for one sequence and one layer.
 
 

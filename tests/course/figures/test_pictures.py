@@ -8,6 +8,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
+from matplotlib.colors import to_rgba
 
 from ringlab import Run, VirtualCluster, contiguous, striped, zigzag
 from ringlab.comm.trace import Compute, Exchange, Trace
@@ -19,6 +20,7 @@ from ringlab.errors import CommError, CostError, CourseError, LayoutError
 from ringlab.packing import Packing
 from ringlab.scan.graph import SCANS
 from ringlab.viz.lanes import Span
+from ringlab.viz.style import PURPLE
 from ringlab_course.catalogue import PAPERS
 from ringlab_course.clinic.suite import KillMatrix
 from ringlab_course.figures import (
@@ -281,6 +283,15 @@ def bars(spans: list[Span], look: str) -> int:
 def test_only_a_computation_that_can_be_seen_divides_exposed_copying(computed_s, exposed):
     spans = [Span(0, "copy", "b", 0.0, 0.01), Span(0, "compute", "a", 0.005, 0.005 + computed_s)]
     assert bars(spans, "exposed") == exposed
+
+
+def test_the_first_piece_of_a_chunk_is_drawn_only_where_it_can_be_seen():
+    def purple(ax):
+        return [patch for patch in ax.patches if patch.get_facecolor() == to_rgba(PURPLE)]
+
+    long, short = serving_view.turns(*TURNS).axes
+    assert [round(patch.get_width(), 9) for patch in purple(long)] == [0.6] * 2
+    assert purple(short) == []
 
 
 def test_time_in_neither_lane_is_drawn_until_the_last_span_of_the_rank():
