@@ -114,7 +114,7 @@ def _draw_chain(ax: Axes, ranks: int, small: float) -> None:
         ax.annotate("", *ends, arrowprops=arrow)
         across, high = _handed(ranks, rank)
         corner = across - small / 2, high - small / 2
-        panel.add_rectangle(ax, corner, small, small, facecolor=INK, edgecolor=INK, zorder=4)
+        panel.add_rectangle(ax, corner, small, small, facecolor=INK, linewidth=0, zorder=4)
 
 
 def _place(ranks: int, rank: int) -> tuple[float, float]:
@@ -254,7 +254,7 @@ def states(
     if marked is not None:
         x, _, matrix = squares[last][marked // each]
         squares[last][marked // each] = x, text, matrix
-    title = "What each rank hands on: a sum that grows, or a table that is corrected"
+    title = "The state after each rank: a sum that grows, or a table that is corrected"
     return belt(tokens, ranks, squares, title, marked=marked)
 
 
@@ -281,7 +281,7 @@ def describe_states(
 def transitions(tokens: Sequence[Token], pairs: Sequence[tuple[Matrix, Matrix]]) -> Figure:
     """Return a picture of the tokens, and below each rank the A and the B of its transition."""
     each = len(tokens) / len(pairs)
-    names = "A: left of\nold rows", "B: written"
+    names = "A: what is left\nof the old rows", "B: what is\nwritten"
     rows = {
         name: [((rank + 0.5) * each, "", matrix) for rank, matrix in enumerate(matrices)]
         for name, matrices in zip(names, zip(*pairs, strict=True), strict=True)
@@ -445,7 +445,11 @@ def entering(
         f"round {number}": [((rank + 0.5) * each, _whose(of), B) for rank, (of, B) in enumerate(before)]
         for number, before in enumerate(rounds, start=1)
     }
-    rows["relay"] = [((rank + 0.5) * each, "", state) for rank, state in enumerate(relayed)]
+    same = [np.allclose(state, B) for state, (_, B) in zip(relayed, rounds[-1], strict=True)]
+    rows["relay"] = [
+        ((rank + 0.5) * each, f"{'=' if same[rank] else '≠'} round {len(rounds)}", state)
+        for rank, state in enumerate(relayed)
+    ]
     title = f"After {len(rounds)} rounds each rank has the state that a relay brings"
     return belt(tokens, len(pairs), rows, title)
 
@@ -464,7 +468,7 @@ def describe_entering(
 
 def _whose(of: Sequence[int]) -> str:
     if len(of) < 2:
-        return f"of rank {of[0]}" if of else "of no rank"
+        return f"of rank {of[0]}" if of else "zeros"
     return f"of ranks {of[0]} {'and' if len(of) == 2 else 'to'} {of[-1]}"
 
 
@@ -592,7 +596,8 @@ def _draw_work(ax: Axes, one: Chart, trace: Trace) -> None:
     for event in trace.exchanges():
         if event.source is not None and event.transit:
             start, arrival = (time - begin for time in event.transit[0])
-            arrow = {"arrowstyle": "-|>", "color": INK, "linewidth": 1.1, "shrinkA": 0, "shrinkB": 0}
+            arrow = {"arrowstyle": "-|>", "color": INK, "linewidth": 0.9, "shrinkA": 0, "shrinkB": 0}
+            arrow["mutation_scale"] = 6 if abs(event.rank - event.source) > 2 else 10  # steep ones are close
             ax.annotate("", (arrival, event.rank), (start, event.source), arrowprops=arrow, zorder=3)
 
 
@@ -602,8 +607,8 @@ def describe_timeline(traces: Mapping[str, Trace]) -> str:
 
 
 def shares(bars: Mapping[str, Mapping[str, float]]) -> Figure:
-    """Return the shares of a layer's time as bars. bars: for each case the seconds of each part, the scan last."""
-    colours = (RULE, QUIET, INK)
+    """Return the shares of a layer's time as bars. bars: for each case the seconds of four parts, the scan last."""
+    colours = (RULE, QUIET, ORANGE, INK)
     with styled():
         drawn = new_figure((8.0, 0.42 * len(bars) + 1.3))
         ax = drawn.subplots()
@@ -622,7 +627,7 @@ def shares(bars: Mapping[str, Mapping[str, float]]) -> Figure:
         drawn.suptitle(title, x=0.01, ha="left", fontweight="bold", fontsize=11.5)
         ax.set_xlabel("share of the layer's time (%)", x=0.34)
         ax.grid(visible=False, axis="y")
-        drawn.legend(loc="outside lower center", ncols=3, fontsize=9)
+        drawn.legend(loc="outside lower center", ncols=4, fontsize=9)
     return drawn
 
 
@@ -646,11 +651,11 @@ def recall(stored: Sequence[int], errors: Mapping[str, Sequence[float]], D: int)
             ax.text(stored[-1] + 0.03 * stored[-1], values[-1], name, va="center", color=INK, fontsize=9.5)
         ax.axvline(D, color=QUIET, linestyle="--", linewidth=1.2)
         ax.text(D - 0.3, 1.25, f"D = {D}", ha="right", va="center", color=INK, fontsize=9.5)
-        ax.axhline(1, color=QUIET, linestyle=":", linewidth=1.2, zorder=1)
+        ax.plot([0, stored[-1]], [1, 1], color=QUIET, linestyle=":", linewidth=1.2, zorder=1)
         ax.text(0, 1.03, "a state of zeros", color=INK, fontsize=9.5)
         ax.set(
             xlim=(-0.02 * stored[-1], 1.38 * stored[-1]),
-            xticks=[1, *(n for n in stored if n >= D / 2)],
+            xticks=[1, *(n for n in stored if n >= D / 2 and n != D)],
             xlabel="keys stored in one state",
             ylabel="error / length of the value",
             title=f"The best state of {D} × {D} numbers gives back {D} pairs, and no more",

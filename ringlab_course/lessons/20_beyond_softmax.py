@@ -1,8 +1,8 @@
 # %% [markdown]
 # # 20 · Rings beyond softmax
 #
-# **Afterwards you can** say what a rank must hear from the ranks before it; let all ranks work at once although each needs the state of
-# the one before; and write linear attention with decay chunk by chunk, and the delta rule token by token.
+# **Afterwards you can** say what a rank must hear from the ranks before it; let all ranks work at once, although each needs a state from
+# the rank before; and write linear attention with decay chunk by chunk, and the delta rule token by token.
 #
 # **You need first** [lesson 09](09_backward_ring.ipynb), what travels in a backward, and [lesson 14](14_training.ipynb), layers around
 # attention.
@@ -25,7 +25,6 @@ from ringlab.cost.scan_traffic import (
     attend_flops,
     passage_flops,
     rounds,
-    scan_flops,
     scan_traffic,
 )
 from ringlab.scan import plain
@@ -52,7 +51,7 @@ show(scan_view.beside(*sizes), scan_view.describe_beside(*sizes))
 #
 # First we need to know what the state is, and whether it can stand for a million keys and values.
 #
-# In this lesson **S is the state**, and N is the number of tokens. (In the other lessons S is the number of tokens.)
+# In this lesson **S is the state**, and N the number of tokens (S in the other lessons).
 #
 # Softmax attention weighs a value by $e^{q \cdot k}$, over the sum of all such weights. Drop the exponential and the division: the weight
 # is $q \cdot k$ itself. Then brackets can move:
@@ -85,7 +84,7 @@ print("the two sides agree:", torch.allclose(left, torch.stack(right)))
 print("token 2 has written a ← (3, 2), asks for a, and hears", tuple(right[2].tolist()))
 
 # %% [markdown]
-# Both sides agree, and the right side never looked back at an earlier token. The state has as many numbers as $k v^\top$, however many
+# The right side never looked back at an earlier token. The state has as many numbers as $k v^\top$, however many
 # tokens it has read.
 #
 # But token 2 does not hear (3, 2). It hears (7, 5) + (3, 2), because token 0 also wrote under a. The plain sum overwrites nothing, and
@@ -93,17 +92,17 @@ print("token 2 has written a ← (3, 2), asks for a, and hears", tuple(right[2].
 #
 # ## 2 · Forget, correct, write, read
 #
-# In today's models a token therefore does four things to the state, in this order:
+# In models such as Qwen3-Next a token therefore does four things to the state, in this order:
 #
 # 1. it **forgets**: the state is multiplied by a *decay* $\alpha_t \le 1$;
-# 2. it **corrects**: it reads what the state says for its key, and takes a share $\beta_t \le 1$ of that out again;
+# 2. it **corrects**: it reads what the state says for its key, and subtracts a share $\beta_t \le 1$ of what it has read;
 # 3. it **writes** its value, times $\beta_t$, under its key;
 # 4. its query **reads**.
 #
-# In our example β is 1. So token 2 takes (7, 5) out of row a, writes (3, 2), and then it hears (3, 2).
+# In our example β is 1. So token 2 subtracts (7, 5) from row a, writes (3, 2), and then it hears (3, 2).
 #
-# Steps 2 and 3 together are the *delta rule*: the token writes only the difference to what the state says already. All four are the
-# [gated delta rule](https://arxiv.org/abs/2412.06464), which Qwen3-Next uses.
+# Steps 2 and 3 together are the *delta rule*: the token writes only the difference between its value and what the state already says. All
+# four are the [gated delta rule](https://arxiv.org/abs/2412.06464).
 
 # %%
 def token(state, q, k, v, alpha, beta):
@@ -115,7 +114,8 @@ def token(state, q, k, v, alpha, beta):
 
 # %% [markdown]
 # Now the eight tokens lie on four ranks, two on each. Token 4 first forgets half of the state. No other token forgets anything. Token 3
-# writes under a third key, c = (0.6, 0.8), which lies between a and b. Below is the state that each rank hands on, once for the plain sum and once for the four steps.
+# writes under a third key, c = (0.6, 0.8), which lies between a and b. Below is the state after each rank, once for the plain sum, which
+# ignores the forgetting, and once for the four steps.
 
 # %%
 def through(state, rank):
@@ -134,8 +134,7 @@ note = 3, "c has changed both rows"
 show(scan_view.states(eight, 4, rows, note), scan_view.describe_states(eight, 4, rows, note))
 
 # %% [markdown]
-# Look at the lower row. Rank 0 hands on exactly what it wrote. On rank 1, a ← (3, 2) replaces the old row a, so the table holds (3, 2) and
-# (4, 1). Then comes c ← (10, 12):
+# Look at the lower row. On rank 1, a ← (3, 2) replaces the old row a, so the table holds (3, 2) and (4, 1). Then comes c ← (10, 12):
 #
 # - For c the table says 0.6 · (3, 2) + 0.8 · (4, 1) = (5, 2).
 # - The difference to (10, 12) is (5, 10), and this is written.
@@ -171,7 +170,7 @@ def recall_errors(n, D=16):
     return [(error.norm(dim=1) / values.norm(dim=1)).mean().item() for error in errors]
 
 
-stored = [1, 2, 4, 8, 12, 16, 18, 24, 32]
+stored = [1, 2, 4, 8, 12, 16, 17, 24, 32]
 errors = {"plain sum": [], "delta rule, once through": [], "the best state": []}
 for n in stored:
     for name, error in zip(errors, recall_errors(n), strict=True):
@@ -181,11 +180,11 @@ exact = max(n for n, error in zip(stored, errors["the best state"], strict=True)
 compare("20.fits", str(exact))
 
 # %% [markdown]
-# A state of D × D numbers holds at most **D** pairs, one for each independent key. Even the best state holds no more, and the delta rule,
-# which goes through the pairs once, holds them less exactly.
+# With random values, a state of D × D numbers holds **D** pairs, one for each independent key, and no more. The delta rule, which goes
+# through the pairs once, holds them less exactly.
 #
-# So the state cannot stand for a million tokens. It keeps a selection, and the model learns which. This is one reason why models such as
-# Qwen3-Next keep some softmax layers. That is the price of a small state. Now back to the eight GPUs in a queue.
+# So a real head, with D = 128, holds 128 pairs of a million. It keeps a selection, and the model learns which. This is probably why models
+# such as Qwen3-Next keep some softmax layers. Now back to the eight GPUs in a queue.
 #
 # ## 4 · The queue of ranks
 #
@@ -193,16 +192,16 @@ compare("20.fits", str(exact))
 # tokens before it. The plain way to get it is a *relay*: rank 0 goes through its stretch and sends its state to rank 1; rank 1 does the
 # same, and so on.
 #
-# We try it on 256 tokens of real text, with two heads of 16 numbers. `plain.recurrence` is our function `token` in a loop, for all heads at
-# once, with decays given as logarithms. It gives us the outputs of one process, `whole`, and each rank of the relay calls it with its own
-# tokens and with the state that it received.
+# We try it on 256 tokens, with two heads of 16 numbers. Queries, keys and values are those of real text; decays and β are random.
+# `plain.recurrence` is our function `token` in a loop, for all heads at once. It gives us the outputs of one process, `whole`. Each rank of
+# the relay calls it with its own tokens and the state that it received.
 
 # %%
 N, D = 256, 16
 draw = torch.Generator().manual_seed(20)
 q, k, v = (x.double() for x in corpus.qkv(N, heads=2, head_dim=D))
 decay, beta = torch.rand(2, 1, 2, N, generator=draw, dtype=torch.float64)
-text = q, k / k.norm(dim=-1, keepdim=True), v, -0.2 * decay, beta
+text = q, k / k.norm(dim=-1, keepdim=True), v, -0.2 * decay, beta  # the logarithms of decays
 nothing = torch.zeros(1, 2, D, D, dtype=torch.float64)
 whole, last = plain.recurrence(*text, nothing, 1.0)  # 1.0: nothing scales q · k
 
@@ -239,17 +238,17 @@ first = "the eight ranks" if done < 8 else "the one GPU" if done > 8 else "both 
 compare("20.relay", first)
 
 # %% [markdown]
-# An arrow is a state on its way. The outputs are right, and eight ranks are **slower than one**. At most one rank works at any time, and the
-# seven messages come on top. (A rank also waits until the state that it sends has arrived, but this costs nothing here.) The ranks share
-# the memory and the work, but they work one after the other. So a small message alone is no gain.
+# An arrow is a state on its way. The outputs are right, and eight ranks are **slower than one**. At most one rank works at any time, and
+# the seven messages come on top. The ranks share the memory and the work, but they work one after the other. So a small message alone is no
+# gain.
 #
 # Why does a rank wait? It has all its tokens. It lacks only the state before them. Could it do most of its work *for any state*, before it
 # knows which one will come?
 #
 # ## 5 · What a stretch does to any state
 #
-# The first three steps of a token change the state. The decay makes it αS, which says $\alpha S^\top k$ for the key k. The correction subtracts a
-# share β of that at k: $-\beta\, k\, (\alpha S^\top k)^\top$. The write adds $\beta\, k v^\top$. In one formula:
+# The first three steps of a token change the state. After the decay the state is αS. For the key k it says $\alpha S^\top k$. The
+# correction subtracts a share β of that at k: $-\beta\, k\, (\alpha S^\top k)^\top$. The write adds $\beta\, k v^\top$. In one formula:
 #
 # $$S \mapsto \alpha\,(I - \beta\, k k^\top)\, S + \beta\, k v^\top .$$
 #
@@ -262,8 +261,10 @@ compare("20.relay", first)
 # of the old state, and B what it writes. Both depend on the stretch's own tokens alone. So **every rank can compute its transition before it
 # has heard anything.**
 #
-# How does a rank find A and B? It goes through its tokens from a state of zeros: then A S is zero, and B is left. It also goes through them
-# from the unit matrix: then A + B is left. Both runs can go side by side in one pass. Here are the four ranks of our example.
+# ## 6 · How a rank finds A and B
+#
+# A rank goes through its tokens from a state of zeros: then A S is zero, and B is left. It also goes through them from the unit matrix:
+# then A + B is left. Both runs can go side by side in one pass. Here are the four ranks of our example.
 
 # %%
 pairs = []
@@ -275,15 +276,17 @@ drawn = [(A.tolist(), B.tolist()) for A, B in pairs]
 show(scan_view.transitions(eight, drawn), scan_view.describe_transitions(eight, drawn))
 
 # %% [markdown]
-# A has a column for each row of the old state. Read the picture rank by rank:
+# A has a column for each row of the old state:
 #
-# - Rank 0 overwrites both rows, and so does rank 3. Their A is zero: nothing of an older state is left.
+# - Ranks 0 and 3 overwrite both rows, so their A is zero.
 # - Rank 1 overwrites row a, so the column "old a" is zero. Then c reads 0.8 of the old row b, and takes this out under c: 0.8 · 0.8 = 0.64 of
 #   it from row b, where 0.36 is left, and 0.6 · 0.8 = 0.48 of it from row a.
 # - Rank 2 leaves half of row a, and overwrites row b.
 #
-# A rank needs the state that enters it. Each B is what one rank has written, and sums are what communication libraries do best. So could
-# rank r just add the B of all ranks before it?
+# Check rank 1. The state of rank 0, with rows (7, 5) and (4, 1), enters it. Row a of $A_1 S + B_1$ is −0.48 · (4, 1) + (7.92, 8.48) =
+# (6, 8), and row b is 0.36 · (4, 1) + (6.56, 8.64) = (8, 9), as in section 2.
+#
+# Each B is what one rank has written. So could rank r just add the B of all ranks before it, to get the state that enters?
 
 # %% tags=["nbval-ignore-output"]
 predict(
@@ -302,86 +305,12 @@ compare("20.adding", {0: "on none", 1: "on rank 0", 2: "on ranks 0 and 1", 4: "o
 
 # %% [markdown]
 # It is right on ranks 0 and 1 only, so a test with two ranks would find nothing. On rank 2 the sum still holds a ← (7, 5) of rank 0, which
-# rank 1 has overwritten. A is missing: of what rank 0 wrote, rank 1 leaves only $A_1 B_0$. So every rank must send its A as well. How large
-# is it?
+# rank 1 has overwritten. A is missing: of what rank 0 wrote, rank 1 leaves only $A_1 B_0$. So the A of the ranks between must travel as
+# well. An A is as large as a state, however many tokens there are. How do ranks put these pairs together?
 #
-# ## 6 · Four kinds of A
+# ## 7 · Brackets move again
 #
-# Not every model corrects, and not every model forgets. So A is not always a full matrix:
-#
-# - Without decay and without the delta rule, A is the unit matrix. In RetNet each head has one fixed decay. In both, every rank knows A
-#   already, so only B travels.
-# - In Mamba-2 each token has a decay of its own, one for each head. A is the product of the decays: one number.
-# - In GLA each entry of the keys has its own decay, so each row of the state decays by itself. A is a diagonal.
-# - With the delta rule each token multiplies by $I - \beta k k^\top$. The product over a stretch is a full matrix.
-
-# %%
-kinds = {
-    "nothing": ["Linear attention", "RetNet"],  # arXiv 2006.16236, 2307.08621
-    "a number": ["Mamba-2"],  # arXiv 2405.21060
-    "a diagonal": ["GLA"],  # arXiv 2312.06635
-    "a matrix": ["DeltaNet", "Qwen3-Next"],  # arXiv 2406.06484, 2412.06464
-}
-show(scan_view.kinds(kinds), scan_view.describe_kinds(kinds))
-A_bytes = 4 * layer.H * layer.D**2  # 32 bits a number
-print(f"Qwen3-Next: B has {layer.state_bytes / 2**20:.0f} MiB in each layer,",
-      f"and A {A_bytes / 2**20:.0f} MiB")
-
-# %% [markdown]
-# Qwen3-Next has the largest kind of A, and even that is no more than another state. No size depends on the number of tokens. So a transition
-# is a small message, too. Before the ranks send it, look inside one of them, where there is a second queue.
-#
-# ## 7 · Chunks: the queue of tokens
-#
-# A rank has thousands of tokens, and the loop of section 2 takes one after the other. So cut the stretch into *chunks* of, say, 64 tokens,
-# and hand a state from chunk to chunk. Inside a chunk all tokens are computed at once, as with softmax.
-#
-# Here is a chunk of four tokens, counted from 1, that forget and write, but do not correct. A row says what fraction its token reads of the
-# state that enters, and of each write:
-
-# %%
-alphas = (0.5, 0.9, 0.8, 0.5)
-show(scan_view.survival(alphas), scan_view.describe_survival(alphas))
-
-# %% [markdown]
-# The state that enters has met the decays of all tokens up to the one that reads: the column **e**. A write has met only the decays after
-# it: the triangle **E**. Each row of E is the row above times the token's own α, and then a new 1. The state that leaves keeps what the last
-# token can still read, so the row **f** is the last row of E.
-#
-# Write ⊙ for multiplying number by number; e ⊙ and f ⊙ scale the rows: row i by $e_i$, or by $f_i$. Then the outputs of a chunk of C tokens
-# are
-#
-# $$O = (E \odot QK^\top)\,V + e \odot (Q\,S).$$
-#
-# The first part reads the chunk's own writes, and the second the state that enters. The state that leaves is
-#
-# $$S' = e_C\, S + (f \odot K)^\top V .$$
-#
-# This is once more A S + B: a chunk is a short stretch, and its A is one number. So a chunk is a few products of matrices. You write it in
-# the exercise.
-#
-# With the delta rule a token writes the difference to what the state says, and this depends on the earlier writes in the chunk. One
-# triangular system of equations per chunk finds all of them ([arXiv 2406.06484](https://arxiv.org/abs/2406.06484)), and the rest stays as
-# above. ringlab's `plain.by_chunks` does so. ([Its source](../ringlab/scan/plain.py) is for after the exercise.) Does it give what the loop
-# over the 256 tokens of real text gave?
-
-# %%
-for chunk in (1, 16, 64, 256):
-    by_chunk, end = plain.by_chunks(*text, nothing, 1.0, chunk)
-    same = torch.allclose(by_chunk, whole) and torch.allclose(end, last)
-    print(f"chunks of {chunk:3} tokens: the outputs and the state of the loop over tokens: {same}")
-
-# %% [markdown]
-# The outputs are those of the loop, whatever the length of a chunk.
-#
-# **Halfway. This is a good place to stop.** You can compute a chunk, and you know why the ranks need not wait for each other's
-# states: that is enough for the stages 20.chunk and 20.transition of [the exercise](../exercises/20_beyond_softmax.ipynb). If you return in
-# a fresh kernel, run all cells up to here first.
-#
-# ## 8 · Brackets move again
-#
-# Back to the ranks, which must be put together with A and B. Two stretches, (A, B) and then (A′, B′), have a transition as well: together
-# they make $A' (A S + B) + B'$. Write ∘ for "after":
+# Two stretches, (A, B) and then (A′, B′), have a transition as well: together they make $A' (A S + B) + B'$. Write ∘ for "after":
 #
 # $$(A', B') \circ (A, B) = (A' A,\; A' B + B').$$
 #
@@ -414,13 +343,13 @@ compare("20.order", ["", "the first", "the first and the second", "all three"][s
 
 # %% [markdown]
 # The order matters: transitions do **not commute**. The third line lets rank 2 come before rank 1. But the brackets do not matter:
-# transitions are **associative**. This is no luck of our numbers. The first two lines are the same journey, through ranks 0, 1 and 2. They
-# differ only in which two were put together first.
+# transitions are **associative**. The first two lines are the same journey, through ranks 0, 1 and 2. They differ only in which two were
+# put together first.
 #
-# The second line is the way out of the queue. T₂ ∘ T₁ needs no state, and nothing from rank 0. While rank 0 is still busy, ranks 1 and 2 can
-# already be put together, and ranks 3 and 4, and ranks 5 and 6.
+# The second line is the way out of the queue. T₂ ∘ T₁ needs no state, and nothing from rank 0. With eight ranks, 1 and 2 can be put together while
+# rank 0 is still busy, and so can 3 and 4, and 5 and 6.
 #
-# ## 9 · Doubling
+# ## 8 · Doubling
 #
 # Every rank wants the composition of all transitions before it. An operation that gives it to every rank is called a **scan**. *Doubling*
 # does it in few rounds. In round 1 every rank sends what it knows to the next rank. In round 2 it sends to the rank two places further on,
@@ -433,8 +362,8 @@ held = scan_view.known(SCANS["doubling"](P), P)
 show(scan_view.doubling(held, 5), scan_view.describe_doubling(held, 5))
 
 # %% [markdown]
-# Follow the thick arrows to rank 5. In round 1 it hears of rank 4. In round 2 it hears from rank 3, which by then knows of ranks 2 and 3. In
-# round 3 it hears from rank 1, which knows of ranks 0 and 1. Three rounds are enough for eight ranks, and ⌈log₂ P⌉ for P ranks.
+# Follow the thick arrows to rank 5. In round 1 it hears of rank 4. In round 2 it hears from rank 3, which by then knows of ranks 2 and 3.
+# In round 3 it hears from rank 1, which knows of ranks 0 and 1. Three rounds are enough for eight ranks, and ⌈log₂ P⌉ for P ranks.
 #
 # A rank wants to know of the ranks *before* it, but later ranks must hear of its own tokens, too. So it keeps two compositions:
 #
@@ -450,20 +379,19 @@ show(scan_view.kept(held, 5), scan_view.describe_kept(held, 5))
 # %% [markdown]
 # At the end, the B of *before* is the state that enters: the sequence begins with zeros, and A · 0 + B = B.
 #
-# Back to the eight tokens. Four ranks need two rounds. Here is the B of *before* after each, and below it what the four ranks handed on in
-# section 2, each state one rank further right, because here it is the state that enters.
+# Back to the eight tokens. Four ranks need two rounds. Here is the B of *before* after each, and below it the state that the relay brings
+# to each rank.
 
 # %%
 relayed = [state.tolist() for state in enters]
 show(scan_view.entering(eight, drawn, relayed), scan_view.describe_entering(eight, drawn, relayed))
 
 # %% [markdown]
-# After the second round the states are the very same. But nobody has waited for a finished state.
+# The states are the very same. But nobody has waited for a finished state.
 #
-# ringlab's `linear_attention` does this for the whole layer: transitions, scan, outputs. Does it give what one process gives, and when are
-# the eight ranks done? On the clock of section 4 a pass through a stretch takes a second. The pass for A and B carries two states, but it
-# computes no outputs, so by chunks it costs hardly more, as the cell prints. A product of such small matrices takes next to nothing. So we
-# let it take no time.
+# ringlab's `linear_attention` does this for the whole layer: transitions, scan, outputs. When are the eight ranks done? On the clock of
+# section 4 a pass through a stretch takes a second. The pass for A and B carries two states, but it computes no outputs. So it costs hardly
+# more, as the cell prints. Products of such small matrices take next to no time, and here none.
 
 # %%
 class Clock(Costs):
@@ -476,7 +404,7 @@ class Clock(Costs):
 def on_ranks(ring, layout):
     """This rank's outputs, by a scan."""
     *qkv, g, beta = (layout.shard(x, ring.rank, dim=2) for x in text)
-    how = {"scan": "doubling", "scale": 1.0, "validate": False}  # no messages to compare calls
+    how = {"scan": "doubling", "scale": 1.0, "validate": False}  # True would add messages
     return linear_attention(*qkv, ring=ring, layout=layout, decay=g, beta=beta, **how)
 
 
@@ -488,20 +416,23 @@ charts = {"Relay": handed.trace, "Doubling": scanned.trace}
 show(scan_view.timeline(charts, alone=8.0), scan_view.describe_timeline(charts))
 
 # %% [markdown]
-# **3.5 seconds instead of 11.5**, and instead of 8 on one GPU. First all ranks compute their transitions at the same time. (The last rank
-# does not, because nobody comes after it.) Then three short rounds of messages bring every rank the state that enters it. Then all ranks
-# compute their outputs at the same time.
+# **3.5 seconds instead of 11.5**, and instead of 8 on one GPU. First all ranks but the last compute their transitions at the same time. Then
+# three short rounds of messages bring every rank the state that enters it. Then all ranks compute their outputs. (Ranks 0 to 3 could start
+# earlier, but the last rank would be done no sooner.)
 #
-# There is a price: a rank goes through its stretch twice, once for A and B together, and once for the outputs. But two passes, made by all
-# ranks at once, beat eight passes in a row. With 64 ranks the queue would have 64, and doubling still has two.
+# There is a price: a rank goes through its stretch twice, once for A and B together, and once for the outputs. But with 64 ranks the
+# queue would take 64 passes in a row, and doubling still two, with six rounds.
 #
-# ## 10 · Does the waiting matter?
+# **This is a good place to stop.** You can do all stages of [the exercise](../exercises/20_beyond_softmax.ipynb) but 20.chunk. If you
+# return in a fresh kernel, run all cells up to here first.
 #
-# One half of the puzzle is left. Between the two passes all ranks wait for messages, and nothing hides this time. In our picture it is 1.5 of
-# 3.5 seconds. In a softmax ring most messages hide behind the attention. So is the scan too slow in a real layer?
+# ## 9 · Does the waiting matter?
 #
-# We take Qwen3-Next with its 1,048,576 tokens on 8 GPUs, and only a slow link between them: InfiniBand. The layer also has its matrices and
-# experts, which belong to the work of a rank; we leave out the messages that experts need.
+# One question is left. Between the two passes all ranks wait for messages, and nothing hides this time. In our picture it is 1.5 of 3.5
+# seconds. In a softmax ring most messages hide behind the attention. So is the scan too slow in a real layer?
+#
+# We take Qwen3-Next with the 1,048,576 tokens of the first picture on 8 GPUs, and only a slow link between them: InfiniBand. A rank's work
+# includes the layer's matrices and experts; we leave out the messages that experts need.
 
 # %% tags=["nbval-ignore-output"]
 predict(
@@ -514,6 +445,7 @@ predict(
 gpu, busiest = hardware("h100"), scan_traffic(layer, P, "doubling").total_bytes
 between = gpu.between  # a latency for each round, and the bytes
 scan = rounds(P, "doubling") * between.latency_s + busiest / between.bytes_per_s
+print(f"B has {layer.state_bytes / 2**20:.0f} MiB, and A {layer.transition_bytes / 2**20:.0f} MiB")
 print(f"the busiest of 8 ranks sends {busiest / 2**20:.0f} MiB",
       f"at {between.bytes_per_s / 1e9:.0f} GB/s: the scan takes {scan * 1e3:.2f} ms")
 print(f"a token uses {linear.active_parameters / 1e6:.0f} million weights of this layer,",
@@ -528,27 +460,106 @@ print(f"a token uses {linear.active_parameters / 1e6:.0f} million weights of thi
 peak, bars = gpu.peak("bfloat16"), {}
 for each in (131_072, 32_768, 8_192):
     matrices = 2 * each * linear.active_parameters / (peak * gpu.reached.linear)
-    itself = scan_flops(layer, each) / (peak * gpu.reached.attention_forward)
+    speed = peak * gpu.reached.attention_forward
     bars[f"{each:,} tokens on each"] = {
-        "matrices and experts": matrices, "linear attention, both passes": itself, "scan": scan}
+        "matrices and experts": matrices,
+        "pass for outputs": attend_flops(layer, each) / speed,
+        "pass for A and B": passage_flops(layer, each) / speed,
+        "scan": scan,
+    }
 show(scan_view.shares(bars), scan_view.describe_shares(bars))
 asked = bars["131,072 tokens on each"]
-share = asked["scan"] / sum(asked.values())
+_, _, extra, share = (part / sum(asked.values()) for part in asked.values())
+print(f"131,072 tokens on each: the pass for A and B takes {extra:.0%} of the time")
 compare("20.share", "about 1 %" if share < 0.03 else "about 10 %" if share < 0.3 else "about half")
 
 # %% [markdown]
-# It is about 1 %: a quarter of a millisecond, next to 25 ms of work for each of these GPUs. The scan's time does not depend on the number of
-# tokens; the work does. So its share grows where a rank has few tokens: with 8,192 on each rank it is 14 %.
+# It is about 1 %: a quarter of a millisecond, next to 25 ms of work for each of these GPUs. The pass for A and B, which one GPU does not
+# need, costs more than the scan: about 4 %. The scan's time does not depend on the number of tokens. So its share grows where a rank has
+# few tokens: with 8,192 on each rank it is 14 %.
 #
 # <details><summary>These times are computed, not measured: from which speeds?</summary>They are in ringlab's table of an H100. The peak is 989 TFLOP/s in 16 bits, from NVIDIA's white paper. The matrices run at
 # 80 % of it, the lower end of what [arXiv 2307.08691](https://arxiv.org/abs/2307.08691) says of matrix products. That the linear attention
-# runs at 65.5 % is an **assumption**: it is what FlashAttention-3 reaches ([arXiv 2407.08608](https://arxiv.org/abs/2407.08608)). The link's 50 GB/s are
+# runs at 65.5 % is an **assumption**: FlashAttention-3 reaches it in the forward, with head dim 128 and no mask ([arXiv 2407.08608](https://arxiv.org/abs/2407.08608)). The link's 50 GB/s are
 # from its data sheet, and its 14 µs before the first byte from NCCL's tuning model.</details>
 #
 # The puzzle is solved. A queue of eight GPUs is slower than one. But transitions need no state, and can be put together in any brackets. So
 # eight GPUs work at once, small squares travel, and where each has many tokens the waiting hardly shows.
 #
-# ## 11 · Backward
+# ## 10 · Four kinds of A
+#
+# Not every model corrects, and not every model forgets. So A is not always a full matrix:
+#
+# - In plain linear attention A is the unit matrix. In RetNet each head has one fixed decay. In both, every rank knows A already, so only B
+#   travels.
+# - In Mamba-2 each token has a decay of its own, one for each head. A is the product of the decays: one number.
+# - In GLA each entry of the keys has its own decay, so each row of the state decays by itself. A is a diagonal.
+# - With the delta rule each token multiplies by $I - \beta k k^\top$. The product over a stretch is a full matrix.
+
+# %%
+kinds = {
+    "nothing": ["Linear attention", "RetNet"],  # arXiv 2006.16236, 2307.08621
+    "a number": ["Mamba-2"],  # arXiv 2405.21060
+    "a diagonal": ["GLA"],  # arXiv 2312.06635
+    "a matrix": ["DeltaNet", "Qwen3-Next"],  # arXiv 2406.06484, 2412.06464
+}
+show(scan_view.kinds(kinds), scan_view.describe_kinds(kinds))
+
+# %% [markdown]
+# Qwen3-Next has the largest kind. Now look inside one rank, where there is a second queue.
+#
+# ## 11 · Chunks: the queue of tokens
+#
+# A rank has thousands of tokens, and the loop of section 2 takes one after the other. So cut the stretch into *chunks* of, say, 64 tokens,
+# and hand a state from chunk to chunk. Inside a chunk all tokens are computed at once, as with softmax.
+#
+# Here is a chunk of four tokens, counted from 1, that forget and write, but do not correct. A row says what fraction its token reads of the
+# state that enters, and of each write:
+
+# %%
+alphas = (0.5, 0.9, 0.8, 0.5)
+show(scan_view.survival(alphas), scan_view.describe_survival(alphas))
+
+# %% [markdown]
+# The state that enters has met the decays of all tokens up to the one that reads: the column **e**. A write has met only the decays after
+# it: the triangle **E**. The state that leaves keeps what the last token can still read, so the row **f** is the last row of E.
+#
+# To get a row of E, multiply the row above by the token's own α, and append a 1.
+#
+# Write ⊙ for multiplying number by number; e ⊙ scales row i by $e_i$, and f ⊙ by $f_i$. The outputs of a chunk of C tokens read the chunk's
+# own writes, and the state that enters. The second line is the state that leaves:
+#
+# $$O = (E \odot QK^\top)\,V + e \odot (Q\,S),$$
+#
+# $$S' = e_C\, S + (f \odot K)^\top V .$$
+#
+# This is once more A S + B, and A is one number. So a chunk is a few products of matrices. We try it with our first four tokens.
+
+# %%
+e = torch.tensor([0.5, 0.45, 0.36, 0.18])  # e and E as in the picture
+E = torch.tensor([[1, 0, 0, 0], [0.9, 1, 0, 0], [0.72, 0.8, 1, 0], [0.36, 0.4, 0.5, 1]])
+S, q4, k4, v4 = torch.ones(2, 2), Q[:4], K[:4], V[:4]
+outputs = (E * (q4 @ k4.mT)) @ v4 + e[:, None] * (q4 @ S)
+leaves = e[-1] * S + (E[-1][:, None] * k4).mT @ v4
+for alpha, key, value in zip(alphas, k4, v4, strict=True):  # token by token
+    S = alpha * S + torch.outer(key, value)
+print("the last output and the state of the loop:",
+      torch.allclose(outputs[-1], S.mT @ q4[-1]) and torch.allclose(leaves, S))
+
+# %% [markdown]
+# With the delta rule a token writes the difference to what the state says, and this depends on the earlier writes in the chunk. One
+# triangular system of equations per chunk finds all of them ([arXiv 2406.06484](https://arxiv.org/abs/2406.06484)), and the rest stays as
+# above. ringlab's `plain.by_chunks` has the delta rule, too. ([Its source](../ringlab/scan/plain.py) is for after the exercise.) We compare
+# it with the loop over 256 tokens.
+
+# %%
+for chunk in (1, 16, 64, 256):
+    by_chunk, end = plain.by_chunks(*text, nothing, 1.0, chunk)
+    same = torch.allclose(by_chunk, whole) and torch.allclose(end, last)
+    print(f"chunks of {chunk:3} tokens: the outputs and the state of the loop over tokens: {same}")
+
+# %% [markdown]
+# ## 12 · Backward
 #
 # For training a layer needs gradients, too, and gradients come from later tokens. So in the backward the ranks hand them on **from the last
 # rank to the first**. A stretch receives dS, the gradient of the state that leaves it. It passes on the gradient of the state that entered,
@@ -556,13 +567,13 @@ compare("20.share", "about 1 %" if share < 0.03 else "about 10 %" if share < 0.3
 #
 # $$A^\top dS + G .$$
 #
-# The first part comes through the state that leaves, S ↦ A S + B. The second part, G, comes through the stretch's own outputs. The outputs
-# are linear in the entering state, so G does not depend on it: a rank finds G alone. So $(A^\top, G)$ is a transition again, and the
-# backward is the same scan in the reverse order.
+# The first part comes through the state that leaves, S ↦ A S + B. The second part, G, comes through the stretch's own outputs. An output is
+# $o_t = (\ldots)^\top S + \ldots$, linear in the entering state S. Therefore G does not depend on S, and a rank finds G alone.
+# So $(A^\top, G)$ is a transition again, and the backward is the same scan in the reverse order.
 #
 # What happens if the reverse scan is wrong? In [one library](https://github.com/fla-org/flash-linear-attention/issues/1115) the reverse
-# scan once loaded wrong decays, and the forward was exact all the same. We leave the reverse scan out entirely: each of four ranks gets the right
-# entering state, and takes dS for zero.
+# scan once loaded wrong decays, and the forward was exact all the same. We leave the reverse scan out entirely: each of four ranks gets the
+# right entering state, and takes dS for zero.
 
 # %% tags=["nbval-ignore-output"]
 predict(
@@ -596,18 +607,17 @@ for name, ranks in right.items():
 compare("20.reverse", {0: "on none", 1: "on the last", 4: "on all"}[len(right["v"])])
 
 # %% [markdown]
-# Those of v are right only on the last rank, because nobody comes after it, and so are those of k, decay and β. The gradients of q are right on every rank, because they need
-# only the state that enters. Remember this symptom: *gradients of k, v, decay and β are right on the last rank alone, and those of q
-# everywhere.*
+# Nobody comes after the last rank, and the gradients of q need only the state that enters. Remember this symptom: *gradients of k, v, decay
+# and β are right on the last rank alone, and those of q everywhere.*
 #
 # ## Recap
 #
-# - Without the exponential, all keys and values fold into one state of D × D numbers for each head. It holds at most D independent pairs: that is its price.
+# - Without the exponential, all keys and values fold into one state of D × D numbers for each head. It holds at most D independent pairs.
 # - A token forgets, corrects, writes and reads. A stretch of tokens makes A S + B of any state S.
 # - Handed on in a relay, states make ranks wait for each other. A transition (A, B) can be computed before any state has arrived.
-# - Inside a rank, chunks replace the loop over tokens by a few products of matrices.
 # - Transitions are associative, but do not commute. So a scan brings every rank its state: by doubling, in ⌈log₂ P⌉ rounds.
 # - What travels does not grow with the sequence. With 131,072 tokens on each rank the scan takes about 1 % of its layer.
+# - Inside a rank, chunks replace the loop over tokens by a few products of matrices.
 # - The backward is a scan from the last rank to the first.
 #
 # ## Self-check
@@ -625,6 +635,6 @@ compare("20.reverse", {0: "on none", 1: "on the last", 4: "on all"}[len(right["v
 # r?</summary>Zero: the state is set to zeros where the document begins, as by a decay of 0. So nothing from before passes this rank.</details>
 #
 # <details><summary>5. Softmax layers are dealt in a zig-zag (lesson 08). Does this balance a linear layer, too?</summary>It is balanced already: a token costs
-# the same wherever it stands. A zig-zag would make it slower, because each rank has two stretches, and the chain of states twice as many links.</details>
+# the same wherever it stands. With a zig-zag each rank has two stretches, and doubling needs one more round.</details>
 #
 # Now build it: [exercise 20](../exercises/20_beyond_softmax.ipynb), a chunk, a transition, the scan, and the layer.

@@ -28,14 +28,14 @@ from ringlab_course import check, corpus, hint
 # ## 20.chunk · One chunk
 #
 # Token t makes the state $S_t = e^{g_t} S_{t-1} + k_t v_t^\top$, and its output is $S_t^\top q_t$. There is no scale. `q` and `k` are
-# (H, L, D), `v` (H, L, Dv), `decay` (H, L) holds the logarithms $g_t \le 0$, and `state` (H, D, Dv) enters. Return `(out, state)`: the
-# outputs (H, L, Dv), and the state after the last token. D and Dv differ.
+# (H, L, D), `v` (H, L, Dv), and `state` (H, D, Dv) enters. `decay` (H, L) holds logarithms $g_t \le 0$: the lesson's factor is
+# $\alpha_t = e^{g_t}$. Return `(out, state)`: the outputs (H, L, Dv), and the state after the last token. D and Dv differ.
 #
-# - A loop over tokens is right, but slow. Try the lesson's matrix E, which has shape (H, L, L) here.
-# - There is a trap in E. Its entry $E_{ij} = e^{g_{j+1} + \dots + g_i}$ is also a quotient, $e^{g_1 + \dots + g_i}$ over
-#   $e^{g_1 + \dots + g_j}$. So one could scale row i of Q by the numerator, divide row j of K by the denominator, and do without E. But a
-#   decay may erase the past. Two of −400 multiply to $e^{-800}$, which is 0, and dividing by it gives an infinity or NaN.
-#   Differences of running sums, $e^{G_i - G_j}$, fail as well where a decay is −∞: −∞ − (−∞) is NaN.
+# - A loop over tokens is right, but slow. Try the lesson's matrix E, which has shape (H, L, L) here: $E_{ij} = e^{g_{j+1} + \dots + g_i}$,
+#   and 0 for j > i. A loop that only builds E is fine.
+# - Do not divide, and do not subtract running sums $G_i = g_1 + \dots + g_i$. $E_{ij}$ is also the quotient of $e^{G_i}$ and $e^{G_j}$, but
+#   a decay may erase the past: two decays with logarithm −400 make $e^{-800}$, which is 0 in float64, and dividing by it gives an infinity
+#   or NaN. $e^{G_i - G_j}$ fails where a logarithm is −∞: −∞ − (−∞) is NaN.
 # - A chunk may be empty: then return the state unchanged.
 
 
@@ -74,8 +74,7 @@ check("20.chunk")
 # There may be no token (then A = I and B = 0), and a decay may be −∞.
 #
 # The lesson found A by a run from the unit matrix, which left A + B. Here D and Dv differ, so the unit matrix does not have the shape of a
-# state. If you use a loop over tokens for A too, begin it with the unit matrix, and give it values of width D that are all zeros. Then it
-# writes nothing, and the state that leaves is A.
+# state. But a run from the unit matrix with values of width D that are all zeros writes nothing, and leaves A.
 
 # %% grade="20.transition"
 def transition(k, v, decay, beta):
@@ -106,8 +105,9 @@ check("20.transition")
 #
 # - The messages take ⌈log₂ P⌉ **rounds**: on a clock on which a message takes ½ s, the last one arrives after ⌈log₂ P⌉ · ½ s.
 #   So a scan that includes the own rank, followed by one shift, is a round too many. P is any number, not only a power of two.
-# - In each round a rank sends one A and one B at most, and a hidden check counts the bytes. You may always send both. (The lesson's ranks
-#   sometimes send B alone. You need not.)
+# - In each round a rank sends one A and one B at most. You may always send both, although the lesson's ranks sometimes send B alone. A
+#   hidden check counts the bytes.
+# - Ranks near the ends do less: a first rank has nobody to hear from at this distance, and a last rank nobody to send to.
 # - A may be singular: tokens that forget everything have A = 0.
 # - `ring.comm.exchange(send=(x, y), to=rank, receive=(room_x, room_y), source=rank).wait()` sends two tensors and returns the two
 #   that arrive. Leave out `send` and `to`, or `receive` and `source`, to receive only or to send only. `room_x` is

@@ -232,7 +232,7 @@ SAYS = {
     "pairs in a state": (named(scan_view, "recall", [1, 8, 16], {"plain sum": [0.0, 0.4, 1.2], "the best state": [0.0, 0.0, 0.7]}, 8), ("a state of 8 × 8 numbers", "plain sum from 0.00 to 1.20")),
     "kinds of A": (named(scan_view, "kinds", {kind: ["Some model"] for kind in scan_view.KINDS}), ("a full matrix: Some model",)),
     "timeline of a scan": (named(scan_view, "timeline", {"Relay": COMPUTED, "Other": COMPUTED}), ("Relay: 1 rank, ends at 2 s",)),
-    "shares of a layer": (named(scan_view, "shares", {"8 × 131,072 tokens, InfiniBand": {"matrices": 0.023, "itself": 0.002, "scan": 0.0003}}), ("scan 0.30 ms",)),
+    "shares of a layer": (named(scan_view, "shares", {"8 × 131,072 tokens, InfiniBand": {"matrices": 0.023, "outputs": 0.001, "A and B": 0.001, "scan": 0.0003}}), ("scan 0.30 ms",)),
     "chunk masks": (named(serving_view, "chunk_masks", 4), ("chunk 4 sees 7 half squares",)),
     "last chunk": (named(serving_view, "last_chunk", 4), ("queries of chunk 4", "see 3 whole squares and half of their own")),
     "bytes by prefix": (lambda: (serving_view.bytes_by_prefix(*SENT), serving_view.describe_bytes(*SENT)), ("keys: 0.3 to 268.6 MB", "queries: 1.6 to 1.6 MB", "meet at 5,664 tokens")),
