@@ -107,7 +107,7 @@ check("20.transition")
 #   So a scan that includes the own rank, followed by one shift, is a round too many. P is any number, not only a power of two.
 # - In each round a rank sends one A and one B at most. You may always send both, although the lesson's ranks sometimes send B alone. A
 #   hidden check counts the bytes.
-# - Ranks near the ends do less: a first rank has nobody to hear from at this distance, and a last rank nobody to send to.
+# - In each round the first ranks have nobody to hear from, and the last ranks have nobody to send to.
 # - A may be singular: tokens that forget everything have A = 0.
 # - `ring.comm.exchange(send=(x, y), to=rank, receive=(room_x, room_y), source=rank).wait()` sends two tensors and returns the two
 #   that arrive. Leave out `send` and `to`, or `receive` and `source`, to receive only or to send only. `room_x` is
