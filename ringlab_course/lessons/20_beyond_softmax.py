@@ -568,7 +568,7 @@ for chunk in (1, 16, 64, 256):
 # $$A^\top dS + G .$$
 #
 # The first part comes through the state that leaves, S ↦ A S + B. The second part, G, comes through the stretch's own outputs. An output is
-# $o_t = (\ldots)^\top S + \ldots$, linear in the entering state S. Therefore G does not depend on S, and a rank finds G alone.
+# $o_t = S^\top (\ldots) + \ldots$, linear in the entering state S. Therefore G does not depend on S, and a rank finds G alone.
 # So $(A^\top, G)$ is a transition again, and the backward is the same scan in the reverse order.
 #
 # What happens if the reverse scan is wrong? In [one library](https://github.com/fla-org/flash-linear-attention/issues/1115) the reverse
