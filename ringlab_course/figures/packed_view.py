@@ -50,7 +50,7 @@ def strip(
     """Return the row as a strip, with lines of text under it.
 
     lines: a text or a number for each token, by the name of the line. wrong[name]: (S,), of bool, which of them are mistakes.
-    bounds: whether a line shows cu_seqlens at the documents' bounds.
+    bounds: whether a line shows cu_seqlens at the documents' bounds, and the other lines are bold where a document begins.
     """
     lines, wrong = lines or {}, wrong or {}
     with styled():
@@ -69,7 +69,9 @@ def strip(
                     panel.add_rectangle(ax, *box, facecolor="#FBE3D6", edgecolor="none")
                     ax.text(at[token], y, str(text), color=RED, weight="bold", **_SMALL)
                 else:
-                    ax.text(at[token], y, str(text), color=INK, **_SMALL)
+                    first = bounds and token in packing.cu_seqlens
+                    weight = "bold" if first else "normal"
+                    ax.text(at[token], y, str(text), color=INK, weight=weight, **_SMALL)
         ax.set(xlim=(-0.6, max(at) + 0.7), ylim=(1.2 + 0.85 * rows, -0.95), title=title)
         _explain_colours(drawn, packing, letters)
     return drawn
@@ -163,7 +165,7 @@ def _listed(which: np.ndarray) -> str:
 _PAIRS: dict[str, dict[str, Any]] = {
     "seen, rightly": {"facecolor": BLUE, "edgecolor": PAPER},
     "seen by mistake": {"facecolor": RED, "edgecolor": PAPER, "hatch": "///"},
-    "lost": {"facecolor": PAPER, "edgecolor": QUIET, "hatch": "...."},
+    "lost": {"facecolor": PAPER, "edgecolor": INK, "hatch": "oooo"},
 }
 """The looks of a pair that is rightly seen, one that is wrongly seen, and one that is wrongly not seen."""
 
@@ -351,7 +353,7 @@ def weights(
             for x, weight in zip(at, each, strict=True):
                 text = str(Fraction(float(weight)).limit_denominator(1000)) if weight else "0"
                 ax.text(x, weight + 0.04 * highest, text, ha="center", va="bottom", fontsize=8.5)
-            ax.set(xlim=(-0.6, max(at) + 0.7), ylim=(0, 1.2 * highest), xticks=[], yticks=[])
+            ax.set(xlim=(-0.6, max(at) + 0.7), ylim=(0, 1.35 * highest), xticks=[], yticks=[])
             ax.set_title(title, fontsize=10.5)
             ax.grid(visible=False)
             ax.spines["left"].set_visible(False)

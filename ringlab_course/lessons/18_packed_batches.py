@@ -25,7 +25,6 @@ from torch.nn import functional as F
 
 from ringlab import VirtualCluster, striped, zigzag
 from ringlab.nn import IGNORE, Context
-from ringlab.packing import Packing
 from ringlab_course import compare, predict
 from ringlab_course.notebook import spelling
 from ringlab.viz.style import show
@@ -56,7 +55,7 @@ for name, loss in programs.items():
 predict("18.right", "Which program is right?", choices=[*programs])
 
 # %% [markdown]
-# The answer comes in section 9. Until then we make the five mistakes on this row, one at a time. Each gives one of the six losses,
+# The answer comes in section 8. Until then we make the five mistakes on this row, one at a time. Each gives one of the six losses,
 # and so we learn which program made it.
 #
 # ## 1 · Three ways to write a bound
@@ -76,8 +75,8 @@ show(*row.strip(lines, title="The same bounds in three ways", bounds=True))
 # %% [markdown]
 # If no document is empty, each of the three gives the other two.
 #
-# In the picture, every gap is the border of a rank, and every change of colour is the border of a document. The two kinds of borders
-# have nothing to do with each other: `while` lies on two ranks, `finally` on three, and rank 1 holds parts of three documents.
+# In the picture, every gap is the border of a rank, and every change of colour the border of a document. The two kinds of borders
+# have nothing to do with each other: `while` lies on two ranks, `finally` on three, and rank 1 holds tokens of three documents.
 #
 # **What a token sees, its label, its position and its weight must be the same however the row is cut into ranks. Each of the five
 # mistakes forgets the border of a document, or lets the cut change one of these.**
@@ -113,8 +112,8 @@ predict(
 )
 
 # %% [markdown]
-# `row.loss()` runs the decoder on the four ranks, without a mistake (section 9 checks this), and returns its loss. With `sees=mask`
-# it uses our mask instead of the right one. `identify` then looks for the program that reports the same loss.
+# `row.loss()` runs the decoder on the four ranks, without a mistake (section 8 checks this), and returns its loss. With `sees=mask`
+# it uses our mask instead of the right one.
 
 # %%
 opened = {}  # the mistake of each program that we have identified
@@ -134,36 +133,40 @@ change = round(loss_mask - loss_right, 2)
 compare("18.mask", {-1: "lower", 0: "the same, to a hundredth", 1: "higher"}[np.sign(change)])
 
 # %% [markdown]
-# It is higher: the decoder has never seen a word that follows another, and what it sees now misleads it. In [the ring of
-# one library](https://github.com/axolotl-ai-cloud/axolotl/issues/3608), axolotl, this mistake made the first loss 1.83 times that of
-# a single GPU.
+# It is higher: the decoder has never seen a word that follows another, and on average what it sees now misleads it.
 #
-# A wrong mask can be found without a second program. **Change one token, and see which outputs move.** Here the *f* of
+# A wrong mask can be found without a second program. **Change a token, and see which outputs move.** Here the *f* of
 # `finally` becomes an *x*. (`row.logits` returns the decoder's outputs.)
 
 # %%
-changed = spelling.Row(["while", "_", "xinally", "def"], P=4)
-
-
-def moved(mask):
-    """Which tokens' outputs are no longer the same after the change: (16,), of bool."""
+def moved(mask, place):
+    """Which tokens' outputs are no longer the same if the token at `place` becomes an x: (16,)."""
+    changed = spelling.Row(row.words, P=4)
+    changed.tokens[place] = ord("x")
     difference = row.logits(sees=mask) - changed.logits(sees=mask)
     return (difference.abs().amax(dim=-1) > 1e-9).numpy()
 
 
-moves = {name: moved(mask) for name, mask in masks.items()}
-for name, which in moves.items():
-    print(f"{name}: {which.sum()} outputs move")
-
-# %%
+moves = {name: moved(mask, 6) for name, mask in masks.items()}
 lines = {name: ["●" if each else "" for each in which] for name, which in moves.items()}
 wrong = {name: which & (ids != ids[6]) for name, which in moves.items()}
 show(*row.strip(lines, wrong, title="Which outputs move if the f of finally changes"))
 
 # %% [markdown]
 # A dot is an output that moves. A token must move its own output and those after it **in its document**, and no other. Without
-# documents, a letter of `finally` also moves the outputs of `def`.
-#
+# documents, the *f* also moves the outputs of `def`. A letter of `def` would have moved no other document. So change **each
+# token in turn**:
+
+# %%
+def found(mask):
+    """Which token's output moves with which other token: (16, 16)."""
+    return np.stack([moved(mask, place) for place in range(16)], axis=1)
+
+
+for name, mask in masks.items():
+    print(f"{name}: {(found(mask) != right).sum()} pairs are wrong")
+
+# %% [markdown]
 # ## 3 · The mask on the ring
 #
 # On the ring, keys come by in blocks, and each block holds the keys of one rank. For each block, a rank needs only a part of the
@@ -174,19 +177,19 @@ show(*row.strip(lines, wrong, title="Which outputs move if the f of finally chan
 
 # %%
 owned = [row.layout.positions(rank) for rank in range(4)]
-for rank in range(4):
-    seen = [other for other in range(4) if right[np.ix_(owned[rank], owned[other])].any()]
-    print(f"rank {rank} sees keys of ranks", *seen)
+for name, mask in masks.items():
+    needed = [[r for r in range(4) if mask[np.ix_(own, owned[r])].any()] for own in owned]
+    print(f"{name}, {sum(map(len, needed))} of 16 blocks are needed. By rank:", *needed)
 
 # %% [markdown]
-# Rank 2 sees nothing of rank 0's block, and need not compute with it. It passes the block on all the same: all ranks have to
-# make the same number of exchanges, and in another row rank 3 may need it.
+# With documents, rank 2 needs nothing of rank 0's block, and does not compute with it. It passes the block on all the same: rank
+# 0's block reaches rank 3 only through rank 2, and in another row rank 3 may need it.
 #
 # ## 4 · The bounds of a shard
 #
 # Now the mask knows the documents. But each rank's kernel wants cu_seqlens for its own tokens, and cu_seqlens describes the
-# whole row. In a fork of the training library Megatron-LM, another kind of layer (linear attention) computed it like this
-# ([report](https://github.com/ISEEKYAN/Megatron-LM/pull/111)). `cp_size` is the number of ranks:
+# whole row. In a fork of Megatron-LM, a linear-attention layer computed a rank's own bounds [like
+# this](https://github.com/ISEEKYAN/Megatron-LM/pull/111). `cp_size` is the number of ranks:
 #
 # ```python
 # local_cu_seqlens = cu_seqlens // cp_size
@@ -202,14 +205,15 @@ of_a_rank = np.repeat(np.arange(4), np.diff(divided))
 print("documents of a rank's four tokens, by divided bounds:", *of_a_rank)
 
 # %% [markdown]
-# So every rank takes its first token for document 0, the second and the third for document 2, and the last for document 3. Nothing
-# is left for document 1. A query sees the earlier keys with the same number, on whatever rank they lie.
+# So every rank takes its first token for document 0, the second and the third for document 2, and the last for document 3.
+# Suppose the ring now uses these numbers: a query sees every earlier key of the row with its own number, on whichever rank.
 
 # %% tags=["nbval-ignore-output"]
 predict(
     "18.divided",
     "Place 8 holds the n of finally. It is the first token of rank 2. Which keys does it see?",
-    choices=["the f, the i and itself", "itself alone", "the w and e of while, and itself"],
+    choices=["the f, the i and itself", "itself alone", "the l, the i and itself",
+             "the w, the e and itself"],
 )
 
 # %%
@@ -219,36 +223,23 @@ show(*row.pairs(masks, framed=8))
 
 # %%
 seen = np.flatnonzero(by_bounds[8])
-letters = [row.letters[key] for key in seen]
-print("the n at place 8 sees places", *seen, "with the letters", *letters)
-only_itself = len(seen) == 1
-compare("18.divided", "itself alone" if only_itself else "the w and e of while, and itself")
+print("the n at place 8 sees places", *seen)
+compare("18.divided", ", ".join(f"the {row.letters[key]}" for key in seen[:-1]) + " and itself")
 
 # %% [markdown]
 # The *n*, in the frame, sees itself and the first tokens of ranks 0 and 1, because the first token of every rank is taken for
-# document 0. How many pairs does the whole row lose like this?
+# document 0. How many pairs does this spoil in the whole row, and does the test of section 2 find them?
 
 # %%
-print(f"{(right & ~by_bounds).sum()} of {right.sum()} pairs are lost")
+lost, extra = right & ~by_bounds, by_bounds & ~right
+print(f"{lost.sum()} of {right.sum()} pairs are lost, and {extra.sum()} are seen by mistake")
+print("found by changing each token in turn:", (found(by_bounds) != right).sum())
 identify("divided bounds", row.loss(sees=by_bounds))
 
 # %% [markdown]
-# When is the division right? It is right if every rank holds equally many tokens of **every** document. A layout of [lesson
-# 08](08_striped_and_zigzag.ipynb), *two of each*, deals a row in this way: it cuts each document into 2P equal pieces and gives each
-# rank two of them. Equal pieces need lengths that 2P divides, so some libraries pad each document. On four ranks our four documents
-# would have eight tokens each:
-
-# %%
-padded = Packing.of_lengths([8, 8, 8, 8])
-two_of_each = padded.layout("per_document", 4)  # ringlab's name
-for rank in range(4):
-    print(f"documents of rank {rank}'s tokens:", *padded.document_ids[two_of_each.positions(rank)])
-print("by divided bounds:           ", *np.repeat(np.arange(4), np.diff(padded.cu_seqlens // 4)))
-print("tokens:", row.packing.length, "  padded:", padded.length)
-
-# %% [markdown]
-# Here the division is right, but the row is twice as long. The cure is not to divide: **keep the bounds of the whole row, and each
-# token's place in it.** Then each rank looks up its tokens' documents, in any layout and without padding:
+# The cure is not to divide. **Keep the bounds of the whole row, and each token's place in it.** Then a rank looks up its tokens'
+# documents, in any layout. `searchsorted` with `side="right"` counts the bounds up to a place, an equal one included. The bound 0
+# is always among them, so we subtract 1. An empty document repeats a bound, and no place falls into it.
 
 # %%
 for rank in range(4):
@@ -256,6 +247,9 @@ for rank in range(4):
     print(f"rank {rank}: places", *owned[rank], "  documents", *documents)
 
 # %% [markdown]
+# The division is right only if every document is spread over the ranks in equal parts. *Two of each*, a layout of [lesson
+# 08](08_striped_and_zigzag.ipynb), does this if 2P divides each length.
+#
 # ## 5 · Labels
 #
 # The label of a token is the next token **of its document**. The last token of a document has no label. It gets −100 instead,
@@ -273,10 +267,9 @@ print("tokens:", *row.letters)
 print("labels:", *(chr(each) if each != IGNORE else "·" for each in labels), "  (a dot is −100)")
 
 # %% [markdown]
-# One of our programs knows the documents, but **cuts first**: every rank shifts only the tokens that it holds. (In verl, a library
-# for reinforcement learning, each rank [rolled its shard](https://github.com/verl-project/verl/pull/6268), so its last token did not
-# lose its label, but got the shard's first token.) To do the same, we use `row.on_each_rank`. It calls a function with the places
-# of each rank's tokens, and puts the results in the order of the row.
+# One of our programs knows the documents, but **cuts first**: every rank shifts only the tokens that it holds.
+# `row.on_each_rank` does this: it calls a function with the places of each rank's tokens, and puts the results in the order of the
+# row.
 #
 # The next picture has an arrow from each token to its label. For the arrows we shift places instead of letters.
 
@@ -288,13 +281,13 @@ show(*row.arrows({"Shifted in the whole row, then cut: right": whole,
 
 # %% [markdown]
 # If the row is cut first, the last token of a rank finds no next one, because that lies on the next rank. A label is lost wherever
-# the border of a rank falls inside a word, here three times. (`row.token_losses()` returns −log p of each label.)
+# the border of a rank falls inside a word, here three times. How hard were these three? `row.token_losses()` returns −log p of
+# each token's label.
 
 # %%
 cut_labels = row.on_each_rank(lambda own: shift(row.tokens[own], ids[own]))
 identify("labels cut first", row.loss(labels=cut_labels))
-lost = (labels != IGNORE) & (cut_labels == IGNORE)
-mean_of_lost = row.token_losses()[lost].mean()
+mean_of_lost = row.token_losses()[(labels != IGNORE) & (cut_labels == IGNORE)].mean()
 print(f"mean of the lost labels' losses {mean_of_lost:.2f}, of all {loss_right:.2f}")
 
 # %% [markdown]
@@ -325,9 +318,12 @@ compare("18.labels", int(((cut_striped == whole) & (whole != IGNORE)).sum()))
 # The cure: **shift in the whole row, within documents, and let the labels travel with their tokens.** The same holds for loss
 # weights and for everything else that belongs to a token.
 #
+# In verl, a library for reinforcement learning, each rank [rolled its shard](https://github.com/verl-project/verl/pull/6268). A
+# roll wraps around, so the last token of each shard got the shard's first token as its label, instead of none.
+#
 # ## 6 · Positions
 #
-# Rotary embedding turns each query and each key by an angle proportional to a number of its token. Which number? Three are at
+# Plain rotary embedding turns each query and each key by an angle proportional to a number of its token. Which number? Three are at
 # hand: the position in the document, the place in the row, and the token's index in its rank's shard. The right one is the
 # position: then the decoder treats a word in the row exactly like the word alone.
 
@@ -348,8 +344,8 @@ compare("18.positions", "not at all, but for rounding" if change < 1e-9 else "a 
 # Not at all. A product of two turned vectors depends only on the *difference* of their numbers. Within a document, position and
 # place differ by a constant, and in the difference between a query and a key this constant drops out.
 #
-# So only the step from each token to the next one of its word matters. It has to be 1. The next picture shades a number that is not
-# one more than the number before it in the same word.
+# So only the step from each token to the next one of its word matters, because every difference in a word is a sum of such steps.
+# The step has to be 1. The next picture shades a number that is not one more than the number before it in the same word.
 
 # %%
 index = row.on_each_rank(lambda own: np.arange(len(own)))
@@ -384,14 +380,13 @@ identify("index as position", row.loss(positions=index))
 # %%
 has_label = labels != IGNORE
 of_ranks = row.on_each_rank(lambda own: has_label[own] / has_label[own].sum()) / 4
-print("tokens of each rank:", *(len(own) for own in owned))
 print("labels of each rank:", *(has_label[own].sum() for own in owned))
 identify("mean of the ranks' means", row.loss(weights=of_ranks))
 
 # %% [markdown]
-# No. On a rank with n labels each weighs 1/n in the rank's mean, and 1/(4n) in the end. So n must be the same on all
-# ranks. All hold four tokens here, but the last token of a word has no label, and ranks 1 and 3 have only two labels. Each of
-# these weighs as much as two labels of another rank:
+# No. On a rank with n labels, each label weighs 1/n in the rank's mean, and 1/(4n) after the mean over four ranks. So n must be
+# the same on all ranks. But the last token of a word has no label, and ranks 1 and 3 have only two labels. Each of these weighs as
+# much as two labels of another rank:
 
 # %%
 means = {"The mean over all labels: right": has_label / has_label.sum(),
@@ -399,38 +394,11 @@ means = {"The mean over all labels: right": has_label / has_label.sum(),
 show(*row.bars(means))
 
 # %% [markdown]
-# **A weight must never change because a rank ends.** So count the labels over all ranks, once, before anybody divides. In verl
-# the count [left out the ranks of the ring](https://github.com/verl-project/verl/issues/5983). All P ranks' losses were added, but
-# divided by one rank's count, so the loss was about P times too large.
+# **A weight must never change because a rank ends.** So count the labels over all ranks, once, before anybody divides. In verl a
+# rank's count [was its own alone](https://github.com/verl-project/verl/issues/5983), although all P losses were added. The loss was
+# about P times too large.
 #
-# ## 8 · A choice: an equal share for each document
-#
-# A weight *may* change where a document ends: in some losses of reinforcement learning a long answer is to have no more say than a
-# short one. They take the mean of each document, then the mean of these. So each rank has to know how many labels a document has.
-# But `finally` lies on three ranks, and each counts only its own part:
-
-# %%
-counts = [np.bincount(ids[own][has_label[own]], minlength=4) for own in owned]
-for rank in range(4):
-    print(f"labels of each document on rank {rank}:", *counts[rank])
-print("sum over all ranks:               ", *sum(counts))
-
-# %% [markdown]
-# One all-reduce of these four numbers is enough. After it every rank knows the weight of all its tokens. The document `_` has no
-# label. So it has no mean, and the outer mean is over three documents.
-
-# %%
-in_document = np.maximum(sum(counts), 1)[ids]  # at least 1, so that nobody divides by 0
-of_documents = has_label / in_document / np.count_nonzero(sum(counts))
-means = {"The mean of documents' means: weights change where documents end": of_documents}
-show(*row.bars(means))
-print(f"loss {row.loss(weights=of_documents):.3f}")
-
-# %% [markdown]
-# This number is right, and yet it is lower than those of all six programs: `finally`, with its hard letters, now counts no more
-# than `def`.
-#
-# ## 9 · The six programs, opened
+# ## 8 · The six programs, opened
 #
 # Each of the five mistakes was made by one program. One program is left:
 
@@ -441,6 +409,8 @@ for name, loss in programs.items():
 compare("18.right", left)
 
 # %% [markdown]
+# If you chose B because its loss is the lowest, you chose the program that lost its hard labels.
+#
 # Is D really right? That it is left over is no proof. The reference is **every document alone, in one process, without a row and
 # without a ring**, since then there is no border that could be forgotten.
 
@@ -459,15 +429,16 @@ def each_alone(words, model):
 
 
 alone = each_alone(row.words, decoder).item()
-print(f"each word alone: {alone:.3f}, equal to program D:", abs(alone - programs["D"]) < 1e-12)
+equal = np.allclose([programs["D"], loss_right], alone, rtol=0, atol=1e-12)
+print(f"each word alone: {alone:.3f}, equal to program D and to row.loss(): {equal}")
 
 # %% [markdown]
 # Where does each wrong number come from? Under each letter stands the loss of its prediction of the next letter, or a dot if it
 # has no label.
 
 # %%
-shown = {"D: no mistake": {}, "C: no documents": {"sees": without_documents},
-         "E: divided bounds": {"sees": by_bounds}, "B: labels cut first": {"labels": cut_labels},
+shown = {"D: no mistake": {}, "B: labels cut first": {"labels": cut_labels},
+         "C: no documents": {"sees": without_documents}, "E: divided bounds": {"sees": by_bounds},
          "F: index": {"positions": index}}
 lines = {name: row.shown_losses(**given) for name, given in shown.items()}
 wrong = {name: np.array(each) != lines["D: no mistake"] for name, each in lines.items()}
@@ -475,15 +446,13 @@ title = "The loss when this letter predicts the next, shaded unless as in D"
 show(*row.strip(lines, wrong, title=title))
 
 # %% [markdown]
-# - **C and E**, the wrong masks, change losses all over a word, not only at a border. C spares `while`, because nothing stands
-#   before it.
-# - **B and F** go wrong where the border of a rank falls inside a word. B loses the label of the last letter before it. F turns the
-#   letters after it wrongly, but *e* and *y* have no label, so the damage shows at *n a l l* alone. Three losses rise there and one
-#   falls, and the mean stays close to that of D.
-# - **A** is not in the picture, because its letters have the losses of D, and only their weights are wrong. It reports 0.003 more
-#   than D, and nobody would look twice.
+# - **A** is not in the picture: its letters have the losses of D, and only their weights are wrong. It reports 0.003 more than D.
+# - **B** loses the label of the last letter before the border, where the border of a rank falls inside a word.
+# - **C and E**, the wrong masks, change losses all over a word. Some even fall. C spares `while`, because nothing stands before it.
+# - **F** turns the letters after the border wrongly. The damage shows at *n a l l* alone, because *e* and *y* have no label. Three
+#   losses rise there. One falls, and so the mean stays close to that of D.
 #
-# ## 10 · A row on which none of the five hides
+# ## 9 · A row that exposes all five
 #
 # Would a test have found the five? Here is a natural one: four documents of four tokens, one on each rank, compared with each
 # document alone.
@@ -515,15 +484,17 @@ compare("18.tests", len(passes["one on each rank"]))
 # - Ranks hold different numbers of labels (A).
 #
 # Two of the reported bugs hid like this. The test that cleared the division in the fork of Megatron-LM used single documents,
-# [says the report](https://github.com/ISEEKYAN/Megatron-LM/pull/111). With a single document, axolotl's ring has [bitwise the right
-# loss](https://github.com/axolotl-ai-cloud/axolotl/pull/3867).
+# [says the report](https://github.com/ISEEKYAN/Megatron-LM/pull/111). The ring of axolotl, a training library, ignored documents.
+# The first loss of a packed run was [1.83 times](https://github.com/axolotl-ai-cloud/axolotl/issues/3608) that of one GPU, and with a
+# single document it is [bitwise right](https://github.com/axolotl-ai-cloud/axolotl/pull/3867).
 #
 # **Take a row like this lesson's for your own test**, and compare loss *and* gradient with each document alone. A program may have
 # the right loss and still combine the ranks' gradients wrongly, as in [lesson 14](14_training.ipynb).
 #
-# ## 11 · ringlab takes the test
+# ## 10 · ringlab takes the test
 #
-# This program uses ringlab. Its comments say which lines avoid which mistakes.
+# This program uses ringlab. `row.packing.mask()` is the right mask of section 2, and a `Context` gives the decoder its ring, layout,
+# mask and positions. Comments say which lines avoid which mistakes.
 
 # %%
 def step(ring, layout):
@@ -552,19 +523,47 @@ for layout in (row.layout, striped(16, 4), zigzag(16, 4)):
     shares, gradients = zip(*VirtualCluster(4).run(step, layout).results, strict=True)
     same = abs(sum(shares) - alone) < 1e-12
     close = torch.allclose(gradients[0], reference.embedding.weight.grad, atol=1e-12)
-    print(f"{layout.name:10} as each document alone: loss {same}, gradient {close}")
+    print(f"{layout.name:10} as each word alone: loss {same}, gradient of the embedding {close}")
 
 # %% [markdown]
+# ## 11 · A choice: an equal share for each document
+#
+# No weight may change because a rank ends. One *may* change where a document ends: in some losses of reinforcement learning a long
+# answer is to have no more say than a short one. Such a loss takes the mean of each document, then the mean of these. So each rank
+# has to know how many labels a document has.
+# But `finally` lies on three ranks, and each counts only its own part:
+
+# %%
+counts = [np.bincount(ids[own][has_label[own]], minlength=4) for own in owned]
+for rank in range(4):
+    print(f"labels of each document on rank {rank}:", *counts[rank])
+print("sum over all ranks:               ", *sum(counts))
+
+# %% [markdown]
+# One all-reduce of these four numbers is enough. After it every rank knows the weight of all its tokens. The document `_` has no
+# label. So it has no mean, and the outer mean is over three documents.
+
+# %%
+in_document = np.maximum(sum(counts), 1)[ids]  # at least 1, so that nobody divides by 0
+of_documents = has_label / in_document / np.count_nonzero(sum(counts))
+means = {"The mean of documents' means: weights change where documents end": of_documents}
+show(*row.bars(means))
+print(f"loss {row.loss(weights=of_documents):.3f}")
+
+# %% [markdown]
+# This number is right, and yet it is lower than those of all six programs: `finally`, with its hard letters, now counts no more
+# than `def`.
+#
 # ## Recap
 #
-# - The borders of ranks and those of documents have nothing to do with each other. Make bounds, labels and positions in the whole
-#   row, within documents, and cut afterwards.
-# - cu_seqlens, position ids and document ids say the same thing, of the *whole row*. Divided by P, cu_seqlens is right only if each
-#   rank holds equally many tokens of every document. A mask by places in the row and the row's bounds is always right.
-# - Rotary embedding knows differences only: places in the row do no harm, indices in a shard do.
+# - The borders of ranks and those of documents have nothing to do with each other. Make labels and positions in the whole row,
+#   within documents, and cut them afterwards. Keep the bounds whole.
+# - cu_seqlens, position ids and document ids say the same thing, of the *whole row*. Divided by P, cu_seqlens is right only if
+#   every document is spread over the ranks in equal parts.
+# - Plain rotary embedding knows differences only: places in the row do no harm, indices in a shard do.
 # - Count labels over all ranks before anybody divides. Whether each label or each document has the same weight is a choice.
 # - A loss does not show whether it is right, and a low one may have lost its hard labels. Compare with each document alone, on a
-#   row like this lesson's. To find a wrong mask, change one token and see which outputs move.
+#   row like this lesson's. To find a wrong mask, change each token in turn and see which outputs move.
 #
 # ## Self-check
 #
@@ -574,8 +573,7 @@ for layout in (row.layout, striped(16, 4), zigzag(16, 4)):
 # <details><summary>2. Why did cutting first lose three labels with contiguous shards, and spoil all twelve with striped ones?</summary>A
 # label is lost or replaced wherever the next token of the word is on another rank. In a striped shard it always is.</details>
 #
-# <details><summary>3. Position ids count through the whole row. When does it matter?</summary>Not for rotary embedding, which knows differences
-# only. It does for learned positions, and for rotary embeddings whose scale follows from the largest position.</details>
+# <details><summary>3. Position ids count through the whole row. When does it matter?</summary>Not for plain rotary embedding. It does
+# for learned positions, and for rotary embeddings whose scale follows from the largest position.</details>
 #
-# Now [exercise 18](../exercises/18_packed_batches.ipynb): bounds, shards, the ring, and the weights of the loss. (Lesson 15 comes
-# next: a lesson's number is a name, and does not give the order.)
+# Now [exercise 18](../exercises/18_packed_batches.ipynb): bounds, shards, the ring, and the weights of the loss.

@@ -10,7 +10,7 @@
 # | 18.bounds | `bounds_of` | cu_seqlens and documents from position ids; documents of one token |
 # | 18.shard | `shard_packed` | tokens, labels and positions of a shard, in any layout |
 # | 18.ring | `packed_ring` | values in any layout, exactly P − 1 exchanges, and no work on blocks of which this rank sees nothing |
-# | 18.weights | `token_weights` | a loss in which each document counts once, on whatever ranks it lies |
+# | 18.weights | `token_weights` | a loss in which each document has the same say, on whatever ranks it lies |
 #
 # `check` runs the visible checks here, in seconds. Some checks stay hidden until you are graded.
 #
@@ -102,13 +102,14 @@ check("18.shard")
 #   with L = 0.
 #
 # **Attention.** `attend` is given. Call it as `ring.compute(label, attend, q, k, v, visible)`, where `label` is any text. Call it
-# once for each block of which your rank sees a key, and not at all for the others: a check counts the calls. It returns a
-# `Partial` with the block's `out` and `lse`. `merge(a, b)` merges two of them. Begin with `Partial.identity(q)`, which adds nothing.
+# once for each block of which your rank sees a key, and not at all for the others: a check looks for more or fewer calls. A rank
+# without tokens never calls it. It returns a `Partial` with the block's `out` and `lse`. `merge(a, b)` merges two of them. Begin
+# with `Partial.identity(q)`, which adds nothing.
 #
-# **The ring.** `ring.rank` is this rank r, `ring.world_size` is P. Make exactly P − 1 exchanges with the next rank, K and V
-# together. Pass on a block even if you see nothing of it, because another rank may. `ring.shift(k, v, length=n)` sends k and v on,
-# and returns (k, v) of the block that arrives. That block has n tokens; take n from `places`. After h exchanges you hold the block
-# of rank (r − h) mod P.
+# **The ring.** `ring.rank` is this rank r, `ring.world_size` is P. Your own block is the first, before any exchange. Make exactly
+# P − 1 exchanges with the next rank, each with keys and values together. `ring.shift(k, v, length=n)` sends k and v on, and returns
+# (k, v) of the block that arrives. `length` is the number of tokens of the block that *arrives*; take it from `places`. After h
+# exchanges you hold the block of rank (r − h) mod P. Pass on a block even if you see nothing of it, because another rank may.
 
 
 # %% grade="18.ring"
@@ -152,19 +153,18 @@ check("18.ring")
 # %% [markdown]
 # ## 18.weights · Weights of the loss
 #
-# In a mean over tokens, a long document has more say than a short one. Here each document has the same say: the loss is the mean of
-# the documents' means, and a document's mean is over those of its tokens that count. A document of which no token counts is left
-# out.
+# In a mean over tokens, a long document has more say than a short one. Here all documents with a label have the same say: the loss is
+# the mean of their means, and a document's mean is over its tokens with a label. A document without a label is left out.
 #
-# - `counted` (L,), bool, says which of this rank's tokens count.
-# - `documents` (L,), int64, says to which of the `n` documents each of this rank's tokens belongs, counted or not.
+# - `counted` (L,), bool, says which of this rank's tokens count, that is, have a label.
+# - `documents` (L,), int64, says to which of the `n` documents each of this rank's tokens belongs, with a label or without.
 #
 # Return the `weights` (L,), float32 or float64, of this rank's tokens. The loss is the sum of weight · (loss of the token) over
-# all tokens of all ranks. A token that does not count has the weight 0. At least one token of the row counts.
+# all tokens of all ranks. A token without a label has the weight 0. At least one token of the row has a label.
 #
-# A document may lie on several ranks, in unequal parts. A rank may hold no token that counts, or no token at all.
+# A document may lie on several ranks, in unequal parts. A rank may hold no token with a label, or no token at all.
 # `ring.all_reduce(x)` returns the sum of all ranks' x, and leaves x as it is. Call it exactly **once** on every rank, even on one
-# without tokens. One call is enough for any number of documents, and a hidden check counts the calls.
+# without tokens. One call is enough for any number of documents, and a hidden check looks for a second one.
 
 
 # %% grade="18.weights"
@@ -189,7 +189,8 @@ check("18.weights")
 #
 # When all stages pass, run `on_real_text()` in a new cell. It cuts the beginning of the course's corpus into seven documents of
 # uneven lengths, in one row. Your ring then runs on 4 virtual ranks and on 4 processes, and its output is compared with float64
-# attention, document by document. Both lines should say `relative error below 1e-5: True` and `sum of all weights 1.0`.
+# attention, document by document. Both lines should say `relative error below 1e-5: True` and `sum of all weights 1.0`. The first
+# document has a single token, and so no label. Why is the sum not 6/7?
 
 
 # %%
