@@ -165,7 +165,7 @@ def _listed(which: np.ndarray) -> str:
 _PAIRS: dict[str, dict[str, Any]] = {
     "seen, rightly": {"facecolor": BLUE, "edgecolor": PAPER},
     "seen by mistake": {"facecolor": RED, "edgecolor": PAPER, "hatch": "///"},
-    "lost": {"facecolor": PAPER, "edgecolor": INK, "hatch": "oooo"},
+    "lost": {"facecolor": "#B8C0C9", "edgecolor": INK},
 }
 """The looks of a pair that is rightly seen, one that is wrongly seen, and one that is wrongly not seen."""
 

@@ -159,7 +159,7 @@ show(*row.strip(lines, wrong, title="Which outputs move if the f of finally chan
 
 # %%
 def found(mask):
-    """Which token's output moves with which other token: (16, 16)."""
+    """Which output moves (row) with which token (column): (16, 16)."""
     return np.stack([moved(mask, place) for place in range(16)], axis=1)
 
 
@@ -228,7 +228,7 @@ compare("18.divided", ", ".join(f"the {row.letters[key]}" for key in seen[:-1]) 
 
 # %% [markdown]
 # The *n*, in the frame, sees itself and the first tokens of ranks 0 and 1, because the first token of every rank is taken for
-# document 0. How many pairs does this spoil in the whole row, and does the test of section 2 find them?
+# document 0. Does the test of section 2 find all such pairs?
 
 # %%
 lost, extra = right & ~by_bounds, by_bounds & ~right
@@ -267,9 +267,8 @@ print("tokens:", *row.letters)
 print("labels:", *(chr(each) if each != IGNORE else "·" for each in labels), "  (a dot is −100)")
 
 # %% [markdown]
-# One of our programs knows the documents, but **cuts first**: every rank shifts only the tokens that it holds.
-# `row.on_each_rank` does this: it calls a function with the places of each rank's tokens, and puts the results in the order of the
-# row.
+# One of our programs knows the documents, but **cuts first**: every rank shifts only its own tokens. `row.on_each_rank` does this:
+# it calls a function with the places of each rank's tokens, and puts the results in the order of the row.
 #
 # The next picture has an arrow from each token to its label. For the arrows we shift places instead of letters.
 
@@ -484,7 +483,7 @@ compare("18.tests", len(passes["one on each rank"]))
 # - Ranks hold different numbers of labels (A).
 #
 # Two of the reported bugs hid like this. The test that cleared the division in the fork of Megatron-LM used single documents,
-# [says the report](https://github.com/ISEEKYAN/Megatron-LM/pull/111). The ring of axolotl, a training library, ignored documents.
+# [says the report](https://github.com/ISEEKYAN/Megatron-LM/pull/111). The ring of axolotl ignored documents.
 # The first loss of a packed run was [1.83 times](https://github.com/axolotl-ai-cloud/axolotl/issues/3608) that of one GPU, and with a
 # single document it is [bitwise right](https://github.com/axolotl-ai-cloud/axolotl/pull/3867).
 #
@@ -493,8 +492,8 @@ compare("18.tests", len(passes["one on each rank"]))
 #
 # ## 10 · ringlab takes the test
 #
-# This program uses ringlab. `row.packing.mask()` is the right mask of section 2, and a `Context` gives the decoder its ring, layout,
-# mask and positions. Comments say which lines avoid which mistakes.
+# In this program, `row.packing.mask()` is the right mask of section 2, and a `Context` gives the decoder its ring, layout, mask and
+# positions. Comments say which lines avoid which mistakes.
 
 # %%
 def step(ring, layout):
@@ -530,8 +529,7 @@ for layout in (row.layout, striped(16, 4), zigzag(16, 4)):
 #
 # No weight may change because a rank ends. One *may* change where a document ends: in some losses of reinforcement learning a long
 # answer is to have no more say than a short one. Such a loss takes the mean of each document, then the mean of these. So each rank
-# has to know how many labels a document has.
-# But `finally` lies on three ranks, and each counts only its own part:
+# has to know how many labels a document has. But `finally` lies on three ranks, and each counts only its own part:
 
 # %%
 counts = [np.bincount(ids[own][has_label[own]], minlength=4) for own in owned]
@@ -556,8 +554,8 @@ print(f"loss {row.loss(weights=of_documents):.3f}")
 #
 # ## Recap
 #
-# - The borders of ranks and those of documents have nothing to do with each other. Make labels and positions in the whole row,
-#   within documents, and cut them afterwards. Keep the bounds whole.
+# - The borders of ranks are not those of documents. Make labels and positions in the whole row, within documents, and cut them
+#   afterwards. Keep the bounds whole.
 # - cu_seqlens, position ids and document ids say the same thing, of the *whole row*. Divided by P, cu_seqlens is right only if
 #   every document is spread over the ranks in equal parts.
 # - Plain rotary embedding knows differences only: places in the row do no harm, indices in a shard do.

@@ -103,13 +103,13 @@ check("18.shard")
 #
 # **Attention.** `attend` is given. Call it as `ring.compute(label, attend, q, k, v, visible)`, where `label` is any text. Call it
 # once for each block of which your rank sees a key, and not at all for the others: a check looks for more or fewer calls. A rank
-# without tokens never calls it. It returns a `Partial` with the block's `out` and `lse`. `merge(a, b)` merges two of them. Begin
+# without tokens never calls it. `attend` returns a `Partial` with the block's `out` and `lse`. `merge(a, b)` merges two of them. Begin
 # with `Partial.identity(q)`, which adds nothing.
 #
 # **The ring.** `ring.rank` is this rank r, `ring.world_size` is P. Your own block is the first, before any exchange. Make exactly
 # P − 1 exchanges with the next rank, each with keys and values together. `ring.shift(k, v, length=n)` sends k and v on, and returns
-# (k, v) of the block that arrives. `length` is the number of tokens of the block that *arrives*; take it from `places`. After h
-# exchanges you hold the block of rank (r − h) mod P. Pass on a block even if you see nothing of it, because another rank may.
+# (k, v) of the block that arrives. `length` is the length of the block that *arrives*; take it from `places`. After h exchanges you
+# hold the block of rank (r − h) mod P. Pass on a block even if you see nothing of it, because another rank may.
 
 
 # %% grade="18.ring"
