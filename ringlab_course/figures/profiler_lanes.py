@@ -25,26 +25,27 @@ if TYPE_CHECKING:
 LOOKS: dict[str, dict[str, Any]] = {
     "compute": {"facecolor": SKY, "edgecolor": "none"},
     "copy": {"facecolor": ORANGE, "edgecolor": "none"},
-    "exposed": {"facecolor": PAPER, "edgecolor": RED, "hatch": "/////", "linewidth": 0.6},
-    "thin": {"facecolor": RED, "edgecolor": "none"},
+    "exposed": {"facecolor": RED, "edgecolor": PAPER, "hatch": "/////", "linewidth": 0},
     "neither": {"facecolor": INK, "edgecolor": "none"},
 }
 WORDS = {
     "compute": "computes",
     "copy": "copies while it computes: hidden",
     "exposed": "copies and computes nothing: exposed",
-    "thin": "exposed, but only for a moment",
     "neither": "neither computes nor copies",
 }
 BOTH: dict[str, Any] = {"facecolor": "none", "edgecolor": INK, "linewidth": 1.6}
 """The look of the time in which a message can have travelled."""
+BLOCK_LOOK: dict[str, Any] = {"facecolor": SKY, "edgecolor": INK, "linewidth": 0.6}
 EDGE: dict[str, Any] = {"edgecolor": PAPER, "linewidth": 1.2}
 """The edge between the bars of a run with numbered computations, so that its steps can be told apart."""
 ROWS = {"compute": (0.08, 0.40), "copy": (0.52, 0.40), "both": (0.08, 0.84)}
 """(top, height) of a rank's two lanes, and of both together, in a row of height 1."""
 EVERYBODY = "all ranks"
-THIN = 300
-"""The share of the picture's width, as one over this number, below which an interval is too thin for hatching."""
+SEEN = 150
+"""Time in neither lane is drawn if it lasts at least the picture's time over this number."""
+BLOCK = 20
+"""A computation of a profile counts as a block if it lasts at least the picture's time over this number."""
 Runs = Mapping[str, Sequence[Span]]
 """Spans by the name of the run."""
 Blame = Mapping[str, Sequence[int]]
@@ -77,7 +78,7 @@ def figure(runs: Runs, rank: int | None = None, blame: Blame | None = None) -> F
             _draw(ax, spans, shown[name], end, name, of_run=blame is not None)
             _mark(ax, shown[name], (blame or {}).get(name, ()))
         axes[-1].set_xlabel(f"time since all ranks were ready ({time_unit(end)[1]})")
-        _legend(drawn, numbered=any(map(_numbered, runs.values())))
+        _legend(drawn, "step" if any(map(_numbered, runs.values())) else "block", end)
     return drawn
 
 
@@ -137,14 +138,12 @@ def _draw(
             each = [(s.start, s.end) for s in spans if (s.rank, s.lane) == (rank, which)]
             bars, edge = (each, EDGE) if apart else (lane(spans, rank, which), {})
             _bars(ax, bars, which, which, place, scale, **edge)
-        if apart:
-            _number(ax, [s for s in spans if (s.rank, s.lane) == (rank, "compute")], place, scale, end)
+        _number(ax, [s for s in spans if (s.rank, s.lane) == (rank, "compute")], place, scale, end)
         found = overlap(spans, rank)
-        bare = _joined(exposed(spans, rank), end / THIN)
-        _bars(ax, [each for each in bare if not _thin(each, end)], "exposed", "copy", place, scale)
-        _bars(ax, [each for each in bare if _thin(each, end)], "thin", "copy", place, scale)
+        _bars(ax, exposed(spans, rank), "exposed", "copy", place, scale)
         idle = neither(spans, rank)
-        _bars(ax, idle, "neither", "both", place, scale)
+        seen = [(begin, until) for begin, until in idle if until - begin >= end / SEEN]
+        _bars(ax, seen, "neither", "both", place, scale)
         idle_s = sum(until - begin for begin, until in idle)
         share = f"exposed for\n{found.exposed_s / duration(spans):.0%} of the run"
         ax.text(
@@ -179,21 +178,6 @@ def neither(spans: Sequence[Span], rank: int) -> list[Interval]:
     return without([(0.0, max(end for _, end in own))], own)
 
 
-def _thin(interval: Interval, end: float) -> bool:
-    return interval[1] - interval[0] <= end / THIN
-
-
-def _joined(intervals: Sequence[Interval], gap: float) -> list[Interval]:
-    """Return the intervals with gaps below `gap` closed, so that no edge is drawn inside a bar."""
-    found: list[Interval] = []
-    for start, stop in intervals:
-        if found and start - found[-1][1] < gap:
-            found[-1] = found[-1][0], stop
-        else:
-            found.append((start, stop))
-    return found
-
-
 def _mark(ax: Axes, ranks: Sequence[int], guilty: Sequence[int]) -> None:
     """Shade the row of a rank at fault, or draw a line between the rows of a link at fault."""
     said: dict[str, Any] = {"ha": "right", "va": "center", "fontsize": 9, "fontweight": "bold", "color": RED}
@@ -204,13 +188,13 @@ def _mark(ax: Axes, ranks: Sequence[int], guilty: Sequence[int]) -> None:
         ax.text(0.99, places[0] + 0.72, "the slow rank", **at, **said)
     elif len(places) == 2:
         ax.axhline(max(places), color=RED, linewidth=3, zorder=0)
-        ax.text(0.99, max(places) - 0.16, "the slow link", **at, **said)
+        ax.text(0.99, max(places) - 0.16, "the slow link ↓", **at, **said)
 
 
-def bounds(links: Mapping[str, Ends]) -> Figure:
+def bounds(links: Mapping[str, Ends], block_s: float) -> Figure:
     """Return a panel for each link: its messages' two bars, and the time from the later post to the earlier done.
 
-    The first of the shortest times is named.
+    The shortest times of a link are bold. block_s: the seconds of a block, which each frame is compared with.
     """
     end = max(each.done for ends in links.values() for pair in ends for each in pair)
     scale, unit = time_unit(end)
@@ -219,9 +203,9 @@ def bounds(links: Mapping[str, Ends]) -> Figure:
         ratios = [len(ends) for ends in links.values()]
         axes = drawn.subplots(len(links), 1, sharex=True, squeeze=False, height_ratios=ratios)[:, 0]
         for ax, (name, ends) in zip(axes, links.items(), strict=True):
-            _draw_bounds(ax, ends, scale, unit)
+            _draw_bounds(ax, ends, block_s, scale, unit)
             ax.set_title(name, fontsize=10.5, fontweight="normal")
-            ax.set_xlim(0, 1.18 * end / scale)
+            ax.set_xlim(0, 1.28 * end / scale)
         drawn.suptitle(
             "A message takes at most as long as its frame: from the later post to the earlier done",
             fontsize=11,
@@ -230,12 +214,13 @@ def bounds(links: Mapping[str, Ends]) -> Figure:
         axes[-1].set_xlabel(f"time since all ranks were ready ({unit})")
         looks = {
             "from a rank's post to its done": LOOKS["copy"],
-            "both have posted, and neither is done: the message travels in here": BOTH,
+            "both have posted, neither is done": BOTH,
+            f"a block: {in_unit(block_s, scale)} {unit}": BLOCK_LOOK,
         }
         drawn.legend(
             handles=[panel.patch(label=label, **look) for label, look in looks.items()],
             loc="outside lower center",
-            ncols=2,
+            ncols=3,
             fontsize=8.5,
         )
     return drawn
@@ -246,21 +231,23 @@ def bound_s(pair: tuple[Exchange, Exchange]) -> float:
     return min(each.done for each in pair) - max(each.posted for each in pair)
 
 
-def _draw_bounds(ax: Axes, ends: Ends, scale: float, unit: str) -> None:
+def _draw_bounds(ax: Axes, ends: Ends, block_s: float, scale: float, unit: str) -> None:
     times = list(map(bound_s, ends))
     ticks, names = [], []
     for number, pair in enumerate(ends):
         begin, stop = max(each.posted for each in pair), min(each.done for each in pair)
         box: dict[str, Any] = {**BOTH, "zorder": 2}
-        ax.broken_barh([(begin / scale, (stop - begin) / scale)], (number + 0.05, 0.9), **box)
+        ax.broken_barh([(begin / scale, (stop - begin) / scale)], (number + 0.03, 0.82), **box)
+        ax.broken_barh([(begin / scale, block_s / scale)], (number + 0.88, 0.08), **BLOCK_LOOK)
         for place, each in enumerate(pair):
             bar = [(each.posted / scale, (each.done - each.posted) / scale)]
-            top = number + 0.14 + 0.4 * place
-            ax.broken_barh(bar, (top, 0.32), zorder=1, **LOOKS["copy"])
-            ticks.append(top + 0.16)
+            top = number + 0.10 + 0.36 * place
+            ax.broken_barh(bar, (top, 0.30), zorder=1, **LOOKS["copy"])
+            ticks.append(top + 0.15)
             names.append(f"hop {number + 1}   rank {each.rank}" if place == 0 else f"rank {each.rank}")
-        shortest = number == int(np.argmin(np.round(times, 9)))
-        words = f"{in_unit(stop - begin, scale)} {unit}" + (", the shortest" if shortest else "")
+        shortest = bool(np.isclose(times[number], min(times)))
+        best = ", the shortest" if shortest and not np.allclose(times, min(times)) else ""
+        words = f"{in_unit(stop - begin, scale)} {unit}{best}"
         right = max(each.done for each in pair) / scale
         weight = "bold" if shortest else "normal"
         ax.annotate(
@@ -300,12 +287,16 @@ def _numbered(spans: Sequence[Span]) -> bool:
 
 
 def _number(ax: Axes, computations: Sequence[Span], place: int, scale: float, end: float) -> None:
-    """Write the step number into each bar that has room for it."""
+    """Write its step into each bar that has room for it, or number the blocks of a profile from 1."""
+    if _numbered(computations):
+        told = [(span, _step(span)) for span in computations if span.end - span.start > end / 60]
+    else:
+        blocks = sorted((s for s in computations if s.end - s.start >= end / BLOCK), key=lambda s: s.start)
+        told = [(span, str(number)) for number, span in enumerate(blocks, 1)]
     top, height = ROWS["compute"]
-    for span in computations:
-        if span.end - span.start > end / 60:
-            at = (span.start + span.end) / 2 / scale, place + top + height / 2
-            ax.text(*at, _step(span), ha="center", va="center", fontsize=8, color=INK)
+    for span, text in told:
+        at = (span.start + span.end) / 2 / scale, place + top + height / 2
+        ax.text(*at, text, ha="center", va="center", fontsize=8, color=INK)
 
 
 def _bars(
@@ -317,10 +308,15 @@ def _bars(
         ax.broken_barh(bars, (place + top, height), gid=f"{look} {place}", **{**LOOKS[look], **edge})
 
 
-def _legend(drawn: Figure, *, numbered: bool) -> None:
-    """Explain the looks that were drawn."""
+def _legend(drawn: Figure, number: str, end: float) -> None:
+    """Explain the looks that were drawn. `number` says what the numbers of computations count."""
     there = {str(bars.get_gid()).split()[0] for ax in drawn.axes for bars in ax.collections if bars.get_gid()}
-    words = {**WORDS, "compute": f"{WORDS['compute']} (number: step)"} if numbered else WORDS
+    scale, unit = time_unit(end)
+    words = {
+        **WORDS,
+        "compute": f"{WORDS['compute']} (number: {number})",
+        "neither": f"{WORDS['neither']}, for {end / SEEN / scale:.1g} {unit} or more",
+    }
     patches = [panel.patch(label=word, **LOOKS[which]) for which, word in words.items() if which in there]
     columns = 3 if len(patches) != 4 else 2
     drawn.legend(handles=patches, loc="outside lower center", ncols=columns, fontsize=8.5)

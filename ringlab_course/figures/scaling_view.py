@@ -29,7 +29,7 @@ def figure(ranks: Sequence[int], work: Curves) -> Figure:
         for (name, values), colour, marker in zip(work.items(), (BLUE, RED), "os", strict=True):
             ax.plot(ranks, values, color=colour, marker=marker)
             ax.annotate(
-                f"{name}:\n{values[-1]:.3g} times the work",
+                f"{name}:\n{_fraction(values[-1])}{' times' if values[-1] > 1 else ' of'} the work",
                 (ranks[-1], values[-1]),
                 (10, 0),
                 textcoords="offset points",
@@ -39,7 +39,7 @@ def figure(ranks: Sequence[int], work: Curves) -> Figure:
             )
         ax.set_xticks(ranks, map(str, ranks))
         ax.yaxis.set_major_locator(LogLocator(base=4))
-        ax.yaxis.set_major_formatter("{x:g}")
+        ax.yaxis.set_major_formatter(lambda value, _: _fraction(value))
         ax.set(
             xlabel="ranks P",
             ylabel="work of one rank\n(one process = 1)",
@@ -48,6 +48,10 @@ def figure(ranks: Sequence[int], work: Curves) -> Figure:
         ax.set_title("Equal tokens per rank: twice the ranks, twice the work of each")
         ax.margins(y=0.15)
     return drawn
+
+
+def _fraction(value: float) -> str:
+    return f"{value:.3g}" if value >= 1 else f"1/{1 / value:.3g}"
 
 
 def describe(ranks: Sequence[int], work: Curves) -> str:

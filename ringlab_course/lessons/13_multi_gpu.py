@@ -8,10 +8,10 @@
 #
 # **Minutes** 60 to read and run; the exercise takes another 60.
 #
-# A ring posts its messages, waits for them, and then computes. It hides none of its copying behind computing. Somebody lets it
-# compute first and wait afterwards, and profiles it again. Now more than nine tenths of the copying are hidden, and the run takes as
-# long as before. **So what does the hidden share measure?** Sections 1 and 2 answer this. Then come three more numbers that mislead:
-# the rank that a profile accuses, the efficiency in a table, and the utilisation in a report.
+# A ring posts its messages, waits for them, and then computes. So none of its copying is hidden behind computing. Somebody lets it
+# compute first and wait afterwards, and profiles it again. Now more than nine tenths of the copying is hidden, and the run takes as long
+# as before. **So what does the hidden share measure?** Then come three more readings that mislead: the rank that a profile accuses, the
+# efficiency in a table, and the utilisation in a report.
 #
 # All measurements here were recorded on gloo processes on CPUs: **no GPU took part**. Sections 4 and 5 are simulated.
 
@@ -35,17 +35,20 @@ LABS = find_checkout() / "benchmarks" / "results" / "lab"
 #
 # Here are the two runs, recorded on two processes. Each rank has two **lanes**. One shows when the rank computes. The
 # other shows when it copies: a bar begins at the *post* that starts a message, and ends when the *wait* for it returns (lesson 11).
-# Copying is **exposed** while the rank computes nothing. Black time is in neither lane. Two ranks need one hop in each layer, so the
-# three layers have three hops.
+# Copying is **exposed** while the rank computes nothing.
+#
+# In each of three layers a rank computes two blocks, its own and the one that comes. So each layer has one hop, and in the second run
+# the bar of the hop lasts as long as the first block.
 
 # %% tags=["nbval-ignore-output"]
 record = recorded()
-profiler_lanes.play(record.runs)
+titles = "Waiting first hides nothing", "Waiting last hides nine tenths, and is as late"
+profiler_lanes.play(dict(zip(titles, record.runs.values(), strict=True)))
 
 # %% tags=["nbval-ignore-output"]
 predict(
     "13.exposed",
-    "Rank 0 hid nothing, and then nine tenths. By how much did its exposed time fall?",
+    "Rank 0 first hid none of its copying, then nine tenths. How much did its exposed time fall?",
     choices=["by nine tenths, too", "by two thirds", "not at all"],
 )
 
@@ -69,17 +72,18 @@ compare("13.exposed", "by two thirds" if abs(fell - 2 / 3) < 0.1 else f"by {fell
 # %% [markdown]
 # **By two thirds**, from 18 to 6 ms. Yet the hidden share rose from 0% to 92%. It divides hidden copying by all copying, and all copying
 # grew, too, from 18 to 75 ms. A bar lasts until the wait returns. If the wait comes after a block, the bar is at least as long as the
-# block, however early the message arrives. On a GPU, a bar is a kernel of NCCL. It does not last until the wait, but it, too, includes
-# waiting for a neighbour (section 4).
+# block, however early the message arrives.
 #
-# So the hidden share flatters. **The exposed time flatters less. But the seconds of the run are the judge.** Rank 0 has 12 ms less of
-# exposed time. Of these, 7 went into computing, and 4 into time in neither lane. So it is done only 1 ms sooner, and rank 1 is done
-# 19 ms sooner. One run of each order cannot say more, so section 2 measures it.
+# So the hidden share flatters. **The exposed time flatters less, but the seconds of the run are the judge.** The run lasts until its last
+# rank, and that is rank 0 in both orders. Rank 0 has 12 ms less of exposed time. But it computes 7 ms longer, and spends 4 ms more in
+# neither lane. (Most of the time in neither lane is black in the picture. We do not know its cause.) Rank 1 is done 19 ms sooner, nearly
+# half of it by computing less, which is noise that we cannot separate in one run. So section 2 has a measurement of many rounds.
 #
 # ## 2 · What hiding is worth
 #
-# To find out what hiding saves, measure a block alone, a hop alone, and both at once. ringlab has ready-made measurements, its **labs**,
-# and lab L1 is this one.
+# To find out what hiding saves, measure a block alone, a hop alone, and both at once. The **gain** is the time that doing both at once
+# saves, as a share of the shorter of the two. It is 1 if the shorter one is free, 0 if nothing is saved, and negative if overlapping is
+# slower. ringlab has ready-made measurements, its **labs**. This one is lab L1.
 
 # %% tags=["nbval-ignore-output"]
 predict(
@@ -94,32 +98,31 @@ print(overlaps["label"])
 gains = []
 for case in (case for case in overlaps["cases"] if case["case"] == "overlap"):
     block, hop, at_once = (1000 * case[f"{name}_s"] for name in ("compute", "exchange", "both"))
-    gains.append(case["hidden"])
+    gain = (block + hop - at_once) / min(block, hop)
+    gains.append(gain)
     print(
         f"{case['tokens']:5} tokens: block {block:5.1f} ms, hop {hop:4.1f} ms; "
-        f"one by one {block + hop:5.1f}, at once {at_once:5.1f} ms; gain {gains[-1]:.2f}"
+        f"one by one {block + hop:5.1f}, at once {at_once:5.1f} ms; gain {gain:.2f}"
     )
 compare("13.saved", "at none" if max(gains) < 0 else "at all four" if min(gains) > 0 else "at some")
 
 # %% [markdown]
 # **At none.** The threads of gloo copy on the same cores that compute. So copying and computing probably take turns, and every change
-# costs something. The **gain** is (block + hop − both) / (the shorter of block and hop). It is 1 if the shorter one is free, 0 if
-# nothing is gained, and negative if overlapping is slower.
+# costs something.
 #
-# This answers the question of the beginning. The hidden share measures how long a message was *outstanding* beside computing. It does not
-# say when the message was copied, nor what the copying cost. On a GPU the cost is another one: a copy engine (lesson 11) takes nothing
-# from computing, and NCCL's kernels take something. So measure the gain where you run.
+# This answers the first question. The hidden share measures how long a message was *outstanding* beside computing. It does not say when
+# the message was copied, nor what the copying cost. On a GPU the cost is another one. A copy engine (lesson 11) takes memory bandwidth
+# from computing, and NCCL's kernels also take multiprocessors. So measure the gain where you run.
 #
 # ## 3 · From events to lanes
 #
-# How are such lanes made? The profiler of PyTorch writes a list of events. Each event has a name, a begin and a duration. PyTorch's
-# operators on a CPU, and kernels on a GPU, go into the lane **compute**. The messages of gloo, or the kernels of NCCL, go into the lane
-# **copy**. An event that only wraps others, such as an autograd function, goes into neither, because it would cover the gaps between
-# them.
+# The profiler of PyTorch writes a list of events. PyTorch's operators on a CPU, and kernels on a GPU, go into the lane **compute**. The
+# messages of gloo, or the kernels of NCCL, go into the lane **copy**. An event that only wraps others goes into neither.
 #
 # The spans of a lane overlap and contain one another, so their durations must not be added up. We want the time that they cover
 # together, their **union**. The exposed time is what copying adds to the time that computing covers: the union of both lanes, less the
-# union of the lane compute.
+# union of the lane compute. The time that two lanes share follows from unions, too: $|X \cap Y| = |X| + |Y| - |X \cup Y|$. If Y is the
+# steps that you want to measure, this cuts X to them.
 
 
 # %%
@@ -190,25 +193,24 @@ profiler_lanes.play(dict(zip(titles, map(lanes.of_trace, traces.values()), stric
 # while the slow rank itself never waits. On a GPU, NCCL's kernel runs during such a wait, so a profile blames the network, though all links
 # are sound. (Step 0 takes longer than the others, because tiles on the diagonal are computed whole.)
 #
-# Exposed copying therefore accuses the wrong ranks. A rank's own seconds of computing contain no waiting, so they show a slow **rank**.
-# Under zig-zag all ranks have equal work. Under other layouts, divide the seconds by the pairs that were computed. Look at single steps,
-# too, because a rank may be slow in one of them only.
+# Exposed copying therefore does not tell a slow rank from a slow link. When a rank is slow, it accuses its neighbours. A rank's own seconds
+# of computing contain no waiting, so they show a slow **rank**. Under zig-zag all ranks have equal work. Under other layouts, divide the
+# seconds by the pairs that were computed. Compare them with the fastest rank, not with rank 0, which may be the slow one. Look at single
+# steps, too, because a rank may be slow in one of them only.
 
 # %%
 for name, trace in traces.items():
     spans = [trace.computes(rank) for rank in range(4)]
     busy = [np.median([span.end - span.start for span in own]) for own in spans]
-    told = ", ".join(f"{each / busy[0]:.2f}" for each in busy)
-    print(f"{name}: a block of ranks 0 to 3, in blocks of rank 0: {told}")
+    told = ", ".join(f"{each / min(busy):.2f}" for each in busy)
+    print(f"{name}: a block of ranks 0 to 3, in blocks of the fastest: {told}")
 
 # %% [markdown]
 # ## 5 · Which link is slow?
 #
-# In the second run all ranks compute alike, and yet a link is slow. To find it, look at both ends of a message. Suppose that the transport
-# waits for both, as in our simulation. (A library that buffers messages may send before the receiver has posted.) Then a message starts
-# after the later of its two posts. It has arrived before the earlier of its two `wait`s returns. So the time **from the later post to
-# the earlier done** is a bound: the message took at most that long. **Of the bounds of a link's P − 1 hops, keep the smallest.** The
-# picture has two links, a sound one and the slow one. A frame is the bound of a hop:
+# In the second run all ranks compute alike, and yet a link is slow. To find it, look at both ends of a message. It cannot start until
+# both ends have posted. It has arrived when the first of the two `wait`s returns. So the time **from the later post to the earlier done**
+# is a bound: the message took at most that long. In the picture of a sound link and the slow one, a frame is the bound of a hop:
 
 # %%
 def ends_of(trace, sender):
@@ -221,27 +223,30 @@ drawn = {
     "From rank 2 to 3, a sound link, while rank 2 is slow": ends_of(by_rank, 2),
     "From rank 1 to 2, the slow link": ends_of(by_link, 1),
 }
-style.show(profiler_lanes.bounds(drawn), profiler_lanes.describe_bounds(drawn))
+block_s = min(span.end - span.start for span in by_link.computes(0))
+style.show(profiler_lanes.bounds(drawn, block_s), profiler_lanes.describe_bounds(drawn))
 
 # %% [markdown]
-# On the sound link the bars are up to 38 ms long, and yet a message takes 2.15 ms at most. On the slow link all three frames are long. Here
-# are the smallest bounds of all links, in blocks of rank 0:
+# On the sound link the bars are up to 38 ms long, and yet a message takes 2.15 ms at most. **Of the bounds of a link, keep the smallest.**
+# Here are those of all links:
 
 # %%
 for name, trace in traces.items():
-    block = np.median([span.end - span.start for span in trace.computes(0)])
     told = []
     for sender in range(4):
         least = min(profiler_lanes.bound_s(pair) for pair in ends_of(trace, sender))
-        told.append(f"{sender}→{(sender + 1) % 4} {least / block:.2f}")
-    print(f"{name}: messages, in blocks of rank 0, at most: {', '.join(told)}")
+        told.append(f"{sender}→{(sender + 1) % 4} {1e3 * least:.3g}")
+    print(f"{name}: messages take at most {', '.join(told)} ms")
+print(f"a block takes {1e3 * block_s:.3g} ms")
 
 # %% [markdown]
-# 3→0 shows 1.00, a whole block, although it is sound. A hidden message is seen only at its `wait`, after the block. So hidden
-# messages can show about one block. 1→2 shows more, 1.88, and so it is slow.
+# In the second run, 1→2 shows 21 ms, and two others show 2.15: about ten times less, as we built it. But 3→0 shows 11.2 ms, although it is
+# sound. The `wait` of a hidden message comes after the block. So its bound can be as long as a block, however quick the message was.
+# Only 1→2 shows more than a block, and so it is slow. There is a blind spot: a slow link whose messages fit behind a block looks like 3→0.
 #
-# These bounds subtract times of *two* ranks, and the clocks of two machines differ. A barrier helps, because all ranks leave it almost
-# together. Each rank notes its clock there, and subtracts the note from all its times.
+# All this needs a transport that waits for both ends, as in our simulation. It also subtracts times of *two* ranks, and the clocks of two
+# machines differ. A barrier helps, because all ranks leave it almost together. If two clocks then show 700 and 730 ms, one rank subtracts
+# 700 from all its times, the other 730.
 #
 # ## 6 · Equal local, or equal global?
 #
@@ -266,29 +271,25 @@ compare("13.equal", f"{efficiency:.0%} of it")
 # %%
 COUNTS = (1, 2, 4, 8, 16)
 work = {
-    "the same sequence": [pairs(8192) / P / pairs(8192) for P in COUNTS],
-    "as many tokens per rank": [pairs(8192 * P) / P / pairs(8192) for P in COUNTS],
+    "strong, the same sequence": [pairs(8192) / P / pairs(8192) for P in COUNTS],
+    "weak, as many tokens per rank": [pairs(8192 * P) / P / pairs(8192) for P in COUNTS],
 }
 style.show(scaling_view.figure(COUNTS, work), scaling_view.describe(COUNTS, work))
 
 # %% [markdown]
-# Attention is quadratic. P times the tokens are P² times the pairs, and P ranks share them. So each rank has P times as many pairs as the
-# one process had. **Equal tokens per rank are not equal work per rank.** The honest question is how long *the same work* would take if it
-# were split perfectly. One process does the pairs $W_1$ in the time $T_1$, so it would do the ring's pairs $W_P$ in $T_1 W_P / W_1$.
-# A perfect split takes a P-th of that. The ring takes $T_P$:
+# **94%.** Attention is quadratic. Eight times the tokens are 64 times the pairs, and 8 ranks share them. So each rank has 8 times the pairs
+# that the one GPU had, and a perfect split takes 8 T. The ring takes 8.5 T, and 8 / 8.5 = 94%. **Equal tokens per rank are not the same
+# work per rank for every P.** The honest question is how long *the same work* would take if it were split perfectly. One process does the
+# pairs $W_1$ in the time $T_1$, so it would do the ring's pairs $W_P$ in $T_1 W_P / W_1$. A perfect split takes a P-th of that. The ring
+# takes $T_P$:
 #
 # $$\text{efficiency} = \frac{T_1 \cdot W_P / W_1}{P \cdot T_P},\qquad W = \text{pairs that the mask leaves}.$$
 #
-# The ring of the anecdote has 64 times the pairs on 8 ranks, and 64 / (8 · 8.5) = 94%.
+# It is fair for both ways to add ranks: **strong** scaling keeps the sequence, and **weak** scaling keeps the tokens per rank. But only
+# strong scaling shows when hops become longer than blocks: blocks shrink as 1/P², and hops only as 1/P (lesson 06).
 #
-# The two lines are two ways to add ranks. **Strong** scaling keeps the sequence, and **weak** scaling keeps the tokens per rank.
-# Efficiency is fair for both. But under weak scaling, a block and its hop last as long as before. Under strong scaling, blocks shrink as
-# 1/P² and hops only as 1/P (lesson 06), so in the end hops are longer than blocks. Only strong scaling shows when.
-#
-# ## 7 · A slow reference flatters
-#
-# Lab L2 measured two lengths on two processes with one core each. It compares them with one process that has *both* cores, and takes the
-# time of that process for a perfect split. So here no P stands in the formula.
+# Lab L2 measured efficiencies at two lengths, on two processes with one core each. Its reference is one process with *both* cores. The
+# time of this process is already that of a split over two cores, so efficiency is simply its time over the ring's.
 
 # %%
 scaling = result.load(LABS / "l2-two-processes.json")
@@ -298,14 +299,15 @@ for case in (case for case in scaling["cases"] if case["pass"] == "forward"):
     print(f"{case['S']:,} tokens: {told} of a perfect split")
 
 # %% [markdown]
-# Contiguous gives one of the two ranks three quarters of the pairs (lesson 07). A perfect split would give it one half, so at most
-# (1/2) / (3/4) = 67% can come out. More came out, 74% and 69%. So one process with two cores does not split perfectly either, and **a slow
-# reference flatters every efficiency**. Layouts can still be compared, since they share the reference.
+# Contiguous gives one of the two ranks three quarters of the pairs (lesson 07). A perfect split would give it one half, so at most (1/2)
+# / (3/4) = 67% can come out. More came out, 74% and 69%. So one process with two cores does not split perfectly either, and **a slow
+# reference flatters every efficiency**.
 #
-# ## 8 · Counting FLOPs
+# ## 7 · Counting FLOPs
 #
-# The last number is a **utilisation**: the FLOP/s of a run over the peak of the chip. Lab L1 recorded the FLOP/s of a block alone, and lab
-# L2 those of a causal ring of such blocks. Suppose that the peak of the chip is three times the rate of the block.
+# The last reading is a **utilisation**: the FLOP/s of a run over the peak of the chip. Lab L1 recorded the FLOP/s of a block alone on one
+# core, and lab L2 those of each rank in a causal ring of such blocks, also on one core. Suppose that the peak is three times the rate of
+# the block.
 
 # %% tags=["nbval-ignore-output"]
 predict(
@@ -315,7 +317,7 @@ predict(
 )
 
 # %%
-rate = overlaps["cases"][-1]["flops_per_s"]  # of a block alone, without a mask, on one process
+rate = overlaps["cases"][-1]["flops_per_s"]  # of a block alone, without a mask
 ring = scaling["cases"][0]["contenders"]["zigzag"]  # visible pairs, forward
 once = ring["tflops_per_rank"] * 1e12 / rate
 for counted, share in {"all pairs": 2 * once, "visible pairs": once}.items():
@@ -324,34 +326,29 @@ compare("13.counted", "its FLOPs are counted wrongly" if 2 * once > 1 else "it i
 
 # %% [markdown]
 # **Counted wrongly.** Somebody counts all S² pairs, masked ones too, and so reports twice the work. The rate of the block betrays it: a
-# ring of such blocks can hardly reach 172% of it. (The shapes differ: the block has 2,048 tokens and no mask, the ring 8,192 and a mask.
-# Take equal shapes if you can.) **A utilisation above 100% is a counting mistake until you know better.** Against the peak the same
-# mistake stays below 100%, and looks like a result. So divide by the rate of a block alone, too.
+# ring of such blocks can hardly reach 172% of it. (Their shapes differ. Take equal ones if you can.) **A utilisation above 100% is a
+# counting mistake until you know better.** Against the peak the same mistake stays below 100%, and looks like a result. So divide by the
+# rate of a block alone, too.
 #
-# ## 9 · A checklist for your numbers
+# Three rules make a number honest ([the labs](../docs/labs.md#before-you-trust-a-number) have more):
 #
 # - **Say which FLOPs you count.** **MFU**, model FLOPs utilisation, counts what the *model* needs. For each pair and head these are 4·D
-#   forward (two matrix products) and 8·D backward (four). **HFU**, hardware FLOPs utilisation, has 10·D backward: five products, because
-#   the scores are computed again. Reports on training have MFU. Papers on kernels and our labs have HFU. Masked pairs count in neither.
+# forward (two matrix products) and 8·D backward (four). **HFU**, hardware FLOPs utilisation, has 10·D backward: five products, because
+# the scores are computed again. Reports on training have MFU, our labs have HFU. We count no masked pairs in either, but many published
+# numbers do, so ask.
 # - **Halve what data sheets double.** A peak "with sparsity" is twice what dense matrices can reach. The rate of a link is often the sum
 #   of both directions.
-# - **Warm up.** The first rounds load kernels, connect and allocate.
-# - **Synchronise.** Wait for the GPU before you read a clock, or you time only the launch. Put a barrier before each round, and take the
-#   *slowest rank* as the time of the round.
-# - **Interleave.** Run one round of each program in turn. If the chip's frequency falls as it gets warm, it falls for all programs.
-# - **Lock the chip's frequency, or record it** (`nvidia-smi -q -d CLOCK`). Every result of `ringlab lab` holds it.
-# - **Report the median of many rounds.** The mean follows the few rounds in which the machine did something else. The best round gets
-#   better the longer you measure.
-# - **Be right first.** A ring that skips half of its blocks is fast. Labs L2 and L3 compare every result with float64.
+# - **Warm up, take the slowest rank of each round, and report the median of many rounds.** The first rounds load kernels, connect and
+#   allocate. A ring is done when its last rank is. The mean follows the few rounds in which the machine did something else.
 #
-# ## 10 · Launching it on your machines
+# ## 8 · Launching it on your machines
 #
-# However processes are started, four things must hold:
+# Four things must hold:
 #
 # - Each process has a RANK of its own.
 # - All processes have the same WORLD_SIZE.
 # - All meet at one address and port. With several machines, the address must not be `localhost`.
-# - Each process has a device that no other process takes.
+# - Each process has a device of its own.
 #
 # RANK is a place in the ring. LOCAL_RANK counts the processes of one machine, and chooses the device.
 #
@@ -380,30 +377,29 @@ for name, machines in {"machine by machine": [0] * 8 + [1] * 8, "like cards": [0
 compare("13.crossings", str(leave))
 
 # %% [markdown]
-# **All of them.** A ring is as fast as its slowest hop. If each hop had a link of its own, 2 slow hops would cost as much as 16. But the
-# eight GPUs of a machine often share one network. Then eight hops that leave it at the same time take up to eight times as long as one.
+# **All of them.** A ring is as fast as its slowest hop. With a link for each hop, 2 slow hops would cost as much as 16. But the eight
+# GPUs of a machine often share one network adapter. Then eight hops that leave it at the same time take up to eight times as long as one.
 #
-# [Labs on several GPUs](../docs/labs.md) has the commands for your cluster, the check that runs before each lab, and what to do
-# when a run hangs.
+# [Labs on several GPUs](../docs/labs.md) has the commands for your cluster, and what to do when a run hangs.
 #
 # ## Recap
 #
-# - Read a profile as lanes, and take unions, never sums.
-# - The hidden share flatters, because a hidden copy has a longer bar. Overlap gains nothing until a measurement with and without it says so.
+# - Take unions of the spans of a lane, never sums.
+# - The hidden share flatters, because a hidden copy has a longer bar. Measure with and without overlap.
 # - A long bar of communication may be another rank's delay. A rank's own seconds of computing, for equal work, show that it is slow. The
-#   least time from the later post to the earlier done shows a slow link.
-# - Equal tokens per rank are P times the work per rank. So compare the same work, and show strong and weak scaling.
-# - Count visible pairs, and say whether it is MFU or HFU. Take dense peaks, one direction of a link, and medians of the slowest rank.
+# least time from the later post to the earlier done shows a slow link if it exceeds a block.
+# - Equal tokens per rank are P times the work per rank. So compare the same work.
+# - Count visible pairs, and say whether it is MFU or HFU.
 # - The launcher decides which hops are fast.
 #
 # ## Self-check
 #
 # 1. A rank's lanes: compute 0–6 and 8–10 ms, copy 5–9 ms. How much is exposed?
-#    <details><summary>Answer</summary>2 ms: both together cover 10 ms, and computing covers 8. The other half is hidden, since
-#    |X ∩ Y| = |X| + |Y| − |X ∪ Y| = 8 + 4 − 10.</details>
-# 2. In a trace of 64 GPUs all NCCL kernels are long except those of rank 17. Which rank is slow?
-#    <details><summary>Answer</summary>Rank 17: it comes last to every exchange, and so it need not wait.</details>
-# 3. A causal run reports 70% MFU from 4·S²·D·H FLOPs forward. What is its MFU?
+#    <details><summary>Answer</summary>2 ms: both together cover 10 ms, and computing covers 8. The other half is hidden.</details>
+# 2. In a trace of many steps on 64 GPUs, all NCCL kernels are long except those of rank 17. Which rank is slow?
+#    <details><summary>Answer</summary>Rank 17: it comes last to every exchange, and so it need not wait. Its neighbours wait for it, and over
+#    many steps the waiting spreads to all.</details>
+# 3. A causal run reports 70% MFU from 4·S²·D·H FLOPs forward. What is its MFU by our count?
 #    <details><summary>Answer</summary>35%: half of those pairs are masked.</details>
 #
 # Now build the tools: [exercise 13](../exercises/13_multi_gpu.ipynb), a check before the launch, lanes of a profile with

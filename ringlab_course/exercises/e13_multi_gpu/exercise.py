@@ -78,8 +78,9 @@ check("13.launch")
 # reading data. So the profiler marks each step with a span of its own, and only time inside a step counts.
 #
 # `events` (n, 4), float64, has one row for each span of all ranks, in any order: rank, kind, begin and *duration* in
-# microseconds. Kind 0 is computing, 1 copying, 2 a step. Spans of one kind may overlap or lie inside one another, and
-# a computation or copy may begin before a step and end in it. Its part inside counts.
+# microseconds. Kind 0 is computing, 1 copying, 2 a step. Computations may overlap or lie inside one another, and so may
+# copies. The steps of a rank do not overlap. A computation or copy may begin before a step and end in it. Its part
+# inside counts.
 #
 # Return `(computing, copying, exposed, overlap)` for `rank`, all within that rank's own steps: the seconds in which it
 # computes, in which it copies, in which it copies and does not compute; and the share of the copying that is not
@@ -144,7 +145,7 @@ check("13.seconds")
 #
 # `run` is a dict:
 #
-# - `tokens`, `seconds`: two numbers each, the first of one process with the same block, the second of the ring. `tokens`
+# - `tokens`, `seconds`: two numbers each, the first of one process with the same kernel, the second of the ring. `tokens`
 #   counts a whole sequence, not a rank's share, and the batch is one sequence. The two sequences may differ in length.
 #   `ranks`: P of the ring.
 # - `heads`, `kv_heads`, `head_dim`, `element_bytes`; `causal`; `backward`: whether the seconds are those of forward and
@@ -195,8 +196,9 @@ check("13.report")
 # - `posted` (P, P − 1): when the rank posted its exchange. `done`: when the `wait` returned. `arrived`: when the message
 #   *from the previous rank* was there. A simulator knows it, and a profile does not. So here the bound of the lesson
 #   becomes the time itself.
-# - `hop_s`: the seconds of a message on a sound link, which begins at the later of its two posts. `clock` (P,): what each
-#   rank's own clock, by which it recorded its times, showed at the start. All ranks started at the same moment.
+# - `hop_s`: the seconds of a message on a sound link, which begins at the later of its two posts.
+# - `clock` (P,): each rank recorded its times by its own clock; `clock[r]` is what that clock showed when all ranks
+#   started.
 #
 # Return `(what, rank, step)`:
 #
@@ -207,8 +209,9 @@ check("13.report")
 # | `("link", r, -1)` | the link from rank r to the next one is slow, whether anybody waits for it or not |
 # | `("sound", -1, -1)` | nothing is wrong |
 #
-# There is one fault at most, and it is in this table. Without it, the seconds of a step are proportional to its `work`: as many per pair on every
-# rank, and no fixed cost. What is faulty takes at least 1.6 times as long as it should; noise is a few percent.
+# There is one fault at most, and it is in this table. Without a fault, the seconds of a step are proportional to its
+# `work`, by the same factor on every rank. What is faulty takes at least 1.6 times as long as it should; noise is a few
+# percent.
 
 
 

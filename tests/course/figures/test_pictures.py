@@ -19,7 +19,7 @@ from ringlab.cost.sizes import Attention
 from ringlab.errors import CommError, CostError, CourseError, LayoutError
 from ringlab.packing import Packing
 from ringlab.scan.graph import SCANS
-from ringlab.viz.lanes import Span
+from ringlab.viz.lanes import Span, overlap
 from ringlab.viz.style import PURPLE
 from ringlab_course.catalogue import PAPERS
 from ringlab_course.clinic.suite import KillMatrix
@@ -190,7 +190,7 @@ SAYS = {
     "profile": (of(profiler_lanes, {"one": LANES, "other": LANES[:2]}), ("rank 0 computes", "rank 1 computes")),
     "profile with a gap": (of(profiler_lanes, {"one": [*LANES[:1], Span(0, "copy", "b", 0.006, 0.007)]}), ("rank 0 computes 4 ms and copies 1 ms, 1 ms of it exposed, and does neither for 2 ms.",)),
     "profile with blame": (lambda: (profiler_lanes.figure({"one": LANES, "other": LANES}, blame={"one": (0,), "other": (0, 1)}), profiler_lanes.describe({"one": LANES, "other": LANES})), ("rank 0 computes",)),
-    "bounds": (named(profiler_lanes, "bounds", {"A link": ENDS}), ("A link: at most 2.0, 1.0 ms",)),
+    "bounds": (lambda: (profiler_lanes.bounds({"A link": ENDS}, 0.001), profiler_lanes.describe_bounds({"A link": ENDS})), ("A link: at most 2.0, 1.0 ms",)),
     "profile of a rank": (of(profiler_lanes, {"one": LANES}, 1), ("one, over after 10 ms: rank 1 computes 10 ms and copies 1 ms, 0 ms of it exposed, and does neither for 0 ms.",)),
     "side by side": (of(side_by_side, *PROGRAMS), ("1, begin. left: total = 0. right: total = nothing().", "2, add. left: total = add(total, x). right: total = plus(total, x).")),
     "two ways home": (named(side_by_side, "two_ways", 4), ("once more around",)),
@@ -272,17 +272,17 @@ def test_whatever_the_notebooks_and_their_sliders_offer_can_be_read(name):
     assert illegible(draw(*arguments)) == []
 
 
-def bars(spans: list[Span], look: str) -> int:
-    """Return how many bars of a look rank 0 has in the picture of its lanes."""
+def bars(spans: list[Span], look: str) -> list[float]:
+    """Return the seconds of each bar of a look that rank 0 has in the picture of its lanes, drawn in milliseconds."""
     drawn = profiler_lanes.figure({"one": spans}, rank=0)
     found = [each for ax in drawn.axes for each in ax.collections if each.get_gid() == f"{look} 0"]
-    return sum(len(each.get_paths()) for each in found)
+    return [np.ptp(path.vertices[:, 0]) / 1e3 for each in found for path in each.get_paths()]
 
 
-@pytest.mark.parametrize(("computed_s", "exposed"), [(0.00001, 1), (0.002, 2)])
-def test_only_a_computation_that_can_be_seen_divides_exposed_copying(computed_s, exposed):
-    spans = [Span(0, "copy", "b", 0.0, 0.01), Span(0, "compute", "a", 0.005, 0.005 + computed_s)]
-    assert bars(spans, "exposed") == exposed
+def test_the_bars_of_exposed_copying_last_as_long_as_it_however_short_a_computation_divides_them():
+    spans = [Span(0, "copy", "b", 0.0, 0.01)]
+    spans += [Span(0, "compute", "a", at / 1e5, (at + 1) / 1e5) for at in range(100, 500, 2)]
+    assert sum(bars(spans, "exposed")) == pytest.approx(overlap(spans, 0).exposed_s) == pytest.approx(0.008)
 
 
 def test_the_first_piece_of_a_chunk_is_drawn_only_where_it_can_be_seen():
@@ -294,9 +294,20 @@ def test_the_first_piece_of_a_chunk_is_drawn_only_where_it_can_be_seen():
     assert purple(short) == []
 
 
-def test_time_in_neither_lane_is_drawn_until_the_last_span_of_the_rank():
-    assert bars([*LANES, Span(0, "copy", "b", 0.008, 0.009)], "neither") == 1
-    assert bars(LANES, "neither") == 0
+def test_time_in_neither_lane_is_drawn_until_the_last_span_of_the_rank_unless_it_is_too_short_to_be_seen():
+    assert bars([*LANES, Span(0, "copy", "b", 0.008, 0.009)], "neither") == pytest.approx([0.002])
+    assert bars([*LANES, Span(0, "copy", "b", 0.00601, 0.009)], "neither") == []
+    assert bars(LANES, "neither") == []
+
+
+def test_long_computations_of_a_profile_are_numbered_in_order():
+    spans = [
+        Span(0, "compute", "aten::a", at, at + lasts)
+        for at, lasts in ((0.005, 0.004), (0.0, 0.003), (0.004, 0.0001))
+    ]
+    (ax,) = profiler_lanes.figure({"one": spans}, rank=0).axes
+    numbers = {text.get_text(): text.get_position()[0] for text in ax.texts if text.get_text().isdigit()}
+    assert numbers == pytest.approx({"1": 1.5, "2": 7.0})
 
 
 REFUSED = [
