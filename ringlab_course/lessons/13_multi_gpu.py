@@ -38,7 +38,7 @@ LABS = find_checkout() / "benchmarks" / "results" / "lab"
 # Copying is **exposed** while the rank computes nothing.
 #
 # In each of three layers a rank computes two blocks, its own and the one that comes. So each layer has one hop, and in the second run
-# the bar of the hop lasts as long as the first block.
+# the bar of the hop lasts at least as long as the first block.
 
 # %% tags=["nbval-ignore-output"]
 record = recorded()
@@ -70,14 +70,15 @@ fell = 1 - after / before
 compare("13.exposed", "by two thirds" if abs(fell - 2 / 3) < 0.1 else f"by {fell:.0%}")
 
 # %% [markdown]
-# **By two thirds**, from 18 to 6 ms. Yet the hidden share rose from 0% to 92%. It divides hidden copying by all copying, and all copying
-# grew, too, from 18 to 75 ms. A bar lasts until the wait returns. If the wait comes after a block, the bar is at least as long as the
-# block, however early the message arrives.
+# **By two thirds**, from 18 to 6 ms. Yet the hidden share rose from 0% to 92%. It is hidden copying over all copying, and "all copying"
+# itself grew from 18 to 75 ms, because a longer bar counts as more copying. If the wait comes after a block, the bar is at least as long
+# as the block, however early the message arrives.
 #
 # So the hidden share flatters. **The exposed time flatters less, but the seconds of the run are the judge.** The run lasts until its last
-# rank, and that is rank 0 in both orders. Rank 0 has 12 ms less of exposed time. But it computes 7 ms longer, and spends 4 ms more in
-# neither lane. (Most of the time in neither lane is black in the picture. We do not know its cause.) Rank 1 is done 19 ms sooner, nearly
-# half of it by computing less, which is noise that we cannot separate in one run. So section 2 has a measurement of many rounds.
+# rank, and that is rank 0 in both orders. Rank 0 saves 12 ms of exposed time, but loses 7 to longer computing and 4 in neither lane: 1 ms
+# is left. (In its second run, most of the time in neither lane is black in the picture, just before each post. We do not know the cause.)
+# Rank 1 saves 19 ms: about 9 of exposed time, 8 of computing and 1 in neither lane. On both ranks, the change of 7 or 8 ms in computing
+# may be noise. So this run cannot judge, and section 2 has a measurement of many rounds.
 #
 # ## 2 · What hiding is worth
 #
@@ -88,7 +89,8 @@ compare("13.exposed", "by two thirds" if abs(fell - 2 / 3) < 0.1 else f"by {fell
 # %% tags=["nbval-ignore-output"]
 predict(
     "13.saved",
-    "2 processes on 2 cores. At how many of four lengths is overlapping quicker than not?",
+    "2 processes on 2 cores. At how many of four lengths is doing both at once quicker than "
+    "one after the other?",
     choices=["at all four", "at the longer ones", "at none"],
 )
 
@@ -107,8 +109,8 @@ for case in (case for case in overlaps["cases"] if case["case"] == "overlap"):
 compare("13.saved", "at none" if max(gains) < 0 else "at all four" if min(gains) > 0 else "at some")
 
 # %% [markdown]
-# **At none.** The threads of gloo copy on the same cores that compute. So copying and computing probably take turns, and every change
-# costs something.
+# **At none.** The threads of gloo copy on the same cores that compute. So copying and computing probably take turns, and every switch
+# between them costs something.
 #
 # This answers the first question. The hidden share measures how long a message was *outstanding* beside computing. It does not say when
 # the message was copied, nor what the copying cost. On a GPU the cost is another one. A copy engine (lesson 11) takes memory bandwidth
@@ -121,8 +123,10 @@ compare("13.saved", "at none" if max(gains) < 0 else "at all four" if min(gains)
 #
 # The spans of a lane overlap and contain one another, so their durations must not be added up. We want the time that they cover
 # together, their **union**. The exposed time is what copying adds to the time that computing covers: the union of both lanes, less the
-# union of the lane compute. The time that two lanes share follows from unions, too: $|X \cap Y| = |X| + |Y| - |X \cup Y|$. If Y is the
-# steps that you want to measure, this cuts X to them.
+# union of the lane compute. The time that two lanes share follows from unions, too: $|X \cap Y| = |X| + |Y| - |X \cup Y|$.
+#
+# The profiler can mark each training step, which is not a step of the ring, with a span of its own. If Y holds the steps that you want to
+# measure, the formula gives the part of X that lies inside them. X may be a lane, or both lanes together.
 
 
 # %%
@@ -188,13 +192,14 @@ guilty = dict(zip(titles, [(2,), (1, 2)], strict=True))
 profiler_lanes.play(dict(zip(titles, map(lanes.of_trace, traces.values()), strict=True)), guilty)
 
 # %% [markdown]
-# **Both ends, alike.** An exchange has two ends: a rank's `wait` returns when the rank has its next block *and* has handed over its own.
+# **Both, alike.** An exchange has two halves: a rank's `wait` returns when the rank has its next block *and* has handed over its own.
 # So a slow link holds up its sender as long as its receiver. For the same reason both neighbours of a slow rank wait for it (upper half),
 # while the slow rank itself never waits. On a GPU, NCCL's kernel runs during such a wait, so a profile blames the network, though all links
 # are sound. (Step 0 takes longer than the others, because tiles on the diagonal are computed whole.)
-#
-# Exposed copying therefore does not tell a slow rank from a slow link. When a rank is slow, it accuses its neighbours. A rank's own seconds
-# of computing contain no waiting, so they show a slow **rank**. Under zig-zag all ranks have equal work. Under other layouts, divide the
+
+# %% [markdown]
+# Exposed copying therefore does not tell a slow rank from a slow link. When a rank is slow, the profile accuses its neighbours. A rank's own
+# seconds of computing contain no waiting, so they show a slow **rank**. Under zig-zag all ranks have equal work. Under other layouts, divide the
 # seconds by the pairs that were computed. Compare them with the fastest rank, not with rank 0, which may be the slow one. Look at single
 # steps, too, because a rank may be slow in one of them only.
 
@@ -203,14 +208,14 @@ for name, trace in traces.items():
     spans = [trace.computes(rank) for rank in range(4)]
     busy = [np.median([span.end - span.start for span in own]) for own in spans]
     told = ", ".join(f"{each / min(busy):.2f}" for each in busy)
-    print(f"{name}: a block of ranks 0 to 3, in blocks of the fastest: {told}")
+    print(f"{name}: seconds per block of ranks 0 to 3, relative to the fastest rank: {told}")
 
 # %% [markdown]
 # ## 5 · Which link is slow?
 #
 # In the second run all ranks compute alike, and yet a link is slow. To find it, look at both ends of a message. It cannot start until
 # both ends have posted. It has arrived when the first of the two `wait`s returns. So the time **from the later post to the earlier done**
-# is a bound: the message took at most that long. In the picture of a sound link and the slow one, a frame is the bound of a hop:
+# is a bound: the message took at most that long. The picture shows a sound link and the slow one. Each frame is the bound of one hop.
 
 # %%
 def ends_of(trace, sender):
@@ -241,8 +246,17 @@ print(f"a block takes {1e3 * block_s:.3g} ms")
 
 # %% [markdown]
 # In the second run, 1→2 shows 21 ms, and two others show 2.15: about ten times less, as we built it. But 3→0 shows 11.2 ms, although it is
-# sound. The `wait` of a hidden message comes after the block. So its bound can be as long as a block, however quick the message was.
-# Only 1→2 shows more than a block, and so it is slow. There is a blind spot: a slow link whose messages fit behind a block looks like 3→0.
+# sound. Ranks 3 and 0 keep step: both post together and both wait only after their block. So nobody looks earlier, and the bound is a
+# block.
+#
+# So a bound shows a slow link if three things hold, as they do for 1→2:
+#
+# - It is longer than the block that the hop hides behind. (That of step 0 takes 12.6 ms.)
+# - No rank is slow. Between two slow ranks, the bound is one of their long blocks.
+# - At most one link is slow, of three or more. A sound link between slow ones gets their bound, and with two ranks both directions get
+#   the same.
+#
+# There is a blind spot: a slow link whose messages fit behind a block looks like 3→0.
 #
 # All this needs a transport that waits for both ends, as in our simulation. It also subtracts times of *two* ranks, and the clocks of two
 # machines differ. A barrier helps, because all ranks leave it almost together. If two clocks then show 700 and 730 ms, one rank subtracts
@@ -268,6 +282,9 @@ def pairs(S):
 efficiency = pairs(8 * 8192) / pairs(8192) / 8 / 8.5
 compare("13.equal", f"{efficiency:.0%} of it")
 
+# %% [markdown]
+# There are two ways to add ranks: **strong** scaling keeps the sequence, and **weak** scaling keeps the tokens per rank.
+
 # %%
 COUNTS = (1, 2, 4, 8, 16)
 work = {
@@ -278,15 +295,16 @@ style.show(scaling_view.figure(COUNTS, work), scaling_view.describe(COUNTS, work
 
 # %% [markdown]
 # **94%.** Attention is quadratic. Eight times the tokens are 64 times the pairs, and 8 ranks share them. So each rank has 8 times the pairs
-# that the one GPU had, and a perfect split takes 8 T. The ring takes 8.5 T, and 8 / 8.5 = 94%. **Equal tokens per rank are not the same
-# work per rank for every P.** The honest question is how long *the same work* would take if it were split perfectly. One process does the
+# that the one GPU had, and a perfect split takes 8 T. The ring takes 8.5 T, and 8 / 8.5 = 94%. **With equal tokens per rank, the work
+# per rank grows with P.** The honest question is how long *the same work* would take if it were split perfectly. One process does the
 # pairs $W_1$ in the time $T_1$, so it would do the ring's pairs $W_P$ in $T_1 W_P / W_1$. A perfect split takes a P-th of that. The ring
 # takes $T_P$:
 #
 # $$\text{efficiency} = \frac{T_1 \cdot W_P / W_1}{P \cdot T_P},\qquad W = \text{pairs that the mask leaves}.$$
 #
-# It is fair for both ways to add ranks: **strong** scaling keeps the sequence, and **weak** scaling keeps the tokens per rank. But only
-# strong scaling shows when hops become longer than blocks: blocks shrink as 1/P², and hops only as 1/P (lesson 06).
+# It is fair for both ways to add ranks, if pairs per second do not depend on the length. But the longest block of section 2 does about a
+# quarter more pairs per ms than the shortest, so in weak scaling a short reference is a slow reference. And only strong scaling shows when hops
+# become longer than blocks: blocks shrink as 1/P², and hops only as 1/P (lesson 06).
 #
 # Lab L2 measured efficiencies at two lengths, on two processes with one core each. Its reference is one process with *both* cores. The
 # time of this process is already that of a split over two cores, so efficiency is simply its time over the ring's.
@@ -299,9 +317,9 @@ for case in (case for case in scaling["cases"] if case["pass"] == "forward"):
     print(f"{case['S']:,} tokens: {told} of a perfect split")
 
 # %% [markdown]
-# Contiguous gives one of the two ranks three quarters of the pairs (lesson 07). A perfect split would give it one half, so at most (1/2)
-# / (3/4) = 67% can come out. More came out, 74% and 69%. So one process with two cores does not split perfectly either, and **a slow
-# reference flatters every efficiency**.
+# Contiguous gives one of the two ranks three quarters of the pairs (lesson 07). A perfect split would give it one half, so contiguous can
+# reach at most (1/2) / (3/4) = 67%. But it shows 74% and 69%. So one process with two cores probably does not split perfectly either, and
+# **a slow reference flatters every efficiency**. If so, the 100% of zigzag at 8,192 tokens is at most about 67/74 = 91%.
 #
 # ## 7 · Counting FLOPs
 #
@@ -387,7 +405,8 @@ compare("13.crossings", str(leave))
 # - Take unions of the spans of a lane, never sums.
 # - The hidden share flatters, because a hidden copy has a longer bar. Measure with and without overlap.
 # - A long bar of communication may be another rank's delay. A rank's own seconds of computing, for equal work, show that it is slow. The
-# least time from the later post to the earlier done shows a slow link if it exceeds a block.
+# least time from the later post to the earlier done shows a slow link if it exceeds the block that hides the hop, no rank and no other
+# link is slow, and there are at least three ranks.
 # - Equal tokens per rank are P times the work per rank. So compare the same work.
 # - Count visible pairs, and say whether it is MFU or HFU.
 # - The launcher decides which hops are fast.

@@ -198,14 +198,14 @@ check("13.report")
 #   becomes the time itself.
 # - `hop_s`: the seconds of a message on a sound link, which begins at the later of its two posts.
 # - `clock` (P,): each rank recorded its times by its own clock; `clock[r]` is what that clock showed when all ranks
-#   started.
+#   started. `arrived[r]` is on the clock of r, the receiver.
 #
 # Return `(what, rank, step)`:
 #
 # | return | if |
 # |---|---|
 # | `("compute", r, t)` | rank r computes slowly in step t alone, even if no other of its steps has work |
-# | `("compute", r, -1)` | rank r computes slowly in each of its steps with work, two at least |
+# | `("compute", r, -1)` | rank r computes slowly in each of its steps with work, if it has at least two such steps |
 # | `("link", r, -1)` | the link from rank r to the next one is slow, whether anybody waits for it or not |
 # | `("sound", -1, -1)` | nothing is wrong |
 #
