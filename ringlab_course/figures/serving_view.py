@@ -62,7 +62,7 @@ def turns(
             longest = max(sum(each) for each in chunks)
             if longest > 0.3 * window_s:
                 ax.annotate("", (-longest, 0.4), (0, 0.4), arrowprops={"arrowstyle": "<->", "color": QUIET})
-                label = f"Ben gets nothing for {1e3 * longest:,.0f} ms"
+                label = f"Ben waits for the chunk: {1e3 * longest:,.0f} ms"
                 box = {"facecolor": PAPER, "edgecolor": "none", "pad": 1.5}
                 ax.text(-longest / 2, 0.4, label, ha="center", va="center", fontsize=9.5, bbox=box)
                 same, more = chunks[-1]
@@ -77,7 +77,7 @@ def turns(
                 ax.text(*middle, every, ha="center", va="center", color=PAPER, fontsize=8)
             ax.set(xlim=(-window_s, after_s), ylim=(-0.1, 1.9), yticks=[0.4, 1.4])
             ax.set_yticklabels(["Ben", "Ada"], color=INK)
-            ax.set_title(f"{title}: the longest keeps Ben waiting {1e3 * longest:,.0f} ms")
+            ax.set_title(f"{title}: Ben waits for the longest {1e3 * longest:,.0f} ms")
             panel.bare(ax)
         axes[-1].set_xlabel("seconds, counted from Ada's first token")
         axes[-1].set_xticks([tick for tick in axes[-1].get_xticks() if -window_s <= tick <= 0])

@@ -12,8 +12,8 @@
 # Ben is reading an answer. Llama 3 70B writes it on 16 H100, in two nodes of 8, and a new token appears every ten milliseconds. Inside a
 # node, the 8 GPUs divide the heads and the weights. The two nodes divide the tokens of every text, so each node has all weights.
 #
-# Then Ada sends the same server a prompt of 1,048,576 tokens, a shelf of books. The server computes it in **chunks**, which is called
-# **prefill**. After each chunk it makes one step of **decode**, in which Ben gets his next token. What does Ben see?
+# Then Ada sends the same server a prompt of 1,048,576 tokens, a shelf of books. Computing a prompt is called **prefill**. The server does
+# it in **chunks**, and after each chunk makes one step of **decode**, in which Ben gets his next token. What does Ben see?
 
 # %%
 from dataclasses import replace
@@ -25,7 +25,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from ringlab import ShardedCache, VirtualCluster, contiguous, oracle, zigzag
 from ringlab.cost.hardware import hardware
-from ringlab.cost.planner.serve_time import ServeRequest, serve_time
+from ringlab.cost.planner.serve_time import ServeRequest, linear_s, serve_time
 from ringlab.cost.serving import prefill_traffic
 from ringlab.cost.sizes import Attention
 from ringlab.serving import decode_heads, prefill
@@ -52,8 +52,9 @@ drawn = runs, ben_s, both_s
 show(serving_view.turns(*drawn), serving_view.describe_turns(*drawn))
 
 # %% [markdown]
-# The picture shows the last ten seconds of Ada's prompt. In the lower half the purple would be too thin to see, and is left out. A long
-# chunk keeps Ben waiting for up to 9,076 ms, and a short one for 147 ms at most. So servers cut prompts into short chunks.
+# The picture shows the last ten seconds of Ada's prompt. In the lower half the purple would be too thin to see, and is left out. Before
+# each of his steps Ben waits for the chunk: up to 9,076 ms for a long one, and at most 147 ms for a short one. So servers cut prompts into
+# short chunks.
 #
 # Two riddles are in this picture.
 #
@@ -62,7 +63,7 @@ show(serving_view.turns(*drawn), serving_view.describe_turns(*drawn))
 # - On the right, Ada's prompt is done, and each step computes a token for both. Ben's text is as short as before. Still, a step now takes
 #   16.1 ms, and not 9.7 ms.
 #
-# Both have the same answer. It also decides how 16 GPUs should divide sixteen users (sections 5 to 7).
+# One thing explains both, and it also decides how 16 GPUs should divide sixteen users (sections 5 to 7).
 #
 # (The times come from ringlab's model of a server, not from a measurement. Of Llama 3 70B only the sizes are borrowed: the real one cannot
 # read a prompt this long. [Serving](../docs/guide/serving.md) says what the model leaves out. Servers can also put Ben's token into the
@@ -96,9 +97,9 @@ names = {1: "not at all", 7 / 6: "a sixth later", 2: "twice as late", 10: "ten t
 compare("19.price", nearest(until_first[512] / until_first[32_768], names))
 
 # %% [markdown]
-# That is 182.4 − 156.1 = 26 s later. Ben's 2,047 steps of 9.7 ms are 20 of them. The chunks themselves take less than 7 s longer: more
-# chunks send more messages, and each has its latency. Their attention hardly depends on where the prompt is cut, because each of Ada's
-# tokens attends to all tokens before it, in this chunk or in an earlier one.
+# That is 182.4 − 156.1 = 26 s later. Ben's 2,047 steps of 9.7 ms are 20 of them. The chunks themselves take less than 7 s longer,
+# in the model mostly because more chunks send more messages, each with its latency. Their attention hardly depends on where the prompt is
+# cut, because each of Ada's tokens attends to all tokens before it, in this chunk or in an earlier one.
 #
 # ## 2 · A chunk is a rectangle and a triangle
 #
@@ -113,13 +114,13 @@ show(serving_view.chunk_masks(4), serving_view.describe_chunk_masks(4))
 # matrix products stay the same. Ada's prompt has 32 long chunks:
 
 # %%
-square_s = np.diff(ada[32_768].chunks_s)  # by how much a chunk takes longer than the one before it
-print(f"one more square takes {square_s.min():.3f} to {square_s.max():.3f} s,", end=" ")
-print(f"and {len(square_s)} squares {square_s.sum():.1f} s")
+longer_s = np.diff(ada[32_768].chunks_s)
+print(f"a chunk takes {longer_s.min():.3f} to {longer_s.max():.3f} s longer", end=" ")
+print(f"than the one before it; {len(longer_s)} times, that is {longer_s.sum():.1f} s")
 
 # %% [markdown]
-# Her last chunk has 31 orange squares before its triangle. Their 8.4 s are the orange piece. That solves the first riddle: **the triangle
-# never grows, and the cache does.**
+# Every chunk takes the same 0.271 s longer: one more square each time. 31 of them are the 8.4 s of the orange piece. That solves the first
+# riddle: **the triangle stays, the rectangle grows with the cache.**
 #
 # ### Where a chunk begins
 #
@@ -156,6 +157,8 @@ for name, mask in {
 # %% [markdown]
 # ## 3 · The cache stays, the chunk travels
 #
+# The second riddle has to wait for section 4, because Ada's chunks are not done yet.
+#
 # Ada's cache lies on several ranks, and so do the queries of her next chunk. To meet, one of the two has to travel.
 #
 # In lesson 05 keys and values go around. But the **queries** can go around, too. Each rank attends to its own keys with the queries that
@@ -167,8 +170,8 @@ show(serving_view.travellers(4), serving_view.describe_travellers(4))
 
 # %% [markdown]
 # On Ada's server two ranks divide the tokens of a K/V head. A token has 8 queries there, but one key and one value. So in a prompt that is
-# computed at once, keys and values are fewer bytes. Partials, in float32, add to the difference. But a chunk has few queries, and many
-# cached keys.
+# computed at once, keys and values are fewer bytes. The queries' way also sends partials in float32, which makes it dearer still. But a
+# chunk has few queries, and the prefix has many keys.
 
 # %% tags=["nbval-ignore-output"]
 predict(
@@ -197,9 +200,11 @@ show(serving_view.bytes_by_prefix(*drawn), serving_view.describe_bytes(*drawn))
 compare("19.prefix", nearest(meet, {n: f"{n:,}" for n in (600, 6_000, 60_000, 600_000)}))
 
 # %% [markdown]
-# **5,664 tokens**, eleven times as many as the chunk has. If keys and values travel, each rank sends those of its cached tokens and of its
-# tokens of the chunk together, as one block, and passes on the blocks of others: P − 1 blocks in all. Otherwise it sends P − 1 blocks of
-# the chunk's queries, and then P − 1 of partials.
+# **5,664 tokens**, eleven times as many as the chunk has. If keys and values travel, a rank's block holds its part of prefix *and* chunk,
+# and each rank sends P − 1 such blocks. If queries travel, it sends P − 1 blocks of the chunk's queries, and P − 1 blocks of partials. So
+# the bytes are equal when, counted for one token,
+#
+# $$(\text{prefix} + \text{chunk}) \cdot \text{bytes of } (k, v) = \text{chunk} \cdot \text{bytes of } (q, \text{partial}).$$
 
 
 # %%
@@ -209,10 +214,11 @@ def limit(H, K, D, size):
     return (query + out_and_lse) / key_and_value
 
 
-print("a query and its partials, in keys and values:", limit(H=8, K=1, D=128, size=2))
+pairs = limit(H=8, K=1, D=128, size=2)
+print(f"a token's queries and partials are as many bytes as {pairs} pairs of key and value")
 
 # %% [markdown]
-# So the bytes are equal when prefix and chunk together are 12.0625 chunks long. The prefix alone then has 11.0625 chunks, 5,664 tokens. From
+# So prefix and chunk together are then 12.0625 chunks long. The prefix alone then has 11.0625 chunks, 5,664 tokens. From
 # there on, Ada's cache stays where it is.
 #
 # In the end each rank appends its own tokens of the chunk to its own cache. They stay on the rank that computed them, so this sends
@@ -248,7 +254,7 @@ for chunk, travels, *outs in zip(CHUNKS, chosen, *run.results, strict=True):
 # Now the prompts are done, and everybody gets tokens. A GPU does little arithmetic for one token of a user, but it reads all of its weights
 # and everything that it has cached. So reading takes more than half of a step.
 #
-# From here on every user has 131,072 tokens in the cache, one long book. First one user alone:
+# In the following cells every user has 131,072 tokens in the cache, one long book. First one user alone:
 
 # %%
 BOOK = 2**17
@@ -257,12 +263,14 @@ alone = serve_time(one).token
 weights, cache = one.weight_bytes / 1e9, one.cache_bytes(BOOK, 1) / 1e9
 print(f"a GPU reads {weights:4.1f} GB of weights in {1e3 * alone.weights_s:.1f} ms")
 print(f"        and {cache:4.1f} GB of the cache in {1e3 * alone.cache_s:.1f} ms")
+sixteen_s = linear_s(one, weight_bytes=0, active_bytes=one.active_bytes, tokens=16)
+print(f"arithmetic with the weights, for 16 tokens: {1e3 * sixteen_s:.1f} ms")
 print(f"with messages a step takes {1e3 * alone.total_s:.1f} ms:", end=" ")
 print(f"{1 / alone.total_s:.0f} tokens a second")
 
 # %% [markdown]
-# The weights take more than six times as long as the cache. And for sixteen tokens in place of one, the arithmetic still fits into the time
-# in which the weights are read.
+# The weights take more than six times as long as the cache. And for sixteen tokens in place of one, the arithmetic, 0.4 ms, still fits
+# into the time in which the weights are read.
 
 # %% tags=["nbval-ignore-output"]
 predict(
@@ -284,7 +292,7 @@ compare("19.batch", nearest(together, {n: f"{n:,}" for n in (100, 700, 1_500)}))
 # 12.8 ms, since each user attends to his own tokens only. **A batch shares the weights, but not the caches.** (The dark part is messages
 # between ranks, for section 7.)
 #
-# That solves the second riddle, too. After Ada's prompt each step also reads her cache:
+# That solves the second riddle, too. Back to Ben and Ada: after her prompt each step also reads her cache:
 
 # %%
 for name, step in {"Ben alone": ben.token, "with Ada ": both.token}.items():
@@ -299,7 +307,8 @@ for name, step in {"Ben alone": ben.token, "with Ada ": both.token}.items():
 # ## 5 · Two copies of something
 #
 # Sixteen users have come, and there are 16 ranks. Tensor parallelism (TP) cuts the weights by heads and columns, so 16 parts are easy. It
-# cuts a cache by K/V heads. There are only 8 of them for 16 ranks. So something must be kept twice: the caches or the weights.
+# cuts a cache by K/V heads. There are only 8 of them for 16 ranks. With heads alone, or with two full sets of weights, something is kept
+# twice. Section 6 asks whether that is necessary.
 #
 # - **TP 16** cuts the weights into 16 parts. Two ranks share a K/V head. Both have its projections, which are few weights, and both keep
 #   the same part of every cache.
@@ -332,10 +341,17 @@ show(serving_view.read_bars(*drawn), serving_view.describe_read_bars(*drawn))
 reads = {name: each.token.weights_s + each.token.cache_s for name, each in steps.items()}
 longer = [n for n in (2, 3, 4) if reads[f"{n} users, TP 16"] > reads[f"{n} users, TP 8 × CP 2"]]
 compare("19.copies", f"{longer[0]}")
+memory = hardware("h100").memory_bytes
+
+
+def held_gb(way):
+    """The weights and sixteen users' caches on a GPU."""
+    return (way.weight_bytes + way.cache_bytes(BOOK, 16)) / 1e9
+
+
 for name, way in ways.items():
-    held = (way.weight_bytes + way.cache_bytes(BOOK, 16)) / 1e9
-    print(f"16 users, {name}: weights and caches of {held:.0f} GB,", end=" ")
-    print(f"on a GPU of {way.machine.memory_bytes / 1e9:.0f} GB")
+    print(f"16 users, {name}: weights and caches of {held_gb(way):.0f} GB,", end=" ")
+    print(f"on a GPU of {memory / 1e9:.0f} GB ({memory / 2**30:.0f} GiB)")
 
 # %% [markdown]
 # **From four users on.** TP 16 saves 2.6 ms of the weights, but only once in a step. It loses 0.8 ms with *every* cache. **The more users
@@ -347,12 +363,12 @@ for name, way in ways.items():
 # parallelism*, and we call it **TP 16 + DCP 2**.
 #
 # Now there is a problem. Look at one K/V head and the two ranks that keep it. Eight query heads need it. Each rank has computed the queries
-# of 4 of them, and caches half of the tokens. Yet each of the 8 heads needs all tokens. (In lesson 15 all ranks had the queries of all
-# heads.)
+# of 4 of them, and caches half of the tokens. Yet each of the 8 heads needs all tokens. In lesson 15 all ranks had the queries of all
+# heads.
 #
 # So in every layer the ranks
 #
-# 1. **gather** the queries: every rank gets all heads of the new token;
+# 1. **gather** the queries: each of the two ranks gets all 8 heads of the new token;
 # 2. **attend** with all heads to their own tokens, which gives a partial for each head;
 # 3. **hand over** the partials: each rank gets those of *its* heads from everybody, and merges them.
 #
@@ -404,37 +420,41 @@ print("right to 1e-5:", error(shares @ outs, true[0, head, -1]) < 1e-5)
 # ## 7 · Back on two nodes
 #
 # So which way should Ben's server take? TP 16 is out, because sixteen users do not fit. TP 16 + DCP 2 reads about half as many weights as
-# TP 8 × CP 2, and as much of each cache. But ranks also send messages.
+# TP 8 × CP 2, and the same amount of each cache. But ranks also send messages.
 #
 # The ranks that divide one copy of the weights *add up* their results twice in every layer, by the all-reduce of lesson 14.
 #
 # - In **TP 8 × CP 2** these are the 8 ranks of a node, which have NVLink. Only partials go from node to node, because each node has half of
 #   every cache.
-# - In **TP 16 + DCP 2** they are all 16 ranks, so every sum crosses from node to node.
+# - In **TP 16 + DCP 2** they are all 16 ranks, so every sum crosses from node to node. The two ranks of a K/V head lie inside a node, so
+#   queries and partials do not cross.
 #
 # For comparison, the upper half of the picture supposes all 16 GPUs on one NVLink.
 
 # %%
+# caches as in TP 8 × CP 2; weights in 16 parts
 GRIDS["TP 16 + DCP 2"] = {"token_ranks": 2, "head_ranks": 8, "sharing": "dcp"}
 sixteen, h100 = partial(server, sequences=16, context=BOOK), hardware("h100")
 machines = {"one NVLink": replace(h100, ranks_per_node=16), "two nodes": h100}
 steps = {f"{place}, {way}": serve_time(sixteen(hardware=machine, **GRIDS[way]))
          for place, machine in machines.items()
          for way in ("TP 8 × CP 2", "TP 16 + DCP 2")}
-drawn = steps, "On two nodes, TP 8 × CP 2 is faster", 2
+held = {way: f"{held_gb(sixteen(**GRIDS[way])):.0f} GB" for way in GRIDS}
+print("on each GPU:", ", ".join(f"{size} with {way}" for way, size in held.items()))
+drawn = steps, "What saves on one NVLink costs on two nodes", 2
 show(serving_view.step_bars(*drawn), serving_view.describe_step_bars(*drawn))
 
 # %% [markdown]
 # On one NVLink, TP 16 + DCP 2 is faster. On two nodes its messages cost more than a second copy of the weights, so Ben's server stays as it
 # is. Among sixteen users he gets 44 tokens a second. Alone, with his short text, he got a hundred.
 #
-# Both keep one copy of each cache. **With many users, the caches must be divided among all ranks. The network decides whether the
-# weights are divided among all ranks, too.**
+# Both ways of this section keep one copy of each cache. **With many users, the caches must be divided among all ranks. In this model, the
+# network decides whether the weights are, too: on two nodes, 3.8 ms more of messages stand against 2.6 ms less of weights.**
 #
 # ## Recap
 #
-# Look at the first picture once more. Ben waits longer because of Ada's cache, the orange. It makes each of her chunks longer than the one
-# before, and later each of their common steps.
+# Look once more at the first picture, and at the bars of section 4. In both, the orange is the time that caches cost. Ada's cache makes
+# each of her chunks longer than the one before, and later each of their common steps.
 #
 # - A chunk of a prompt attends to its cached prefix, a rectangle, and to itself, a triangle. The attention of equal chunks costs
 #   1 : 3 : 5 : 7. Short chunks let others in, and cost little. Positions go on after the prefix.
