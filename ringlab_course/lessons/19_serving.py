@@ -218,7 +218,7 @@ pairs = limit(H=8, K=1, D=128, size=2)
 print(f"a token's queries and partials are as many bytes as {pairs} pairs of key and value")
 
 # %% [markdown]
-# So prefix and chunk together are then 12.0625 chunks long. The prefix alone then has 11.0625 chunks, 5,664 tokens. From
+# There, prefix and chunk together are 12.0625 chunks long, and the prefix alone is 11.0625 chunks, 5,664 tokens. From
 # there on, Ada's cache stays where it is.
 #
 # In the end each rank appends its own tokens of the chunk to its own cache. They stay on the rank that computed them, so this sends
