@@ -281,7 +281,7 @@ def describe_states(
 def transitions(tokens: Sequence[Token], pairs: Sequence[tuple[Matrix, Matrix]]) -> Figure:
     """Return a picture of the tokens, and below each rank the A and the B of its transition."""
     each = len(tokens) / len(pairs)
-    names = "A: what is left\nof the old rows", "B: what is\nwritten"
+    names = "A: what is left\nof the old rows", "B: what is left\nof its own writes"
     rows = {
         name: [((rank + 0.5) * each, "", matrix) for rank, matrix in enumerate(matrices)]
         for name, matrices in zip(names, zip(*pairs, strict=True), strict=True)
@@ -655,7 +655,7 @@ def recall(stored: Sequence[int], errors: Mapping[str, Sequence[float]], D: int)
         ax.text(0, 1.03, "a state of zeros", color=INK, fontsize=9.5)
         ax.set(
             xlim=(-0.02 * stored[-1], 1.38 * stored[-1]),
-            xticks=[1, *(n for n in stored if n >= D / 2 and n != D)],
+            xticks=[1, *(n for n in stored if n >= D / 2 and n != D + 1)],
             xlabel="keys stored in one state",
             ylabel="error / length of the value",
             title=f"The best state of {D} × {D} numbers gives back {D} pairs, and no more",

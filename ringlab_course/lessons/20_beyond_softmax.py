@@ -84,8 +84,7 @@ print("the two sides agree:", torch.allclose(left, torch.stack(right)))
 print("token 2 has written a ← (3, 2), asks for a, and hears", tuple(right[2].tolist()))
 
 # %% [markdown]
-# The right side never looked back at an earlier token. The state has as many numbers as $k v^\top$, however many
-# tokens it has read.
+# The right side never looked back at an earlier token. The state stays as large as a single $k v^\top$, however many tokens it has read.
 #
 # But token 2 does not hear (3, 2). It hears (7, 5) + (3, 2), because token 0 also wrote under a. The plain sum overwrites nothing, and
 # nothing divides by the sum of the weights. So it makes a poor memory.
@@ -95,11 +94,11 @@ print("token 2 has written a ← (3, 2), asks for a, and hears", tuple(right[2].
 # In models such as Qwen3-Next a token therefore does four things to the state, in this order:
 #
 # 1. it **forgets**: the state is multiplied by a *decay* $\alpha_t \le 1$;
-# 2. it **corrects**: it reads what the state says for its key, and subtracts a share $\beta_t \le 1$ of what it has read;
+# 2. it **corrects**: it reads what the state says for its key, and takes a share $\beta_t \le 1$ of that out of the state, under its key;
 # 3. it **writes** its value, times $\beta_t$, under its key;
 # 4. its query **reads**.
 #
-# In our example β is 1. So token 2 subtracts (7, 5) from row a, writes (3, 2), and then it hears (3, 2).
+# All keys have length 1. In our example β is 1, too. So token 2 subtracts (7, 5) from row a, writes (3, 2), and then it hears (3, 2).
 #
 # Steps 2 and 3 together are the *delta rule*: the token writes only the difference between its value and what the state already says. All
 # four are the [gated delta rule](https://arxiv.org/abs/2412.06464).
@@ -180,10 +179,10 @@ exact = max(n for n, error in zip(stored, errors["the best state"], strict=True)
 compare("20.fits", str(exact))
 
 # %% [markdown]
-# With random values, a state of D × D numbers holds **D** pairs, one for each independent key, and no more. The delta rule, which goes
-# through the pairs once, holds them less exactly.
+# At best a state of D × D numbers holds **D** pairs: there are no more than D independent keys. The delta rule, which goes through the
+# pairs once, holds them less exactly.
 #
-# So a real head, with D = 128, holds 128 pairs of a million. It keeps a selection, and the model learns which. This is probably why models
+# So a real head, with D = 128, holds at most 128 pairs of a million. It keeps a selection, and the model learns which. This is probably why models
 # such as Qwen3-Next keep some softmax layers. Now back to the eight GPUs in a queue.
 #
 # ## 4 · The queue of ranks
@@ -194,14 +193,15 @@ compare("20.fits", str(exact))
 #
 # We try it on 256 tokens, with two heads of 16 numbers. Queries, keys and values are those of real text; decays and β are random.
 # `plain.recurrence` is our function `token` in a loop, for all heads at once. It gives us the outputs of one process, `whole`. Each rank of
-# the relay calls it with its own tokens and the state that it received.
+# the relay calls it with its own tokens and the state that it received. From here on code takes log α, since decays multiply and
+# logarithms add.
 
 # %%
 N, D = 256, 16
 draw = torch.Generator().manual_seed(20)
 q, k, v = (x.double() for x in corpus.qkv(N, heads=2, head_dim=D))
 decay, beta = torch.rand(2, 1, 2, N, generator=draw, dtype=torch.float64)
-text = q, k / k.norm(dim=-1, keepdim=True), v, -0.2 * decay, beta  # the logarithms of decays
+text = q, k / k.norm(dim=-1, keepdim=True), v, -0.2 * decay, beta  # -0.2 * decay: log α
 nothing = torch.zeros(1, 2, D, D, dtype=torch.float64)
 whole, last = plain.recurrence(*text, nothing, 1.0)  # 1.0: nothing scales q · k
 
@@ -242,7 +242,7 @@ compare("20.relay", first)
 # the seven messages come on top. The ranks share the memory and the work, but they work one after the other. So a small message alone is no
 # gain.
 #
-# Why does a rank wait? It has all its tokens. It lacks only the state before them. Could it do most of its work *for any state*, before it
+# Why does a rank wait? It has all its tokens. It lacks only the state before them. Could it do something useful *for any state*, before it
 # knows which one will come?
 #
 # ## 5 · What a stretch does to any state
@@ -258,7 +258,7 @@ compare("20.relay", first)
 # $$S \mapsto A\, S + B$$
 #
 # of *any* state S. The pair (A, B) is the **transition** of the stretch; that of rank r is $T_r = (A_r, B_r)$. A says what the stretch leaves
-# of the old state, and B what it writes. Both depend on the stretch's own tokens alone. So **every rank can compute its transition before it
+# of the old state, and B what is left of its own writes. Both depend on the stretch's own tokens alone. So **every rank can compute its transition before it
 # has heard anything.**
 #
 # ## 6 · How a rank finds A and B
@@ -279,19 +279,19 @@ show(scan_view.transitions(eight, drawn), scan_view.describe_transitions(eight, 
 # A has a column for each row of the old state:
 #
 # - Ranks 0 and 3 overwrite both rows, so their A is zero.
-# - Rank 1 overwrites row a, so the column "old a" is zero. Then c reads 0.8 of the old row b, and takes this out under c: 0.8 · 0.8 = 0.64 of
-#   it from row b, where 0.36 is left, and 0.6 · 0.8 = 0.48 of it from row a.
+# - Rank 1 overwrites row a, so the column "old a" is zero. Then c reads 0.8 of the old row b, and removes this again: 0.8 of it from row b,
+#   0.6 of it from row a. So row b keeps 1 − 0.64 = 0.36 of the old row b, and row a gets −0.48 of it.
 # - Rank 2 leaves half of row a, and overwrites row b.
 #
 # Check rank 1. The state of rank 0, with rows (7, 5) and (4, 1), enters it. Row a of $A_1 S + B_1$ is −0.48 · (4, 1) + (7.92, 8.48) =
 # (6, 8), and row b is 0.36 · (4, 1) + (6.56, 8.64) = (8, 9), as in section 2.
 #
-# Each B is what one rank has written. So could rank r just add the B of all ranks before it, to get the state that enters?
+# Each B is what is left of one rank's own writes. So could rank r just add the B of all ranks before it, to get the state that enters?
 
 # %% tags=["nbval-ignore-output"]
 predict(
     "20.adding",
-    "On which of the four ranks is the sum of all earlier B the state that enters?",
+    "Add up all earlier B. On which of the four ranks is this the state that enters?",
     ["on none", "on rank 0", "on ranks 0 and 1", "on all"],
 )
 
@@ -305,8 +305,8 @@ compare("20.adding", {0: "on none", 1: "on rank 0", 2: "on ranks 0 and 1", 4: "o
 
 # %% [markdown]
 # It is right on ranks 0 and 1 only, so a test with two ranks would find nothing. On rank 2 the sum still holds a ← (7, 5) of rank 0, which
-# rank 1 has overwritten. A is missing: of what rank 0 wrote, rank 1 leaves only $A_1 B_0$. So the A of the ranks between must travel as
-# well. An A is as large as a state, however many tokens there are. How do ranks put these pairs together?
+# rank 1 has overwritten. The sum leaves out A: rank 1 keeps only $A_1 B_0$ of what rank 0 wrote. So the A of the ranks between must travel
+# as well. An A is as large as a state, however many tokens there are. How do ranks put these pairs together?
 #
 # ## 7 · Brackets move again
 #
@@ -346,14 +346,13 @@ compare("20.order", ["", "the first", "the first and the second", "all three"][s
 # transitions are **associative**. The first two lines are the same journey, through ranks 0, 1 and 2. They differ only in which two were
 # put together first.
 #
-# The second line is the way out of the queue. T₂ ∘ T₁ needs no state, and nothing from rank 0. With eight ranks, 1 and 2 can be put together while
-# rank 0 is still busy, and so can 3 and 4, and 5 and 6.
+# The second line is the way out of the queue. T₂ ∘ T₁ needs no state, and nothing from rank 0.
 #
 # ## 8 · Doubling
 #
 # Every rank wants the composition of all transitions before it. An operation that gives it to every rank is called a **scan**. *Doubling*
-# does it in few rounds. In round 1 every rank sends what it knows to the next rank. In round 2 it sends to the rank two places further on,
-# and in round 3 to the rank four places further on. So with each round a rank knows of up to twice as many ranks.
+# does it in few rounds. In round 1 every rank sends what it knows to the next rank, if there is one. In round 2 it sends to the rank two
+# places further on, and in round 3 to the rank four places further on. So with each round a rank knows of up to twice as many ranks.
 #
 # In the picture every rank has a strip with eight places, one for each rank. A place is coloured when the rank knows of that rank's tokens.
 
@@ -389,9 +388,12 @@ show(scan_view.entering(eight, drawn, relayed), scan_view.describe_entering(eigh
 # %% [markdown]
 # The states are the very same. But nobody has waited for a finished state.
 #
+# Check row a of rank 3. After round 1 its *before* is $T_2$. In round 2 rank 1 sends it $T_1 \circ T_0$, and the B of that has (6, 8) in
+# row a. $A_2$ halves it, and $B_2$ adds nothing: 0.5 · (6, 8) + (0, 0) = (3, 4).
+#
 # ringlab's `linear_attention` does this for the whole layer: transitions, scan, outputs. When are the eight ranks done? On the clock of
-# section 4 a pass through a stretch takes a second. The pass for A and B carries two states, but it computes no outputs. So it costs hardly
-# more, as the cell prints. Products of such small matrices take next to no time, and here none.
+# section 4 a pass through a stretch takes a second. The pass for A and B carries two states, but it computes no outputs. Done in chunks
+# (section 11), it costs 5 % more, as section 9 prints. Products of such small matrices take next to no time, and here none.
 
 # %%
 class Clock(Costs):
@@ -408,8 +410,6 @@ def on_ranks(ring, layout):
     return linear_attention(*qkv, ring=ring, layout=layout, decay=g, beta=beta, **how)
 
 
-passes = passage_flops(layer, 2**17) / attend_flops(layer, 2**17)
-print(f"FLOPs of the pass for A and B over those of the pass for outputs: {passes:.2f}")
 scanned = VirtualCluster(P, costs=Clock()).run(on_ranks, even)
 print("the outputs of one process:", torch.allclose(even.unshard(scanned.results, dim=2), whole))
 charts = {"Relay": handed.trace, "Doubling": scanned.trace}
@@ -447,14 +447,16 @@ between = gpu.between  # a latency for each round, and the bytes
 scan = rounds(P, "doubling") * between.latency_s + busiest / between.bytes_per_s
 print(f"B has {layer.state_bytes / 2**20:.0f} MiB, and A {layer.transition_bytes / 2**20:.0f} MiB")
 print(f"the busiest of 8 ranks sends {busiest / 2**20:.0f} MiB",
-      f"at {between.bytes_per_s / 1e9:.0f} GB/s: the scan takes {scan * 1e3:.2f} ms")
+      f"at {between.bytes_per_s / 1e9:.0f} GB/s",
+      f"+ {rounds(P, 'doubling')} × {between.latency_s * 1e6:.0f} µs:",
+      f"the scan takes {scan * 1e3:.2f} ms")
 print(f"a token uses {linear.active_parameters / 1e6:.0f} million weights of this layer,",
       f"and a GPU does {gpu.peak('bfloat16') / 1e12:.0f} TFLOP/s at most")
 
 # %% [markdown]
-# The [busiest rank](../ringlab/cost/scan_traffic.py) sends A and B in two rounds (4 + 4 MiB), and B alone in the third (2 MiB): once a rank
-# knows everything from rank 0 on, its A would multiply zeros. Next to this stands the work of the layer: each GPU takes 131,072 tokens
-# through 69 million weights.
+# The [busiest rank](../ringlab/cost/scan_traffic.py) sends A and B in two rounds (4 + 4 MiB), and B alone in the third (2 MiB): once a rank's
+# *all* begins at rank 0, nothing but zeros comes before it, so nobody needs its A. These 10 MiB at most are still about 180 times less than
+# the 7 × 256 MiB of the softmax ring. Next to them stands the work of the layer: each GPU takes 131,072 tokens through 69 million weights.
 
 # %%
 peak, bars = gpu.peak("bfloat16"), {}
@@ -469,8 +471,13 @@ for each in (131_072, 32_768, 8_192):
     }
 show(scan_view.shares(bars), scan_view.describe_shares(bars))
 asked = bars["131,072 tokens on each"]
-_, _, extra, share = (part / sum(asked.values()) for part in asked.values())
-print(f"131,072 tokens on each: the pass for A and B takes {extra:.0%} of the time")
+_, outputs, extra, _ = asked.values()
+share, alone = scan / sum(asked.values()), P * outputs
+queue = alone + (P - 1) * (between.latency_s + layer.state_bytes / between.bytes_per_s)
+print(f"131,072 tokens on each: A and B take {extra / sum(asked.values()):.0%} of the time,",
+      f"{extra / outputs - 1:.0%} more than the outputs")
+print(f"the linear attention itself: {queue * 1e3:.1f} ms in a queue,",
+      f"{alone * 1e3:.1f} ms on one GPU, {(extra + scan + outputs) * 1e3:.1f} ms by the scan")
 compare("20.share", "about 1 %" if share < 0.03 else "about 10 %" if share < 0.3 else "about half")
 
 # %% [markdown]
@@ -483,8 +490,10 @@ compare("20.share", "about 1 %" if share < 0.03 else "about 10 %" if share < 0.3
 # runs at 65.5 % is an **assumption**: FlashAttention-3 reaches it in the forward, with head dim 128 and no mask ([arXiv 2407.08608](https://arxiv.org/abs/2407.08608)). The link's 50 GB/s are
 # from its data sheet, and its 14 µs before the first byte from NCCL's tuning model.</details>
 #
-# The puzzle is solved. A queue of eight GPUs is slower than one. But transitions need no state, and can be put together in any brackets. So
-# eight GPUs work at once, small squares travel, and where each has many tokens the waiting hardly shows.
+# The puzzle is solved. Matrices and experts need no state, so they run on eight GPUs at once in any case. For the linear attention itself,
+# a queue of eight GPUs is slower than one: 8.5 ms instead of 8.1. But transitions need no state either, and can be put together in any
+# brackets. So eight GPUs work at once, and the linear attention takes 2.3 ms. Small matrices travel, and where each GPU has many tokens the
+# waiting hardly shows.
 #
 # ## 10 · Four kinds of A
 #
@@ -526,7 +535,7 @@ show(scan_view.survival(alphas), scan_view.describe_survival(alphas))
 #
 # To get a row of E, multiply the row above by the token's own α, and append a 1.
 #
-# Write ⊙ for multiplying number by number; e ⊙ scales row i by $e_i$, and f ⊙ by $f_i$. The outputs of a chunk of C tokens read the chunk's
+# Write ⊙ for multiplying number by number; e ⊙ X multiplies row i of X by $e_i$; f ⊙ likewise. The outputs of a chunk of C tokens read the chunk's
 # own writes, and the state that enters. The second line is the state that leaves:
 #
 # $$O = (E \odot QK^\top)\,V + e \odot (Q\,S),$$
@@ -541,10 +550,12 @@ E = torch.tensor([[1, 0, 0, 0], [0.9, 1, 0, 0], [0.72, 0.8, 1, 0], [0.36, 0.4, 0
 S, q4, k4, v4 = torch.ones(2, 2), Q[:4], K[:4], V[:4]
 outputs = (E * (q4 @ k4.mT)) @ v4 + e[:, None] * (q4 @ S)
 leaves = e[-1] * S + (E[-1][:, None] * k4).mT @ v4
-for alpha, key, value in zip(alphas, k4, v4, strict=True):  # token by token
+loop = []
+for alpha, query, key, value in zip(alphas, q4, k4, v4, strict=True):  # token by token
     S = alpha * S + torch.outer(key, value)
-print("the last output and the state of the loop:",
-      torch.allclose(outputs[-1], S.mT @ q4[-1]) and torch.allclose(leaves, S))
+    loop.append(S.mT @ query)
+print("the four outputs and the state of the loop:",
+      torch.allclose(outputs, torch.stack(loop)) and torch.allclose(leaves, S))
 
 # %% [markdown]
 # With the delta rule a token writes the difference to what the state says, and this depends on the earlier writes in the chunk. One
@@ -567,8 +578,9 @@ for chunk in (1, 16, 64, 256):
 #
 # $$A^\top dS + G .$$
 #
-# The first part comes through the state that leaves, S ↦ A S + B. The second part, G, comes through the stretch's own outputs. An output is
-# $o_t = S^\top (\ldots) + \ldots$, linear in the entering state S. Therefore G does not depend on S, and a rank finds G alone.
+# The first part comes through the state that leaves, S ↦ A S + B. The second part, G, comes through the stretch's own outputs. Each output is
+# $o_t = (A_t S + B_t)^\top q_t$, where $A_t$, $B_t$ are the transition up to token t. So its gradient for S,
+# $A_t^\top q_t\, do_t^\top$, does not contain S, and a rank finds G alone.
 # So $(A^\top, G)$ is a transition again, and the backward is the same scan in the reverse order.
 #
 # What happens if the reverse scan is wrong? In [one library](https://github.com/fla-org/flash-linear-attention/issues/1115) the reverse
@@ -635,6 +647,6 @@ compare("20.reverse", {0: "on none", 1: "on the last", 4: "on all"}[len(right["v
 # r?</summary>Zero: the state is set to zeros where the document begins, as by a decay of 0. So nothing from before passes this rank.</details>
 #
 # <details><summary>5. Softmax layers are dealt in a zig-zag (lesson 08). Does this balance a linear layer, too?</summary>It is balanced already: a token costs
-# the same wherever it stands. With a zig-zag each rank has two stretches, and doubling needs one more round.</details>
+# the same wherever it stands. With a zig-zag each rank has two stretches, and doubling needs one more round (2P stretches instead of P).</details>
 #
 # Now build it: [exercise 20](../exercises/20_beyond_softmax.ipynb), a chunk, a transition, the scan, and the layer.

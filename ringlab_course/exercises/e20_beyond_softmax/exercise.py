@@ -106,7 +106,7 @@ check("20.transition")
 # - The messages take ⌈log₂ P⌉ **rounds**: on a clock on which a message takes ½ s, the last one arrives after ⌈log₂ P⌉ · ½ s.
 #   So a scan that includes the own rank, followed by one shift, is a round too many. P is any number, not only a power of two.
 # - In each round a rank sends one A and one B at most. You may always send both, although the lesson's ranks sometimes send B alone. A
-#   hidden check counts the bytes.
+#   hidden check allows one A and one B in each round, no more.
 # - In each round the first ranks have nobody to hear from, and the last ranks have nobody to send to.
 # - A may be singular: tokens that forget everything have A = 0.
 # - `ring.comm.exchange(send=(x, y), to=rank, receive=(room_x, room_y), source=rank).wait()` sends two tensors and returns the two
@@ -186,7 +186,7 @@ check("20.layer")
 # ## All four together, on real text
 #
 # When all stages hold, run `on_real_text()` in a new cell. It takes q, k and v of real text, normalises the keys, and compares your layer
-# on 5 virtual ranks and on 4 processes with the recurrence on one. The bytes for 200 tokens and for 400 should be equal.
+# on 5 virtual ranks and on 4 processes with the recurrence on one. The bytes for 200 tokens and for 400 should be equal on the same number of ranks.
 
 
 # %%
