@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -72,9 +73,8 @@ RIGHT: dict[str, tuple[Callable[..., Any], set[str]]] = {
 @pytest.mark.parametrize("name", RIGHT)
 def test_right_decodes_pass(name: str) -> None:
     decode, lacking = RIGHT[name]
-    for seed in range(2):
-        report = check_decode(decode, ranks=(2, 3, 8), seed=seed)
-        assert failed(report) == {} and does_not_apply(report) == lacking and report.not_asked == ()
+    report = check_decode(decode, ranks=(2, 3, 8), seed=random.randrange(100))
+    assert failed(report) == {} and does_not_apply(report) == lacking and report.not_asked == ()
 
 
 @pytest.mark.thorough

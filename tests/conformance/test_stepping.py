@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import re
 from collections import Counter
 from collections.abc import Callable
@@ -61,9 +62,8 @@ def test_the_plain_step_passes() -> None:
 
 @pytest.mark.thorough
 def test_a_step_with_an_optimizer_passes() -> None:
-    for seed in range(2):
-        report = check_step(trained, seed=seed)
-        assert failed(report) == {} and does_not_apply(report).isdisjoint(OF_TRAINED)
+    report = check_step(trained, seed=random.randrange(100))
+    assert failed(report) == {} and does_not_apply(report).isdisjoint(OF_TRAINED)
 
 
 @pytest.mark.parametrize("name", EDITS)
