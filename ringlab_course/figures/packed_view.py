@@ -287,9 +287,15 @@ def _draw_label(ax: Axes, at: np.ndarray, token: int, place: int, right: int) ->
 
 
 def _label_kinds(right: np.ndarray, made: Iterable[np.ndarray]) -> list[bool]:
-    """Return whether any label is right, whether any is wrong, and whether any is lost."""
+    """Return whether any label is right, any wrong and any lost, and whether any token rightly has none."""
     kinds = [
-        ((own >= 0) & (own == right), (own >= 0) & (own != right), (own < 0) & (right >= 0)) for own in made
+        (
+            (own >= 0) & (own == right),
+            (own >= 0) & (own != right),
+            (own < 0) & (right >= 0),
+            (own < 0) & (right < 0),
+        )
+        for own in made
     ]
     return [any(where.any() for where in kind) for kind in zip(*kinds, strict=True)]
 
@@ -303,6 +309,7 @@ def _explain_labels(drawn: Figure, occurs: Sequence[bool]) -> None:
         "the token has lost its label": Line2D(
             [], [], color=RED, marker="x", linestyle="", markersize=8, markeredgewidth=2.5
         ),
+        "bare: rightly no label": Line2D([], [], linestyle=""),
     }
     shown = {name: look for (name, look), wanted in zip(looks.items(), occurs, strict=True) if wanted}
     drawn.legend(shown.values(), shown, loc="outside lower center", ncols=3, fontsize=9)

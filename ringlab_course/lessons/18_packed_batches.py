@@ -37,9 +37,9 @@ longest = max(len(word) for word in row.words)
 print(f"as a rectangle: {len(row.words)} lines of {longest}, {4 * longest - 16} tokens of padding")
 
 # %% [markdown]
-# A small decoder has begun to learn to spell Python's keywords, each of them alone. Six programs compute its loss on this row: the
-# mean of −log p over the letters that the decoder has to predict. All six use the same weights, the same tokens and the same four
-# ranks, and none raises an error.
+# A small, half-trained decoder spells Python's keywords. It has only seen them one at a time. Six programs compute its loss on this
+# row: the mean of −log p over the letters that the decoder has to predict. All six use the same weights, the same tokens and the same
+# four ranks, and none raises an error.
 
 # %%
 programs = row.six_programs()
@@ -55,8 +55,8 @@ for name, loss in programs.items():
 predict("18.right", "Which program is right?", choices=[*programs])
 
 # %% [markdown]
-# The answer comes in section 8. Until then we make the five mistakes on this row, one at a time. Each gives one of the six losses,
-# and so we learn which program made it.
+# The answer comes in section 8. Until then we make the five mistakes on this row, one at a time. Each mistake reproduces one of the
+# six losses, and so gives away its program.
 #
 # ## 1 · Three ways to write a bound
 #
@@ -78,8 +78,8 @@ show(*row.strip(lines, title="The same bounds in three ways", bounds=True))
 # In the picture, every gap is the border of a rank, and every change of colour the border of a document. The two kinds of borders
 # have nothing to do with each other: `while` lies on two ranks, `finally` on three, and rank 1 holds tokens of three documents.
 #
-# **What a token sees, its label, its position and its weight must be the same however the row is cut into ranks. Each of the five
-# mistakes forgets the border of a document, or lets the cut change one of these.**
+# **However the row is cut, a token must see the same keys as in its document alone, and keep the same label, position and weight. Each
+# of the five mistakes breaks this at a border: of a document or of a rank.**
 #
 # ## 2 · The mask
 #
@@ -153,9 +153,10 @@ wrong = {name: which & (ids != ids[6]) for name, which in moves.items()}
 show(*row.strip(lines, wrong, title="Which outputs move if the f of finally changes"))
 
 # %% [markdown]
-# A dot is an output that moves. A token must move its own output and those after it **in its document**, and no other. Without
-# documents, the *f* also moves the outputs of `def`. A letter of `def` would have moved no other document. So change **each
-# token in turn**:
+# A dot is an output that moves. A token must move its own output and those after it **in its document**, and no other. (Through
+# several layers a change may also travel by way of a third token. With masks like these, that reaches nothing new.) Without
+# documents, the *f* also moves the outputs of `def`. Had we changed a letter of `def`, the last word, we would have seen nothing
+# wrong. So change **each token in turn**:
 
 # %%
 def found(mask):
@@ -179,7 +180,7 @@ for name, mask in masks.items():
 owned = [row.layout.positions(rank) for rank in range(4)]
 for name, mask in masks.items():
     needed = [[r for r in range(4) if mask[np.ix_(own, owned[r])].any()] for own in owned]
-    print(f"{name}, {sum(map(len, needed))} of 16 blocks are needed. By rank:", *needed)
+    print(f"{name}, {sum(map(len, needed))} of 16 parts of the mask are needed. By rank:", *needed)
 
 # %% [markdown]
 # With documents, rank 2 needs nothing of rank 0's block, and does not compute with it. It passes the block on all the same: rank
@@ -187,8 +188,8 @@ for name, mask in masks.items():
 #
 # ## 4 · The bounds of a shard
 #
-# Now the mask knows the documents. But each rank's kernel wants cu_seqlens for its own tokens, and cu_seqlens describes the
-# whole row. In a fork of Megatron-LM, a linear-attention layer computed a rank's own bounds [like
+# Now the mask knows the documents. Each rank's kernel wants cu_seqlens for its own tokens, but the cu_seqlens that we have describe
+# the whole row. In a fork of Megatron-LM, a linear-attention layer computed a rank's own bounds [like
 # this](https://github.com/ISEEKYAN/Megatron-LM/pull/111). `cp_size` is the number of ranks:
 #
 # ```python
@@ -206,7 +207,8 @@ print("documents of a rank's four tokens, by divided bounds:", *of_a_rank)
 
 # %% [markdown]
 # So every rank takes its first token for document 0, the second and the third for document 2, and the last for document 3.
-# Suppose the ring now uses these numbers: a query sees every earlier key of the row with its own number, on whichever rank.
+# That layer was not a ring. To see the damage in ours, let our mask use these numbers: a query sees every earlier key of the row with
+# its own number, on whichever rank.
 
 # %% tags=["nbval-ignore-output"]
 predict(
@@ -238,8 +240,8 @@ identify("divided bounds", row.loss(sees=by_bounds))
 
 # %% [markdown]
 # The cure is not to divide. **Keep the bounds of the whole row, and each token's place in it.** Then a rank looks up its tokens'
-# documents, in any layout. `searchsorted` with `side="right"` counts the bounds up to a place, an equal one included. The bound 0
-# is always among them, so we subtract 1. An empty document repeats a bound, and no place falls into it.
+# documents, in any layout (section 10 tries three). `searchsorted` with `side="right"` counts the bounds that are at most the place.
+# The bound 0 is always among them, so we subtract 1. An empty document repeats a bound, and no place falls into it.
 
 # %%
 for rank in range(4):
@@ -247,8 +249,8 @@ for rank in range(4):
     print(f"rank {rank}: places", *owned[rank], "  documents", *documents)
 
 # %% [markdown]
-# The division is right only if every document is spread over the ranks in equal parts. *Two of each*, a layout of [lesson
-# 08](08_striped_and_zigzag.ipynb), does this if 2P divides each length.
+# The division is right only if every document is spread over the ranks in equal parts. A layout that cuts each document into 2P equal
+# chunks and gives each rank two of them (*Two of each*, [lesson 08](08_striped_and_zigzag.ipynb)) does this.
 #
 # ## 5 · Labels
 #
@@ -318,12 +320,13 @@ compare("18.labels", int(((cut_striped == whole) & (whole != IGNORE)).sum()))
 # weights and for everything else that belongs to a token.
 #
 # In verl, a library for reinforcement learning, each rank [rolled its shard](https://github.com/verl-project/verl/pull/6268). A
-# roll wraps around, so the last token of each shard got the shard's first token as its label, instead of none.
+# roll wraps around. So the last token of each shard got the shard's own first token as its label, where program B has none. Right is
+# the first token of the next shard, if it is in the same document.
 #
 # ## 6 · Positions
 #
-# Plain rotary embedding turns each query and each key by an angle proportional to a number of its token. Which number? Three are at
-# hand: the position in the document, the place in the row, and the token's index in its rank's shard. The right one is the
+# Plain rotary embedding turns each query and each key by an angle proportional to a number that the token carries. Which number? Three
+# are at hand: the position in the document, the place in the row, and the token's index in its rank's shard. The right one is the
 # position: then the decoder treats a word in the row exactly like the word alone.
 
 # %% tags=["nbval-ignore-output"]
@@ -344,7 +347,7 @@ compare("18.positions", "not at all, but for rounding" if change < 1e-9 else "a 
 # place differ by a constant, and in the difference between a query and a key this constant drops out.
 #
 # So only the step from each token to the next one of its word matters, because every difference in a word is a sum of such steps.
-# The step has to be 1. The next picture shades a number that is not one more than the number before it in the same word.
+# The step has to be 1. The next picture shades each number where the step from the letter before it in the word is not 1.
 
 # %%
 index = row.on_each_rank(lambda own: np.arange(len(own)))
@@ -367,8 +370,8 @@ show(*row.strip(lines, wrong, title="Only the index in the shard breaks off insi
 identify("index as position", row.loss(positions=index))
 
 # %% [markdown]
-# Places do harm where not only differences count: with learned positions, and with rotary embeddings whose scale follows from the
-# largest position.
+# Places do harm where the number itself counts, not only differences: with learned positions, and with rotary embeddings whose
+# frequencies [depend on the largest position](../docs/huggingface.md#what-is-refused).
 #
 # ## 7 · The mean
 #
@@ -385,7 +388,7 @@ identify("mean of the ranks' means", row.loss(weights=of_ranks))
 # %% [markdown]
 # No. On a rank with n labels, each label weighs 1/n in the rank's mean, and 1/(4n) after the mean over four ranks. So n must be
 # the same on all ranks. But the last token of a word has no label, and ranks 1 and 3 have only two labels. Each of these weighs as
-# much as two labels of another rank:
+# much as two labels of rank 0 or 2:
 
 # %%
 means = {"The mean over all labels: right": has_label / has_label.sum(),
@@ -393,9 +396,9 @@ means = {"The mean over all labels: right": has_label / has_label.sum(),
 show(*row.bars(means))
 
 # %% [markdown]
-# **A weight must never change because a rank ends.** So count the labels over all ranks, once, before anybody divides. In verl a
-# rank's count [was its own alone](https://github.com/verl-project/verl/issues/5983), although all P losses were added. The loss was
-# about P times too large.
+# **A weight must never change because a rank ends.** So count the labels over all ranks, once, before anybody divides. In verl
+# each rank [divided by its own count](https://github.com/verl-project/verl/issues/5983), and then the P results were added, not
+# averaged. The loss was about P times too large.
 #
 # ## 8 · The six programs, opened
 #
@@ -408,7 +411,7 @@ for name, loss in programs.items():
 compare("18.right", left)
 
 # %% [markdown]
-# If you chose B because its loss is the lowest, you chose the program that lost its hard labels.
+# If you chose B because its loss is the lowest, you chose the program that lost three labels, two of them hard.
 #
 # Is D really right? That it is left over is no proof. The reference is **every document alone, in one process, without a row and
 # without a ring**, since then there is no border that could be forgotten.
@@ -441,15 +444,17 @@ shown = {"D: no mistake": {}, "B: labels cut first": {"labels": cut_labels},
          "F: index": {"positions": index}}
 lines = {name: row.shown_losses(**given) for name, given in shown.items()}
 wrong = {name: np.array(each) != lines["D: no mistake"] for name, each in lines.items()}
-title = "The loss when this letter predicts the next, shaded unless as in D"
+title = "Loss of each prediction; shaded where it differs from D"
 show(*row.strip(lines, wrong, title=title))
 
 # %% [markdown]
 # - **A** is not in the picture: its letters have the losses of D, and only their weights are wrong. It reports 0.003 more than D.
 # - **B** loses the label of the last letter before the border, where the border of a rank falls inside a word.
-# - **C and E**, the wrong masks, change losses all over a word. Some even fall. C spares `while`, because nothing stands before it.
-# - **F** turns the letters after the border wrongly. The damage shows at *n a l l* alone, because *e* and *y* have no label. Three
-#   losses rise there. One falls, and so the mean stays close to that of D.
+# - **C and E**, the wrong masks, change losses all over a word. Some even fall. C spares `while`, because nothing stands before it. On
+#   `def` the two nearly agree: both let it see the `_`, which alone would do as much harm.
+# - **F** restarts the numbers at a rank's border inside a word, so the letters after it are turned wrongly. The damage
+#   shows at *n a l l* alone, because *e* and *y* have no label. Three losses rise there. One falls, and so the mean stays close to
+#   that of D.
 #
 # ## 9 · A row that exposes all five
 #
@@ -483,9 +488,9 @@ compare("18.tests", len(passes["one on each rank"]))
 # - Ranks hold different numbers of labels (A).
 #
 # Two of the reported bugs hid like this. The test that cleared the division in the fork of Megatron-LM used single documents,
-# [says the report](https://github.com/ISEEKYAN/Megatron-LM/pull/111). The ring of axolotl ignored documents.
-# The first loss of a packed run was [1.83 times](https://github.com/axolotl-ai-cloud/axolotl/issues/3608) that of one GPU, and with a
-# single document it is [bitwise right](https://github.com/axolotl-ai-cloud/axolotl/pull/3867).
+# [says the report](https://github.com/ISEEKYAN/Megatron-LM/pull/111). The ring of axolotl ignored documents. Packed, its first loss
+# was [1.83 times](https://github.com/axolotl-ai-cloud/axolotl/issues/3608) that of one GPU. With a single document its loss is
+# [bitwise right](https://github.com/axolotl-ai-cloud/axolotl/pull/3867).
 #
 # **Take a row like this lesson's for your own test**, and compare loss *and* gradient with each document alone. A program may have
 # the right loss and still combine the ranks' gradients wrongly, as in [lesson 14](14_training.ipynb).
@@ -500,7 +505,8 @@ def step(ring, layout):
     """This rank's share of the loss, and the embedding's gradient."""
     own = copy.deepcopy(decoder)
     tokens = torch.from_numpy(row.tokens)[None]
-    # B and F: `shard` makes labels and positions in the whole row, then cuts.
+    # B and F: `shard` makes labels and positions in the whole row, then cuts. Labels are given
+    # unshifted; `shard` shifts them within documents.
     part = row.packing.shard(layout, ring.rank, input_ids=tokens, labels=tokens)
     positions = part["position_ids"][0]
     # C and E: the mask has the bounds of the whole row.
@@ -513,7 +519,8 @@ def step(ring, layout):
     return loss.item(), ring.all_reduce(own.embedding.weight.grad)
 
 # %% [markdown]
-# The test compares it with `each_alone`, in the lesson's layout and two others:
+# The test compares it with `each_alone`, in the lesson's layout and two others. Of the gradients it compares the embedding's, which
+# receives what goes back through all layers:
 
 # %%
 reference = copy.deepcopy(decoder)
@@ -556,11 +563,11 @@ print(f"loss {row.loss(weights=of_documents):.3f}")
 #
 # - The borders of ranks are not those of documents. Make labels and positions in the whole row, within documents, and cut them
 #   afterwards. Keep the bounds whole.
-# - cu_seqlens, position ids and document ids say the same thing, of the *whole row*. Divided by P, cu_seqlens is right only if
-#   every document is spread over the ranks in equal parts.
+# - cu_seqlens, position ids and document ids say the same thing (if no document is empty), of the *whole row*. Divided by P,
+#   cu_seqlens is right only if every document is spread over the ranks in equal parts.
 # - Plain rotary embedding knows differences only: places in the row do no harm, indices in a shard do.
 # - Count labels over all ranks before anybody divides. Whether each label or each document has the same weight is a choice.
-# - A loss does not show whether it is right, and a low one may have lost its hard labels. Compare with each document alone, on a
+# - A loss does not show whether it is right, and a low one may have lost hard labels. Compare with each document alone, on a
 #   row like this lesson's. To find a wrong mask, change each token in turn and see which outputs move.
 #
 # ## Self-check
@@ -572,6 +579,6 @@ print(f"loss {row.loss(weights=of_documents):.3f}")
 # label is lost or replaced wherever the next token of the word is on another rank. In a striped shard it always is.</details>
 #
 # <details><summary>3. Position ids count through the whole row. When does it matter?</summary>Not for plain rotary embedding. It does
-# for learned positions, and for rotary embeddings whose scale follows from the largest position.</details>
+# for learned positions, and for rotary embeddings whose frequencies depend on the largest position.</details>
 #
 # Now [exercise 18](../exercises/18_packed_batches.ipynb): bounds, shards, the ring, and the weights of the loss.

@@ -104,7 +104,7 @@ check("18.shard")
 # **Attention.** `attend` is given. Call it as `ring.compute(label, attend, q, k, v, visible)`, where `label` is any text. Call it
 # once for each block of which your rank sees a key, and not at all for the others: a check looks for more or fewer calls. A rank
 # without tokens never calls it. `attend` returns a `Partial` with the block's `out` and `lse`. `merge(a, b)` merges two of them. Begin
-# with `Partial.identity(q)`, which adds nothing.
+# with `Partial.identity(q)`, which adds nothing. After the last merge, return the result's `.out` and `.lse`.
 #
 # **The ring.** `ring.rank` is this rank r, `ring.world_size` is P. Your own block is the first, before any exchange. Make exactly
 # P − 1 exchanges with the next rank, each with keys and values together. `ring.shift(k, v, length=n)` sends k and v on, and returns
