@@ -207,7 +207,7 @@ print("documents of a rank's four tokens, by divided bounds:", *of_a_rank)
 
 # %% [markdown]
 # So every rank takes its first token for document 0, the second and the third for document 2, and the last for document 3.
-# That layer was not a ring. To see the damage in ours, let our mask use these numbers: a query sees every earlier key of the row with
+# To see the damage in our ring, let its mask use these numbers: a query sees every earlier key of the row with
 # its own number, on whichever rank.
 
 # %% tags=["nbval-ignore-output"]
