@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shlex
 from dataclasses import astuple
 
@@ -78,7 +79,8 @@ def test_the_span_is_of_steps_alone_and_stands_in_every_plan(purpose: str) -> No
     if purpose == "prefill":
         return
     shown = CliRunner().invoke(app, shlex.split(PUBLISHED[0].command)[1:]).stdout
-    assert f"{found.runs} published runs took {found.least:.1f} to {found.most:.1f} times as long" in shown
+    least, most = math.floor(10 * found.least) / 10, math.ceil(10 * found.most) / 10
+    assert f"{found.runs} published runs took {least} to {most} times as long" in shown
 
 
 def test_no_split_is_ranked_inside_the_error_of_published_pairs() -> None:
