@@ -363,11 +363,8 @@ def _published(plan: Plan) -> str:
     found = plan.published
     if found is None:
         return "No promise: no published run of this kind was found to hold plans to"
-    least, most = (
-        math.floor(10 * found.least) / 10,
-        math.ceil(10 * found.most) / 10,
-    )  # outwards, to hold all runs
-    times = f"{least:.1f} to {most:.1f} times"
+    # Rounded outwards, so that the range holds all runs.
+    times = f"{math.floor(10 * found.least) / 10} to {math.ceil(10 * found.most) / 10} times"
     return f"No promise: {found.runs} published runs took {times} as long as their plans (docs/benchmarks.md)"
 
 

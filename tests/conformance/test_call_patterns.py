@@ -17,7 +17,7 @@ from ringlab.conformance.checks.call_patterns import CALL_CHECKS
 from ringlab.conformance.checks.check import Plan
 from ringlab.conformance.checks.measuring import expected, measure
 from ringlab.conformance.mutants import MUTANTS
-from ringlab.conformance.run.call_patterns import CALL_PATTERNS
+from ringlab.conformance.run.call_patterns import _FEW, CALL_PATTERNS
 from ringlab.conformance.run.run import MANY_MORE_LENGTHS, Run
 from ringlab.conformance.run.virtual import on_virtual_ranks
 from ringlab.conformance.suite import check
@@ -210,6 +210,22 @@ def test_lengths_divide_by_twice_the_ranks_unless_others_are_claimed(
         run for each in checks.CHECKS if not each.needs(plan) for run in each.runs(plan) if not run.fault
     ]
     assert all(run.S % (2 * run.P) == 0 and sum(run.documents) in (0, run.S) for run in every)
+
+
+def test_lengths_that_may_show_growth_are_those_of_no_other_run() -> None:
+    """What other runs have left in the process for a length does not grow again, so it would hide a leak."""
+    plan = Plan(as_target(plain_ring.attend).claims(), quick=True, seed=0)
+    every = [run for each in checks.CHECKS if not each.needs(plan) for run in each.runs(plan)]
+    growing = {
+        run.S // run.P - 2 * shorter for run in every if run.use == "many lengths" for shorter in range(_FEW)
+    }
+    others = {
+        length
+        for run in every
+        if run.use != "many lengths"
+        for length in (run.S // run.P, -(-run.S // run.P))
+    }
+    assert len(growing) == _FEW and growing.isdisjoint(others)
 
 
 def test_float16_alone_has_a_scale_of_gradients_that_it_can_hold() -> None:
