@@ -74,7 +74,7 @@ class _Rank:
     inside: CPU seconds of all computations.
     heard: the last exchange that received less than a number, since the rank last read its clock.
     bereft: whether the rank was told of a death, after which it may not exchange anything.
-    ended: why the rank has no result, in a run in which a rank was killed.
+    ended: why the rank has no result, if it has none.
     aborted: whether its worker has been asked to end the call.
     """
 
@@ -117,6 +117,7 @@ class Network:
         self.call, self.deadline, self.costs = call, deadline, self.faults.costs()
         self.dice = random.Random(f"order {self.faults.seed}") if faults else None
         self.dead: _Rank | None = None
+        self.failures: list[tuple[float, int, dict[str, Any]]] = []
         self.sends: dict[tuple[int, int], deque[Half]] = defaultdict(deque)
         self.receives: dict[tuple[int, int], deque[Half]] = defaultdict(deque)
         self.queued = self.kept = 0
@@ -138,6 +139,9 @@ class Network:
         If a rank was killed, the results of ranks that stopped early are `Ended`, and the outcome contains
         only the results.
 
+        If ranks fail, the others go on until they end or wait, and the rank that failed first on the virtual
+        clock is reported, so the report does not depend on which worker was faster.
+
         Raises: RankRaised (also for a MismatchError), DeadlockError or UnreceivedError, after which the
         workers can take another call; Overdue, Endless, WorkerDied or ProtocolError, after which the workers
         for which `idle` is false have to be killed.
@@ -145,6 +149,7 @@ class Network:
         self._begin(function, arguments, keywords, gradient)
         while not all(rank.over for rank in self.ranks):
             self._step()
+        self._raise_failure()
         if self.dead:
             return Outcome([rank.ended or rank.result for rank in self.ranks], Trace(len(self.ranks)), [])
         leftovers = [half for queue in (*self.sends.values(), *self.receives.values()) for half in queue]
@@ -219,11 +224,24 @@ class Network:
             self._stuck({rank.rank: rank.waiting for rank in going if rank.waiting})
 
     def _stuck(self, works: dict[int, Posted]) -> None:
-        """Raise DeadlockError if no rank was killed; otherwise tell the waiting ranks which rank died."""
+        """Raise a failure or DeadlockError if no rank was killed; otherwise tell the ranks which rank died."""
+        self._raise_failure()
         if self.dead is None:
             raise deadlock(dict(works))
         for number, work in works.items():
             self._tell(self.ranks[number], peer_died(work, self.dead.rank, Killed()))
+
+    def _raise_failure(self) -> None:
+        """Raise RankRaised for the rank that failed first on the virtual clock.
+
+        In a run in which a rank was killed, only a function that is not written counts as a failure.
+        """
+        counted = [
+            f for f in self.failures if not self.dead or f[2].get("type") == NotImplementedError.__name__
+        ]
+        if counted:
+            _, rank, report = min(counted, key=lambda failure: failure[:2])
+            raise RankRaised(rank, report)
 
     def _tell(self, rank: _Rank, error: RinglabError) -> None:
         """Make the exchange that the rank waits for raise `error`."""
@@ -249,6 +267,7 @@ class Network:
         waiting = 0.0 if left_over else self.deadline.left()
         readable, _, _ = select.select([r.worker.socket for r in owing], [], [], waiting)
         if self.deadline.over:  # even if bytes arrived, because a rank may send forever
+            self._raise_failure()
             late = [str(r.rank) for r in owing if not r.waiting] or [str(r.rank) for r in owing]
             raise Overdue("a program that ends in time", f"rank {', '.join(late)} still running")
         for rank in owing:
@@ -271,8 +290,9 @@ class Network:
             "called": ("listening",), "listening": ("ready",), "running": running, "done": ("result",), "result": ("returned",),
         }  # fmt: skip
         if frame.kind == "error":
+            began = rank.state in ("running", "done", "result")
             rank.state, rank.waiting = "error", None
-            self._broke_off(rank, frame.fields, aborting)
+            self._broke_off(rank, frame.fields, aborting, began)
         elif frame.kind not in expected.get(rank.state, ()) or rank.waiting:
             raise ProtocolError("frames in their order", f"{frame.kind[:20]!r} from rank {rank.rank}")
         elif rank.state != "running":
@@ -323,12 +343,13 @@ class Network:
         begin, rank.time = rank.time, rank.time + self.costs.compute(rank.rank, label, ())
         rank.events.append(Compute(rank.rank, label, begin, rank.time))
 
-    def _broke_off(self, rank: _Rank, report: dict[str, Any], aborting: bool) -> None:
-        unwritten = report.get("type") == NotImplementedError.__name__
-        if self.dead and not unwritten:
-            rank.ended = rank.ended or Ended(str(report.get("type"))[:100], str(report.get("text"))[:5000])
-        elif not aborting:
-            raise RankRaised(rank.rank, report)
+    def _broke_off(self, rank: _Rank, report: dict[str, Any], aborting: bool, began: bool) -> None:
+        if aborting or rank.ended:
+            return
+        rank.ended = Ended(str(report.get("type"))[:100], str(report.get("text"))[:5000])
+        self.failures.append((rank.time, rank.rank, report))
+        if not began:  # the others wait for this rank
+            self._raise_failure()
 
     def _post(self, rank: _Rank, frame: Frame, aborting: bool) -> None:
         work = read_exchange(frame, rank.rank, len(self.ranks), len(rank.works), rank.time)

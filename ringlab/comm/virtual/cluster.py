@@ -125,7 +125,9 @@ class _Scheduler:
         self.threads = [RankThread(rank, body, self._ended) for rank in range(cluster.P)]
         self.turns = Turns(self.threads, self._interrupt_blocked)
         self.over = False
-        self.first_failure: RankThread | None = None
+        self.stuck = 0
+        self.failures: list[tuple[int, float, int]] = []
+        """How often the run had been stuck when a rank failed, the time on the rank's clock, and the rank."""
 
     def wrapped(self, rank: int) -> Comm:
         comm: Comm = self.comms[rank]
@@ -162,15 +164,16 @@ class _Scheduler:
         return Outcome(results, self.trace, [meter.report() for meter in self.meters])
 
     def _ended(self, thread: RankThread) -> None:
-        if thread.error is not None and self.first_failure is None:
-            self.first_failure = thread
+        if thread.error is not None:
+            self.failures.append((self.stuck, self.comms[thread.rank].time, thread.rank))
         self.turns.ended(thread)
 
     def _interrupt_blocked(self) -> None:
         """Wake the ranks that have not ended, with the reason why no rank can continue."""
         blocked = [thread for thread in self.threads if thread.waiting]
         works = {thread.rank: thread.waiting for thread in blocked if thread.waiting}
-        dead = self.first_failure
+        dead = self.first_failure()
+        self.stuck += 1
         for thread in blocked:
             if dead is None:
                 thread.interrupt = deadlock(works)
@@ -178,14 +181,19 @@ class _Scheduler:
                 thread.interrupt = peer_died(works[thread.rank], dead.rank, dead.error)
         self.turns.ready.extend(blocked)
 
+    def first_failure(self) -> RankThread | None:
+        """Return the rank that failed first on the virtual clock, or None. A rank that only waited comes last."""
+        return self.threads[min(self.failures)[2]] if self.failures else None
+
     def _raise_failures(self) -> None:
-        if self.first_failure is None:
+        failed = self.first_failure()
+        if failed is None:
             leftovers = [h for queue in (*self.sends.values(), *self.receives.values()) for h in queue]
             unwaited = [comm.pending for comm in self.comms if comm.pending]
             if leftovers or unwaited:
                 raise unfinished(leftovers, [work for works in unwaited for work in works])
             return
-        raise_failure(self.first_failure.rank, self.first_failure.error, self.cluster.P)
+        raise_failure(failed.rank, failed.error, self.cluster.P)
 
     def post(self, halves: list[Half]) -> None:
         """Queue the ends of messages, and match the ends whose other end is already queued."""
@@ -316,10 +324,11 @@ class _VirtualComm(Comm):
                 return function(*args, **kwargs)
 
         self.spent.clear()
-        result = turns.compute(thread, job, getattr(function, "thread_safe", False))
-        self.spent.clear()
-        self.time += self.scheduler.cluster.costs.compute(self.rank, label, args)
-        return result
+        try:
+            return turns.compute(thread, job, getattr(function, "thread_safe", False))
+        finally:
+            self.spent.clear()
+            self.time += self.scheduler.cluster.costs.compute(self.rank, label, args)
 
     def _only_in_the_program(self, what: str) -> None:
         """Raise CommError outside the program. A call would hang there: the rank has no turn to pass on."""

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from ringlab.comm.virtual.cluster import VirtualCluster
+from ringlab.errors import RankFailedError
 from ringlab_course.checking.failures import Crashed
 from ringlab_course.judge import network
 from ringlab_course.judge.session import Condemned, SandboxedSubject, Session
@@ -66,6 +67,13 @@ def raises_on_one(ring, x):
     if ring.rank == 1:
         raise KeyError("mine")
     return ring.shift(x)
+def fail_together(ring, x, seconds, computations):
+    time.sleep(seconds)
+    for step in range(computations):
+        ring.compute(f"{step}", torch.add, x, x)
+    if ring.rank < 2:
+        raise KeyError(f"mine {ring.rank}")
+    return ring.shift(x)
 def lingers(ring, x):
     while ring.rank == 1:
         pass
@@ -101,7 +109,7 @@ NAMES = [
     "ring_sum", "overlapped", "collective", "one_sided",
     "wrong_tag", "never_waits", "smuggles", "raises_on_one", "lingers", "leaves", "lies", "holds",
     "inside_a_computation", "one_buffer", "writes_too_early", "reads_too_early", "shifts_late", "uneven",
-    "another_shape_for_one",
+    "another_shape_for_one", "fail_together",
 ]  # fmt: skip
 
 
@@ -212,6 +220,24 @@ def test_a_broken_ring_is_named_and_the_workers_go_on(session, patient, name) ->
     data = shards(3, 4, 3)
     assert torch.allclose(SandboxedSubject(session, "ring_sum").run_ring(3, data).results[1], sum(data))
     assert session.workers(3) == workers, "no worker had to be started again"
+
+
+@pytest.mark.parametrize(("computations", "reported"), [([0, 0, 0], 0), ([1, 0, 0], 1), ([0, 2, 1], 0)])
+@pytest.mark.parametrize("slow", [0, 1])
+def test_the_rank_that_failed_first_on_the_virtual_clock_is_reported(
+    session, patient, slow, computations, reported
+) -> None:
+    """The report is the virtual cluster's, whichever worker was faster."""
+    x, seconds = shards(3, 4, 3), [0.3 * (rank == slow) for rank in range(3)]
+    with pytest.raises(Crashed, match="KeyError") as failure:
+        SandboxedSubject(session, "fail_together").run_ring(3, x, seconds, computations)
+    assert f"mine {reported}" in failure.value.counterexample
+    program: dict = {}
+    exec(PROGRAMS, program)
+    with pytest.raises(RankFailedError, match=f"rank {reported} raised KeyError"):
+        VirtualCluster(3).run(
+            lambda ring: program["fail_together"](ring, x[ring.rank], 0.0, computations[ring.rank])
+        )
 
 
 @pytest.mark.parametrize(
