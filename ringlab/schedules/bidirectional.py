@@ -6,8 +6,8 @@ Each direction ends on the opposite side of the ring, and its sums return to the
 there. If all sends of a rank share one port, nothing is gained.
 
 TokenRing uses both directions in another way: K/V stay, q goes one way, and each of the P − 1 partial results
-returns directly to its owner. In this schedule, results stay on the rank of their rows.
-Source: arXiv 2412.20501, section 3, for the idea.
+returns directly to its owner. Here, by contrast, results stay on the rank of their rows.
+Source of the idea to use both directions: arXiv 2412.20501, section 3.
 """
 
 from __future__ import annotations

@@ -143,16 +143,16 @@ class PagedCache(Handled):
         return self.tables.fork(sequence, length)
 
     def free(self, sequence: int) -> None:
-        """Forget a sequence and free its unshared pages. Raises: CacheError if it is unknown."""
+        """Forget a sequence and free its unshared pages. Raises: CacheError for an unknown sequence."""
         self.tables.free(sequence)
 
     def length(self, sequence: int) -> int:
-        """Return the number of a sequence's tokens on all ranks. Raises: CacheError if it is unknown."""
+        """Return the number of a sequence's tokens on all ranks. Raises: CacheError for an unknown sequence."""
         self.tables.check([sequence])
         return self.tables.lengths[sequence]
 
     def lengths(self, sequence: int) -> list[int]:
-        """Return the number of a sequence's tokens on each rank. Raises: CacheError if it is unknown."""
+        """Return the number of a sequence's tokens on each rank. Raises: CacheError for an unknown sequence."""
         whole = self.length(sequence)
         return [self._held(whole, rank) for rank in range(self.ring.world_size)]
 

@@ -74,8 +74,9 @@ def needs_extra(extra: str) -> None:
     """
     if missing := extra_is_missing(extra):
         raise Stop(
-            f"This notebook needs the extra [{extra}], which only lesson and exercise 17 need: {missing}\n"
-            "Then restart the kernel and run on. You can also read it as it was run, in notebooks/ on disk or on the web pages."
+            f"This notebook needs the extra [{extra}], used only by lesson and exercise 17: {missing}\n"
+            "Then restart the kernel and run the notebook again. You can also read it with its outputs, in notebooks/ on disk "
+            "or on the web pages."
         )
 
 

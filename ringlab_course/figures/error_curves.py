@@ -355,7 +355,8 @@ def describe_faults(ranks: Sequence[int], found: Mapping[str, Mapping[str, Seque
 def _in_words(error: float) -> str:
     """Return an error in words.
 
-    A few roundings of float32 are called "rounding" without digits, because these differ between machines.
+    The error of a few float32 roundings is called "rounding". Its digits are left out, because they differ between
+    machines.
     """
     return "nothing" if error == 0 else "rounding" if error < 1e-5 else f"{error:.0e}"
 

@@ -287,7 +287,7 @@ def _numbered(spans: Sequence[Span]) -> bool:
 
 
 def _number(ax: Axes, computations: Sequence[Span], place: int, scale: float, end: float) -> None:
-    """Write its step into each bar that has room for it, or number the blocks of a profile from 1."""
+    """Label each bar that has room with its step, or number the blocks from 1 if the names have no steps."""
     if _numbered(computations):
         told = [(span, _step(span)) for span in computations if span.end - span.start > end / 60]
     else:

@@ -79,7 +79,7 @@ def _address(path: Path | None) -> str:
     """Return the address that SQLite opens.
 
     Normally SQLite needs to write files beside a database to read it. If this is not possible, the address
-    says that nobody writes the database.
+    opens the database for reading: as immutable, unless a log beside it may hold more results.
     """
     if path is None:
         return ":memory:"

@@ -294,7 +294,7 @@ class Network:
             rank.state, rank.waiting = "error", None
             self._broke_off(rank, frame.fields, aborting, began)
         elif frame.kind not in expected.get(rank.state, ()) or rank.waiting:
-            raise ProtocolError("frames in their order", f"{frame.kind[:20]!r} from rank {rank.rank}")
+            raise ProtocolError("frames in the expected order", f"{frame.kind[:20]!r} from rank {rank.rank}")
         elif rank.state != "running":
             self._begin_or_end(rank, frame)
         elif frame.kind == "done":

@@ -194,7 +194,9 @@ def expect_attention(H: int, D: int, dtype: str, rounds: int, seed: int, block: 
     if dtype not in DTYPES:
         raise LabError(f"one of the dtypes {', '.join(DTYPES)}", repr(dtype), "--dtype")
     if min(H, D) < 1:
-        raise LabError("at least one head and one column", f"H={H}, D={D}", "--heads, --head-dim")
+        raise LabError(
+            "at least one head, and a head dim of at least 1", f"H={H}, D={D}", "--heads, --head-dim"
+        )
     if rounds < 1:
         raise LabError("at least one round", str(rounds), "--rounds")
     if not 0 <= seed < 2**62:

@@ -334,8 +334,8 @@ show(memory_ledger.peaks_figure(peaks, 512), memory_ledger.describe_peaks(peaks,
 # |---|---|---|
 # | the rank's own K and V | 2 + 2 | 1 |
 # | its Q | 8 | 2 |
-# | out, so far | 8 | 2 |
-# | out of the block in use, before the merge | 8 | 2 |
+# | `out`, so far | 8 | 2 |
+# | `out` of the block in use, before the merge | 8 | 2 |
 #
 # lse and other small tensors disappear in rounding. And no rank ever holds a tensor as large as the scores of one block
 # pair, because the package's block attention works by tiles:

@@ -238,8 +238,8 @@ show(layout_view.dial(*given), layout_view.describe_dial(*given))
 
 # %% [markdown]
 # Pieces smaller than a tile give nothing to fold: each tile holds early and late pieces alike, and the fold only reorders
-# tokens inside tiles that are computed anyway. From 128 on, pieces fill whole tiles. Folded, only the diagonals of step 0
-# remain, and the zig-zag, the last point of the flat part, has the fewest pieces. Round-robin gets worse: in every later
+# tokens inside tiles that are computed anyway. From 128 on, pieces fill whole tiles. With the fold, only the diagonals of
+# step 0 remain, and the zig-zag, the last point of the flat part, has the fewest pieces. Round-robin gets worse: in every later
 # step, some ranks own the later piece of each turn, and compute a diagonal of whole pieces. At the right end one piece is a
 # whole shard, so there is no second turn to fold.
 #

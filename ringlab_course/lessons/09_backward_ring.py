@@ -468,7 +468,7 @@ show(figure, words)
 # %% [markdown]
 # With float32 the number of stops makes no difference. With bfloat16 it does: from 2 to 32 ranks the error grows 4
 # times, so couriers that pass a tolerance on two devices need not pass it on 32. (It does not grow at every point,
-# because roundings may cancel.) Lesson 10 shows why.
+# because roundings may cancel.) Lesson 10 shows why it grows.
 #
 # ## 9 · What else goes wrong, and which test notices
 #

@@ -121,8 +121,8 @@ print("the same messages:", sent[0] == sent[1], "  bytes of rank 0:", real.trace
 
 # %% [markdown]
 # Not one bit differs, and the same messages were sent. On one machine and with equally many threads, the same function
-# gives the same bits. Two things can differ: **time**, and whether all ranks are still there. This is why virtual ranks
-# are worth having. On the virtual clock a computation takes a second because we said so. Here it takes as long as it
+# gives the same bits. Only two things can differ: **time**, and whether all ranks are still there. Everything else
+# is the same, so a fault that virtual ranks show is a fault of real ones. On the virtual clock a computation takes a second because we said so. Here it takes as long as it
 # takes, and a different time on every run. Below are the processes' own clocks: each rank's computations, and under
 # them its message. Hatched is the time in which a rank waited. The orange bar runs from *posted* to *found complete*: a
 # process cannot see when bytes travel.

@@ -507,8 +507,8 @@ compare("17.autodiff", "yes" if right["dk"] and right["dv"] else "no")
 show(side_by_side.two_ways(4), side_by_side.describe_two_ways(4))
 
 # %% [markdown]
-# Autodiff undoes the forward step by step, the last step first. Each device **kept** block 0 when it came by, so on its way
-# back the sum for block 0 finds a copy on every device. Lesson 09's backward kept no copies. There the block goes around
+# Autodiff undoes the forward step by step, the last step first. Each device **kept** block 0 when it came by. So the
+# gradient sum for block 0, as it travels back, finds a copy of the block on every device. Lesson 09's backward kept no copies. There the block goes around
 # once more, *forwards*, and a sum that travels backwards would meet other blocks.
 #
 # The price of autodiff is the word *kept*. The backward function that `jax.vjp` returns holds the kept arrays. We add up

@@ -246,7 +246,7 @@ BAD = {  # one of each kind; tests/cost/test_planner.py has the constraints of d
     f"{ASKED} --dtype int8": ("one of the dtypes", "nearest: float8"),
     f"{ASKED} --pp 3": ("pp that divides the 8 GPUs", ""),
     f"{ASKED} --nodes 20 --pp 160": ("pp <= 80 layers", ""),
-    f"{ASKED} --interleave 2": ("interleave of a pipeline", "--pp"),
+    f"{ASKED} --interleave 2": ("a pipeline for interleave", "--pp"),
     f"{ASKED} --pp 8 --interleave 11": ("pp × interleave <= 82", ""),
     f"{ASKED} --pp 8 --interleave 2 --batch 4": ("that pp divides where stages interleave", ""),
     f"{ASKED} --pp 2 --inference prefill": ("pp for training only", "--cp and --tp"),

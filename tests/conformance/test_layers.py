@@ -409,7 +409,7 @@ def unknown_parameter(ring: Ring, tokens: Tensor, config: str) -> None:
     ("step", "options", "words"),
     [
         (partial(Odd.run, dropout=0.1), {}, ["drop, p=0.1", "model.eval()"]),
-        (unseeded, {}, ["others of weight in a second call", "torch.manual_seed(0)"]),
+        (unseeded, {}, ["different values of weight in a second call", "torch.manual_seed(0)"]),
         (random_step, {}, ["argument input of Identity differs in a second call", "attention_dropout=0.0"]),
         (without_modules, {}, ["a step that calls no module", "--layout"]),
         (without_tokens, {}, ["none in the inputs of 1 modules", "--layout"]),

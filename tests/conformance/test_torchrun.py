@@ -36,7 +36,7 @@ def torchrun(processes: int, *arguments: str) -> tuple[int, dict[str, Any]]:
 
 
 def run_under_torchrun(processes: int, *program: str) -> tuple[int, str]:
-    """Return torchrun's status, and the output of its processes, which write something."""
+    """Return torchrun's exit status and the output of its processes, which must not be empty."""
     launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes))
     command = [sys.executable, *launcher, *program]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(CHECKOUT)}

@@ -1,9 +1,9 @@
-"""The schedules send the bytes that their formulas predict, in total and out of a node.
+"""The schedules send the bytes that their formulas predict, in total and between nodes.
 
-A double ring sends as much as a ring, and less out of a node, by the formula in this file. Consecutive ranks
+A double ring sends as much as a ring, and less between nodes, by the formula in this file. Consecutive ranks
 form nodes of `node` ranks each. `backward` counts the backward pass alone.
 
-The memory meter gives the memory of each schedule beyond its shard, and the guide contains these figures.
+The memory meter measures the memory of each schedule beyond a rank's own shard. The guide contains these figures.
 """
 
 from __future__ import annotations

@@ -122,9 +122,9 @@ def _play(cell: NotebookNode) -> None:
 
 
 def _ask(cell: NotebookNode) -> None:
-    """Show a question instead of the call that asks it, which ends its cell.
+    """Replace the call that asks a question, the last statement of its cell, with the question itself.
 
-    static/questions.js makes a form of the question, and hides the cells after it until it is answered.
+    static/questions.js turns the question into a form, and hides the later cells until it is answered.
     """
     for output in cell.get("outputs", []):
         if f"height: {ROOM}" in output.get("data", {}).get("text/html", ""):

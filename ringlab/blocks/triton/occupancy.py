@@ -96,9 +96,9 @@ def _rate(found: Compiled, sm: SM) -> float:
 
 
 def _operand_bytes(found: Compiled, owned: int, walked: int) -> int:
-    """Return the bytes that the products of a tile read from shared memory.
+    """Return the bytes that a tile's matrix products read from shared memory.
 
-    Each group of rows that one instruction multiplies reads the walked tile again.
+    The tile that the program walks over is read again for each group of rows that one instruction multiplies.
     """
     job = found.job
     width = 4 if job.dtype == "float32" else 2

@@ -144,7 +144,7 @@ def read_journal(path: Path) -> str:
         return ""
 
 
-_PAUSE = 0.25  # seconds between two reads of the events; drawing them more often would slow down the ranks
+_PAUSE = 0.25  # seconds between two reads of the events; reading them more often would slow down the ranks
 
 
 def events_path(folder: Path, rank: int) -> Path:

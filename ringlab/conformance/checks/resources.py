@@ -109,7 +109,7 @@ def _most(ran: Ran) -> dict[str, _Most]:
     """Return the most that each pass may send: as in a query ring if it sends queries, else as in a ring of K and V.
 
     A backward may repeat the forward, as under activation checkpointing, if both its messages and its products
-    say so.
+    show it.
     """
     run = ran.run
     most = _of_blocks(run)

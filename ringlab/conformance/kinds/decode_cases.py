@@ -152,7 +152,7 @@ class Case:
         return tokens
 
     def ends(self) -> Iterator[tuple[int, list[int]]]:
-        """Yield the number of new tokens of each call, and the length of each sequence with them."""
+        """For each call, yield the number of new tokens and the length of each sequence including them."""
         for n, left in zip(self.new, np.cumsum(self.new[::-1])[::-1], strict=True):
             yield n, [max(0, self.S - missing - int(left) + n) for missing in self.missing]
 

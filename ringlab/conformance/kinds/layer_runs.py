@@ -202,9 +202,9 @@ def _check_repeated(plain: Recording, again: Recording) -> None:
     if weight is not None:
         needed, got = (
             "a step that makes the same weights at each call",
-            f"others of {weight} in a second call",
+            f"different values of {weight} in a second call",
         )
-        raise BackendError(needed, got, "seed them: torch.manual_seed(0)")
+        raise BackendError(needed, got, "call torch.manual_seed(0) before the weights are made")
     output = next((key for key, x in plain.values.items() if not same(x, again.values.get(key))), None)
     if output is not None:
         needed, got = "a step that computes the same at each call", f"{output} differs in a second call"

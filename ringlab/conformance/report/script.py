@@ -109,7 +109,7 @@ def _lacks(text: str) -> str:
 
 
 def written(report: Report, located: Mapping[str, Any], target: Target, device: str) -> str:
-    """Return the script for one run with wrong values. Raises: NotWritten if no script can make the run."""
+    """Return a script that repeats one run whose values were wrong. Raises: NotWritten if no script can repeat it."""
     run = as_run(located["run"])
     _refuse(run, report, target)
     parts = [

@@ -296,7 +296,11 @@ def _check_pipeline(request: Request) -> None:
     pp, interleave, layers = request.pp, request.interleave, request.sized.layers
     if pp == 1:
         if interleave > 1:
-            raise CostError("interleave of a pipeline", f"interleave={interleave}, pp=1", "with --pp")
+            raise CostError(
+                "a pipeline for interleave",
+                f"interleave={interleave}, pp=1",
+                "set --pp, or leave --interleave out",
+            )
         return
     if not request.training:
         remedy = "--cp and --tp divide an inference; a pipeline would only add its bubble to one sequence"

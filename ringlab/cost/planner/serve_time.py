@@ -30,7 +30,7 @@ __all__ = ["ServeRequest", "ServeTime", "chunk_s", "serve_time", "serving_time"]
 
 @dataclass(frozen=True)
 class ServeTime:
-    """Seconds of one token of every sequence after its whole context, and seconds of the chunks of one prompt."""
+    """Seconds in which every sequence grows by one token when its context is full, and seconds of each chunk of a prompt."""
 
     sequences: int
     generated: int

@@ -39,7 +39,7 @@ class Problem:
         return len(self.qs)
 
     def keys(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return the keys, values and positions of all ranks, first of the prefix and then of the chunk."""
+        """Return the keys, values and positions of all ranks: those of the prefix, then those of the chunk."""
         k, v = (torch.cat([*old, *new], dim=2).double().numpy() for old, new in ((self.cached_ks, self.ks), (self.cached_vs, self.vs)))  # fmt: skip
         return k, v, torch.cat([*self.cached, *self.positions]).numpy()
 
