@@ -182,6 +182,8 @@ def belt(
     their columns are marked too, and its matrices of zeros are pale. marked: a token with a thick frame.
     """
     each, high = len(tokens) // ranks, 1.4
+    first, *_, last = sorted(x for squares in rows.values() for x, _, _ in squares)
+    names, right = min(-0.35, first - 1.0), max(len(tokens) + 0.1, last + 0.7)
     with styled():
         drawn = new_figure((8.0, 1.5 + 0.8 * len(rows)))
         ax = drawn.subplots()
@@ -190,24 +192,24 @@ def belt(
             if place == marked:
                 look |= {"edgecolor": INK, "linewidth": 2.2, "zorder": 2}
             panel.add_rectangle(ax, (place, 0), 1, 1, **look)
-            ax.text(place + 0.5, 0.5, token.text, **_MIDDLE, fontsize=8.5)
+            ax.text(place + 0.5, 0.5, token.text, **_MIDDLE, fontsize=8)
         for rank in range(ranks):
             ax.text((rank + 0.5) * each, 1.12, f"rank {rank}", ha="center", va="bottom", fontsize=9.5)
         for number, (name, squares) in enumerate(rows.items()):
             y = -0.95 - number * high
-            ax.text(-0.35, y, name, ha="right", va="center", fontsize=9.5)
+            ax.text(names, y, name, ha="right", va="center", fontsize=9.5)
             for x, label, matrix in squares:
                 _draw_square(ax, x, y, label, matrix, of_old=name == of_old)
                 if number == 0 and x % each == 0:
                     ax.plot([x, x], [-0.52, 0], color=INK, linewidth=1, zorder=0)
-        ax.set(xlim=(-1.6, len(tokens) + 0.6), ylim=(-0.25 - high * len(rows), 1.6), title=title)
+        ax.set(xlim=(names - 1.25, right), ylim=(-0.25 - high * len(rows), 1.6), title=title)
         ax.set_axis_off()
     return drawn
 
 
 def _draw_square(ax: Axes, x: float, y: float, label: str, matrix: Matrix, *, of_old: bool = False) -> None:
     """Draw a matrix. Its rows are marked with the keys a and b, and `of_old` its columns with the old rows."""
-    width, height = 1.08, 0.86
+    width, height = 1.24, 0.86
     corner = x - width / 2, y - height / 2
     pale = of_old and _is_zero(matrix)
     look = (
@@ -438,19 +440,20 @@ def entering(
 ) -> Figure:
     """Return a picture of the tokens, and for each round of doubling the B that each rank knows.
 
+    It stands where a state enters the rank, at the border before its tokens.
     relayed: the state that a relay brings to each rank, for the last row.
     """
     each, rounds = len(tokens) / len(pairs), _doubled(pairs)
     rows: dict[str, list[Square]] = {
-        f"round {number}": [((rank + 0.5) * each, _whose(of), B) for rank, (of, B) in enumerate(before)]
+        f"round {number}": [(rank * each, _whose(of), B) for rank, (of, B) in enumerate(before)]
         for number, before in enumerate(rounds, start=1)
     }
     same = [np.allclose(state, B) for state, (_, B) in zip(relayed, rounds[-1], strict=True)]
     rows["relay"] = [
-        ((rank + 0.5) * each, f"{'=' if same[rank] else '≠'} round {len(rounds)}", state)
+        (rank * each, f"{'=' if same[rank] else '≠'} round {len(rounds)}", state)
         for rank, state in enumerate(relayed)
     ]
-    title = f"After {len(rounds)} rounds each rank has the state that a relay brings"
+    title = f"After {len(rounds)} rounds each rank has the state that enters it, as from a relay"
     return belt(tokens, len(pairs), rows, title)
 
 
@@ -597,8 +600,11 @@ def _draw_work(ax: Axes, one: Chart, trace: Trace) -> None:
         if event.source is not None and event.transit:
             start, arrival = (time - begin for time in event.transit[0])
             arrow = {"arrowstyle": "-|>", "color": INK, "linewidth": 0.9, "shrinkA": 0, "shrinkB": 0}
-            arrow["mutation_scale"] = 6 if abs(event.rank - event.source) > 2 else 10  # steep ones are close
-            ax.annotate("", (arrival, event.rank), (start, event.source), arrowprops=arrow, zorder=3)
+            tip, steep = float(event.rank), abs(event.rank - event.source) > 2
+            arrow["mutation_scale"] = 7 if steep else 10  # steep ones are close
+            if steep:
+                tip -= 0.36  # the corner of a bar: beside it a steep head would lie half on the bar
+            ax.annotate("", (arrival, tip), (start, event.source), arrowprops=arrow, zorder=3)
 
 
 def describe_timeline(traces: Mapping[str, Trace]) -> str:
@@ -608,7 +614,7 @@ def describe_timeline(traces: Mapping[str, Trace]) -> str:
 
 def shares(bars: Mapping[str, Mapping[str, float]]) -> Figure:
     """Return the shares of a layer's time as bars. bars: for each case the seconds of four parts, the scan last."""
-    colours = (RULE, QUIET, ORANGE, INK)
+    colours = (RULE, BLUE, ORANGE, INK)
     with styled():
         drawn = new_figure((8.0, 0.42 * len(bars) + 1.3))
         ax = drawn.subplots()
@@ -683,7 +689,7 @@ def survival(alphas: Sequence[float]) -> Figure:
     """
     C = len(alphas)
     with styled():
-        drawn = new_figure((7.2, 0.55 * (C + 2) + 0.9))
+        drawn = new_figure((7.2, 0.55 * (C + 3) + 0.8))
         ax = drawn.subplots()
         for reader, fractions in enumerate(_surviving(alphas)):
             for source, fraction in enumerate(fractions):
@@ -707,11 +713,11 @@ def survival(alphas: Sequence[float]) -> Figure:
                 fontsize=8.5,
             )
         ax.text(-0.2, C + 0.75, "state S′ that leaves", ha="right", va="center", color=INK, fontsize=8.5)
-        right, below = C + 2.0, C + 0.75
-        for x, y, letter in ((1.32, C / 2, "e"), (right, C / 2, "E"), (right, below, "f")):
+        state, writes, above, below = 0.47, 1.67 + C / 2, -1.1, C + 1.55  # the places of the letters
+        letters = (state, above, "e"), (writes, above, "E"), (state, below, "$e_C$"), (writes, below, "f")
+        for x, y, letter in letters:
             ax.text(x, y, letter, ha="center", va="center", color=INK, fontsize=12, fontweight="bold")
-        ax.text(1.32, below, "$e_C$", ha="center", va="center", color=INK, fontsize=11)
-        ax.set(xlim=(-2.9, C + 2.35), ylim=(C + 1.35, -0.9))
+        ax.set(xlim=(-2.9, C + 1.75), ylim=(C + 1.85, -1.35))
         ax.set_title("The older a write is, the less of it a token reads")
         ax.set_axis_off()
     return drawn

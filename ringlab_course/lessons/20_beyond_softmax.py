@@ -51,7 +51,7 @@ show(scan_view.beside(*sizes), scan_view.describe_beside(*sizes))
 #
 # First we need to know what the state is, and whether it can stand for a million keys and values.
 #
-# In this lesson **S is the state**, and N the number of tokens (S in the other lessons).
+# Here **S is the state**. The number of tokens, S in other lessons, is N.
 #
 # Softmax attention weighs a value by $e^{q \cdot k}$, over the sum of all such weights. Drop the exponential and the division: the weight
 # is $q \cdot k$ itself. Then brackets can move:
@@ -86,15 +86,15 @@ print("token 2 has written a ← (3, 2), asks for a, and hears", tuple(right[2].
 # %% [markdown]
 # The right side never looked back at an earlier token. The state stays as large as a single $k v^\top$, however many tokens it has read.
 #
-# But token 2 does not hear (3, 2). It hears (7, 5) + (3, 2), because token 0 also wrote under a. The plain sum overwrites nothing, and
-# nothing divides by the sum of the weights. So it makes a poor memory.
+# But token 2 does not hear (3, 2). It hears (7, 5) + (3, 2), because token 0 also wrote under a. The plain sum overwrites nothing,
+# so it makes a poor memory.
 #
 # ## 2 · Forget, correct, write, read
 #
 # In models such as Qwen3-Next a token therefore does four things to the state, in this order:
 #
 # 1. it **forgets**: the state is multiplied by a *decay* $\alpha_t \le 1$;
-# 2. it **corrects**: it reads what the state says for its key, and takes a share $\beta_t \le 1$ of that out of the state, under its key;
+# 2. it **corrects**: it reads what the state says for its key, and subtracts $\beta_t \le 1$ times that answer, under its key;
 # 3. it **writes** its value, times $\beta_t$, under its key;
 # 4. its query **reads**.
 #
@@ -146,7 +146,7 @@ show(scan_view.states(eight, 4, rows, note), scan_view.describe_states(eight, 4,
 # The state of a real head is such a table with 128 × 128 numbers. How many pairs of a key and a value can it hold, before one disturbs
 # another? We leave the eight tokens for a moment, and try it with a smaller state of 16 × 16 numbers. Keys and values are random, and keys
 # have length 1. The plain sum and the delta rule go through the pairs once. Beside them is the best state that there is, found by least
-# squares.
+# squares. Each error is a mean over 50 draws.
 
 # %% tags=["nbval-ignore-output"]
 predict(
@@ -157,16 +157,18 @@ predict(
 )
 
 # %%
-def recall_errors(n, D=16):
+def recall_errors(n, D=16, draws=50):
     """Mean error of values read back, over their length: plain sum, delta rule, best state."""
-    draw = torch.Generator().manual_seed(20)
-    keys, values = (torch.randn(n, D, generator=draw, dtype=torch.float64) for _ in range(2))
-    keys, delta = keys / keys.norm(dim=1, keepdim=True), torch.zeros(D, D, dtype=torch.float64)
-    for key, value in zip(keys, values, strict=True):
-        delta, _ = token(delta, key, key, value, 1.0, 1.0)
-    best = torch.linalg.lstsq(keys, values, driver="gelsd").solution
-    errors = (keys @ state - values for state in (keys.mT @ values, delta, best))
-    return [(error.norm(dim=1) / values.norm(dim=1)).mean().item() for error in errors]
+    draw, means = torch.Generator().manual_seed(20), []
+    for _ in range(draws):
+        keys, values = torch.randn(2, n, D, generator=draw, dtype=torch.float64)
+        keys, delta = keys / keys.norm(dim=1, keepdim=True), torch.zeros(D, D).double()
+        for key, value in zip(keys, values, strict=True):
+            delta, _ = token(delta, key, key, value, 1.0, 1.0)
+        best = torch.linalg.lstsq(keys, values).solution
+        errors = [keys @ state - values for state in (keys.mT @ values, delta, best)]
+        means.append([(x.norm(dim=1) / values.norm(dim=1)).mean().item() for x in errors])
+    return [sum(column) / draws for column in zip(*means, strict=True)]
 
 
 stored = [1, 2, 4, 8, 12, 16, 17, 24, 32]
@@ -179,11 +181,11 @@ exact = max(n for n, error in zip(stored, errors["the best state"], strict=True)
 compare("20.fits", str(exact))
 
 # %% [markdown]
-# At best a state of D × D numbers holds **D** pairs: there are no more than D independent keys. The delta rule, which goes through the
-# pairs once, holds them less exactly.
+# At best a state of D × D numbers gives back **D** pairs exactly: there are no more than D independent keys. The delta rule, which goes
+# through the pairs once, blurs the earlier ones. Beyond 16 pairs the plain sum is even worse than a state of zeros, which gives back nothing.
 #
-# So a real head, with D = 128, holds at most 128 pairs of a million. It keeps a selection, and the model learns which. This is probably why models
-# such as Qwen3-Next keep some softmax layers. Now back to the eight GPUs in a queue.
+# So a real head, with D = 128, gives back at most 128 pairs exactly, if their values are arbitrary. A long text may write a million. This is
+# probably why models such as Qwen3-Next keep some softmax layers. Now back to the eight GPUs in a queue.
 #
 # ## 4 · The queue of ranks
 #
@@ -193,15 +195,16 @@ compare("20.fits", str(exact))
 #
 # We try it on 256 tokens, with two heads of 16 numbers. Queries, keys and values are those of real text; decays and β are random.
 # `plain.recurrence` is our function `token` in a loop, for all heads at once. It gives us the outputs of one process, `whole`. Each rank of
-# the relay calls it with its own tokens and the state that it received. From here on code takes log α, since decays multiply and
-# logarithms add.
+# the relay calls it with its own tokens and the state that it received. From here on the code takes g = log α, since decays
+# multiply and logarithms add.
 
 # %%
 N, D = 256, 16
 draw = torch.Generator().manual_seed(20)
 q, k, v = (x.double() for x in corpus.qkv(N, heads=2, head_dim=D))
-decay, beta = torch.rand(2, 1, 2, N, generator=draw, dtype=torch.float64)
-text = q, k / k.norm(dim=-1, keepdim=True), v, -0.2 * decay, beta  # -0.2 * decay: log α
+g, beta = torch.rand(2, 1, 2, N, generator=draw, dtype=torch.float64)
+g = -0.2 * g  # log α, never above 0
+text = q, k / k.norm(dim=-1, keepdim=True), v, g, beta
 nothing = torch.zeros(1, 2, D, D, dtype=torch.float64)
 whole, last = plain.recurrence(*text, nothing, 1.0)  # 1.0: nothing scales q · k
 
@@ -263,8 +266,8 @@ compare("20.relay", first)
 #
 # ## 6 · How a rank finds A and B
 #
-# A rank goes through its tokens from a state of zeros: then A S is zero, and B is left. It also goes through them from the unit matrix:
-# then A + B is left. Both runs can go side by side in one pass. Here are the four ranks of our example.
+# A rank tries its tokens on two states. From zeros, S = 0, the result is B. From the unit matrix, S = I, it is A + B, and the rank subtracts
+# B. Both runs can go side by side in one pass. Here are the four ranks of our example.
 
 # %%
 pairs = []
@@ -279,8 +282,8 @@ show(scan_view.transitions(eight, drawn), scan_view.describe_transitions(eight, 
 # A has a column for each row of the old state:
 #
 # - Ranks 0 and 3 overwrite both rows, so their A is zero.
-# - Rank 1 overwrites row a, so the column "old a" is zero. Then c reads 0.8 of the old row b, and removes this again: 0.8 of it from row b,
-#   0.6 of it from row a. So row b keeps 1 − 0.64 = 0.36 of the old row b, and row a gets −0.48 of it.
+# - Rank 1 overwrites row a, so the column "old a" is zero. Then c reads 0.8 of the old row b, and subtracts it under the key (0.6, 0.8).
+#   From row b this takes 0.8 · 0.8 = 0.64 of the old row b, so 0.36 is left. From row a it takes 0.6 · 0.8 = 0.48.
 # - Rank 2 leaves half of row a, and overwrites row b.
 #
 # Check rank 1. The state of rank 0, with rows (7, 5) and (4, 1), enters it. Row a of $A_1 S + B_1$ is −0.48 · (4, 1) + (7.92, 8.48) =
@@ -392,8 +395,8 @@ show(scan_view.entering(eight, drawn, relayed), scan_view.describe_entering(eigh
 # row a. $A_2$ halves it, and $B_2$ adds nothing: 0.5 · (6, 8) + (0, 0) = (3, 4).
 #
 # ringlab's `linear_attention` does this for the whole layer: transitions, scan, outputs. When are the eight ranks done? On the clock of
-# section 4 a pass through a stretch takes a second. The pass for A and B carries two states, but it computes no outputs. Done in chunks
-# (section 11), it costs 5 % more, as section 9 prints. Products of such small matrices take next to no time, and here none.
+# section 4 a pass through a stretch takes a second. The pass for A and B carries two states, but it computes no outputs. It costs
+# about as much as the pass for outputs; section 9 gives numbers. Products of such small matrices take next to no time, and here none.
 
 # %%
 class Clock(Costs):
@@ -416,20 +419,20 @@ charts = {"Relay": handed.trace, "Doubling": scanned.trace}
 show(scan_view.timeline(charts, alone=8.0), scan_view.describe_timeline(charts))
 
 # %% [markdown]
-# **3.5 seconds instead of 11.5**, and instead of 8 on one GPU. First all ranks but the last compute their transitions at the same time. Then
-# three short rounds of messages bring every rank the state that enters it. Then all ranks compute their outputs. (Ranks 0 to 3 could start
-# earlier, but the last rank would be done no sooner.)
+# **3.5 seconds instead of 11.5**, and instead of 8 on one GPU. First all ranks but the last compute their transitions at the same time.
+# (Nobody comes after the last rank, so nobody needs its transition.) Then three short rounds of messages bring every rank the state that
+# enters it. Then all ranks compute their outputs. (Ranks 0 to 3 could start earlier, but the last rank would be done no sooner.)
 #
-# There is a price: a rank goes through its stretch twice, once for A and B together, and once for the outputs. But with 64 ranks the
-# queue would take 64 passes in a row, and doubling still two, with six rounds.
+# There is a price: a rank goes through its stretch a second time, for A and B. But with 64 ranks the queue would take 64 passes in a row,
+# and doubling still two, with six rounds.
 #
 # **This is a good place to stop.** You can do all stages of [the exercise](../exercises/20_beyond_softmax.ipynb) but 20.chunk. If you
 # return in a fresh kernel, run all cells up to here first.
 #
 # ## 9 · Does the waiting matter?
 #
-# One question is left. Between the two passes all ranks wait for messages, and nothing hides this time. In our picture it is 1.5 of 3.5
-# seconds. In a softmax ring most messages hide behind the attention. So is the scan too slow in a real layer?
+# One question is left. Between the two passes the ranks wait for messages, and in our schedule nothing hides this time. In our picture it is
+# 1.5 of 3.5 seconds. In a softmax ring most messages hide behind the attention. So is the scan too slow in a real layer?
 #
 # We take Qwen3-Next with the 1,048,576 tokens of the first picture on 8 GPUs, and only a slow link between them: InfiniBand. A rank's work
 # includes the layer's matrices and experts; we leave out the messages that experts need.
@@ -446,17 +449,12 @@ gpu, busiest = hardware("h100"), scan_traffic(layer, P, "doubling").total_bytes
 between = gpu.between  # a latency for each round, and the bytes
 scan = rounds(P, "doubling") * between.latency_s + busiest / between.bytes_per_s
 print(f"B has {layer.state_bytes / 2**20:.0f} MiB, and A {layer.transition_bytes / 2**20:.0f} MiB")
-print(f"the busiest of 8 ranks sends {busiest / 2**20:.0f} MiB",
-      f"at {between.bytes_per_s / 1e9:.0f} GB/s",
-      f"+ {rounds(P, 'doubling')} × {between.latency_s * 1e6:.0f} µs:",
-      f"the scan takes {scan * 1e3:.2f} ms")
-print(f"a token uses {linear.active_parameters / 1e6:.0f} million weights of this layer,",
-      f"and a GPU does {gpu.peak('bfloat16') / 1e12:.0f} TFLOP/s at most")
+print(f"the busiest of 8 ranks sends {busiest / 2**20:.0f} MiB: the scan takes {scan * 1e3:.2f} ms")
 
 # %% [markdown]
-# The [busiest rank](../ringlab/cost/scan_traffic.py) sends A and B in two rounds (4 + 4 MiB), and B alone in the third (2 MiB): once a rank's
-# *all* begins at rank 0, nothing but zeros comes before it, so nobody needs its A. These 10 MiB at most are still about 180 times less than
-# the 7 × 256 MiB of the softmax ring. Next to them stands the work of the layer: each GPU takes 131,072 tokens through 69 million weights.
+# The [busiest rank](../ringlab/cost/scan_traffic.py) sends A and B in two rounds (4 + 4 MiB), and B alone in the third (2 MiB). Why no A?
+# After two rounds rank 3, for example, knows ranks 0 to 3. Only zeros come before rank 0, so from then on its B suffices. These 10 MiB are
+# still about 180 times less than the 7 × 256 MiB of the softmax ring. Now we set the scan beside the work of the layer.
 
 # %%
 peak, bars = gpu.peak("bfloat16"), {}
@@ -471,56 +469,40 @@ for each in (131_072, 32_768, 8_192):
     }
 show(scan_view.shares(bars), scan_view.describe_shares(bars))
 asked = bars["131,072 tokens on each"]
-_, outputs, extra, _ = asked.values()
-share, alone = scan / sum(asked.values()), P * outputs
-queue = alone + (P - 1) * (between.latency_s + layer.state_bytes / between.bytes_per_s)
-print(f"131,072 tokens on each: A and B take {extra / sum(asked.values()):.0%} of the time,",
-      f"{extra / outputs - 1:.0%} more than the outputs")
-print(f"the linear attention itself: {queue * 1e3:.1f} ms in a queue,",
-      f"{alone * 1e3:.1f} ms on one GPU, {(extra + scan + outputs) * 1e3:.1f} ms by the scan")
+share = scan / sum(asked.values())
 compare("20.share", "about 1 %" if share < 0.03 else "about 10 %" if share < 0.3 else "about half")
 
 # %% [markdown]
-# It is about 1 %: a quarter of a millisecond, next to 25 ms of work for each of these GPUs. The pass for A and B, which one GPU does not
-# need, costs more than the scan: about 4 %. The scan's time does not depend on the number of tokens. So its share grows where a rank has
-# few tokens: with 8,192 on each rank it is 14 %.
+# It is about 1 %: a quarter of a millisecond, next to 25 ms of work for each of these GPUs. The scan's time does not depend on the number of
+# tokens. So its share grows where a rank has few tokens: with 8,192 on each rank it is 14 %.
 #
 # <details><summary>These times are computed, not measured: from which speeds?</summary>They are in ringlab's table of an H100. The peak is 989 TFLOP/s in 16 bits, from NVIDIA's white paper. The matrices run at
 # 80 % of it, the lower end of what [arXiv 2307.08691](https://arxiv.org/abs/2307.08691) says of matrix products. That the linear attention
 # runs at 65.5 % is an **assumption**: FlashAttention-3 reaches it in the forward, with head dim 128 and no mask ([arXiv 2407.08608](https://arxiv.org/abs/2407.08608)). The link's 50 GB/s are
-# from its data sheet, and its 14 µs before the first byte from NCCL's tuning model.</details>
+# from its data sheet, and its 14 µs before the first byte of each round from NCCL's tuning model. Both passes are counted in chunks of 64 tokens
+# (section 10).</details>
 #
-# The puzzle is solved. Matrices and experts need no state, so they run on eight GPUs at once in any case. For the linear attention itself,
-# a queue of eight GPUs is slower than one: 8.5 ms instead of 8.1. But transitions need no state either, and can be put together in any
-# brackets. So eight GPUs work at once, and the linear attention takes 2.3 ms. Small matrices travel, and where each GPU has many tokens the
-# waiting hardly shows.
-#
-# ## 10 · Four kinds of A
-#
-# Not every model corrects, and not every model forgets. So A is not always a full matrix:
-#
-# - In plain linear attention A is the unit matrix. In RetNet each head has one fixed decay. In both, every rank knows A already, so only B
-#   travels.
-# - In Mamba-2 each token has a decay of its own, one for each head. A is the product of the decays: one number.
-# - In GLA each entry of the keys has its own decay, so each row of the state decays by itself. A is a diagonal.
-# - With the delta rule each token multiplies by $I - \beta k k^\top$. The product over a stretch is a full matrix.
+# Matrices and experts need no state, so they run on eight GPUs at once in any case. Leave them out, and compare the linear attention alone:
+# in the queue of section 4, on one GPU, and by the scan.
 
 # %%
-kinds = {
-    "nothing": ["Linear attention", "RetNet"],  # arXiv 2006.16236, 2307.08621
-    "a number": ["Mamba-2"],  # arXiv 2405.21060
-    "a diagonal": ["GLA"],  # arXiv 2312.06635
-    "a matrix": ["DeltaNet", "Qwen3-Next"],  # arXiv 2406.06484, 2412.06464
-}
-show(scan_view.kinds(kinds), scan_view.describe_kinds(kinds))
+_, outputs, extra, _ = asked.values()
+alone = P * outputs
+queue = alone + (P - 1) * (between.latency_s + layer.state_bytes / between.bytes_per_s)
+print(f"{queue * 1e3:.1f} ms in a queue, {alone * 1e3:.1f} ms on one GPU,",
+      f"{(extra + scan + outputs) * 1e3:.1f} ms by the scan")
+print(f"of these the pass for A and B takes {extra * 1e3:.2f} ms, that for outputs",
+      f"{outputs * 1e3:.2f} ms, and the scan {scan * 1e3:.2f} ms")
 
 # %% [markdown]
-# Qwen3-Next has the largest kind. Now look inside one rank, where there is a second queue.
+# The puzzle is solved. At real size, too, a queue of eight GPUs is slower than one. But transitions need no state, and can be put together in
+# any brackets. So eight GPUs work at once. They pay with a second pass, which takes more time than the scan.
 #
-# ## 11 · Chunks: the queue of tokens
+# ## 10 · Chunks: the queue of tokens
 #
-# A rank has thousands of tokens, and the loop of section 2 takes one after the other. So cut the stretch into *chunks* of, say, 64 tokens,
-# and hand a state from chunk to chunk. Inside a chunk all tokens are computed at once, as with softmax.
+# Inside a rank there is a second queue. A rank has thousands of tokens, and the loop of section 2 takes one after the other. So cut the stretch
+# into *chunks* of, say, 64 tokens, and hand a state from chunk to chunk. Between chunks a queue remains, 64 times shorter. Inside a chunk all
+# tokens are computed at once, as with softmax.
 #
 # Here is a chunk of four tokens, counted from 1, that forget and write, but do not correct. A row says what fraction its token reads of the
 # state that enters, and of each write:
@@ -531,18 +513,20 @@ show(scan_view.survival(alphas), scan_view.describe_survival(alphas))
 
 # %% [markdown]
 # The state that enters has met the decays of all tokens up to the one that reads: the column **e**. A write has met only the decays after
-# it: the triangle **E**. The state that leaves keeps what the last token can still read, so the row **f** is the last row of E.
+# it: the triangle **E**. To get a row of E, multiply the row above by the token's own α, and append a 1. The state that leaves keeps what
+# the last token can still read, so **f** (bottom row) is the last row of E.
 #
-# To get a row of E, multiply the row above by the token's own α, and append a 1.
+# Let our first four tokens forget like this, and let a state enter that has a 1 in every place. The second token asks for a. It reads 0.45 of
+# the state, 0.9 of a ← (7, 5), and nothing of its own b ← (4, 1), so it hears 0.45 · (1, 1) + 0.9 · (7, 5) = (6.75, 4.95).
 #
-# Write ⊙ for multiplying number by number; e ⊙ X multiplies row i of X by $e_i$; f ⊙ likewise. The outputs of a chunk of C tokens read the chunk's
-# own writes, and the state that enters. The second line is the state that leaves:
+# For all C tokens of a chunk together this is one line of matrices. A second line is the state that leaves:
 #
 # $$O = (E \odot QK^\top)\,V + e \odot (Q\,S),$$
 #
 # $$S' = e_C\, S + (f \odot K)^\top V .$$
 #
-# This is once more A S + B, and A is one number. So a chunk is a few products of matrices. We try it with our first four tokens.
+# Here ⊙ multiplies number by number, and e ⊙ and f ⊙ multiply row i by $e_i$ or $f_i$. So a chunk is a few products of matrices. The second
+# line is A S + B once more, and A is one number.
 
 # %%
 e = torch.tensor([0.5, 0.45, 0.36, 0.18])  # e and E as in the picture
@@ -554,14 +538,17 @@ loop = []
 for alpha, query, key, value in zip(alphas, q4, k4, v4, strict=True):  # token by token
     S = alpha * S + torch.outer(key, value)
     loop.append(S.mT @ query)
+print("the second token hears", tuple(round(x, 4) for x in outputs[1].tolist()))
 print("the four outputs and the state of the loop:",
       torch.allclose(outputs, torch.stack(loop)) and torch.allclose(leaves, S))
 
 # %% [markdown]
 # With the delta rule a token writes the difference to what the state says, and this depends on the earlier writes in the chunk. One
-# triangular system of equations per chunk finds all of them ([arXiv 2406.06484](https://arxiv.org/abs/2406.06484)), and the rest stays as
-# above. ringlab's `plain.by_chunks` has the delta rule, too. ([Its source](../ringlab/scan/plain.py) is for after the exercise.) We compare
-# it with the loop over 256 tokens.
+# triangular system of equations per chunk finds all of them ([arXiv 2406.06484](https://arxiv.org/abs/2406.06484)). With these differences in
+# place of V both lines stay. But the differences depend on S, so A is a full matrix again.
+#
+# ringlab's `plain.by_chunks` has the delta rule, too. ([Its source](../ringlab/scan/plain.py) is for after the exercise.) We compare it with
+# the loop over 256 tokens.
 
 # %%
 for chunk in (1, 16, 64, 256):
@@ -570,7 +557,7 @@ for chunk in (1, 16, 64, 256):
     print(f"chunks of {chunk:3} tokens: the outputs and the state of the loop over tokens: {same}")
 
 # %% [markdown]
-# ## 12 · Backward
+# ## 11 · Backward
 #
 # For training a layer needs gradients, too, and gradients come from later tokens. So in the backward the ranks hand them on **from the last
 # rank to the first**. A stretch receives dS, the gradient of the state that leaves it. It passes on the gradient of the state that entered,
@@ -578,9 +565,30 @@ for chunk in (1, 16, 64, 256):
 #
 # $$A^\top dS + G .$$
 #
-# The first part comes through the state that leaves, S ↦ A S + B. The second part, G, comes through the stretch's own outputs. Each output is
-# $o_t = (A_t S + B_t)^\top q_t$, where $A_t$, $B_t$ are the transition up to token t. So its gradient for S,
-# $A_t^\top q_t\, do_t^\top$, does not contain S, and a rank finds G alone.
+# The first part comes back from later ranks, through A. The second part, G, comes from the stretch's own outputs. Up to each token a state
+# is a matrix times S, plus a matrix. So the gradient of an output does not contain S, and a rank finds G alone. Rank 1 of our example shows
+# it, with random gradients:
+
+# %%
+draw = torch.Generator().manual_seed(20)
+S, dstate, douts = torch.randn(3, 2, 2, generator=draw)  # dstate: dS; douts: of two outputs
+
+
+def passed_on(S, dstate):
+    """The gradient of the state S that enters rank 1, by autograd."""
+    state = entered = S.clone().requires_grad_()
+    loss = 0.0
+    for t, do in zip((2, 3), douts, strict=True):
+        state, out = token(state, Q[t], K[t], V[t], 1.0, 1.0)
+        loss = loss + out @ do
+    return torch.autograd.grad(loss + (state * dstate).sum(), entered)[0]
+
+
+(A, _), G = pairs[1], passed_on(zeros, zeros)  # G: found without S, and without dS
+print("the gradient that rank 1 passes on is AᵀdS + G:",
+      torch.allclose(passed_on(S, dstate), A.mT @ dstate + G, atol=1e-5))
+
+# %% [markdown]
 # So $(A^\top, G)$ is a transition again, and the backward is the same scan in the reverse order.
 #
 # What happens if the reverse scan is wrong? In [one library](https://github.com/fla-org/flash-linear-attention/issues/1115) the reverse
@@ -600,14 +608,14 @@ dout = torch.randn(v.shape, generator=draw, dtype=torch.float64)
 
 
 def gradients(tokens, state, dout):
-    """The gradients of q, k, v, decay and β of these tokens, and the state after them."""
+    """The gradients of q, k, v, g and β of these tokens, and the state after them."""
     leaves = [x.clone().requires_grad_() for x in tokens]
     out, state = plain.recurrence(*leaves, state, 1.0)
     return torch.autograd.grad(out, leaves, dout), state.detach()
 
 
 expected, _ = gradients(text, nothing, dout)
-state, right = nothing, {name: [] for name in ("q", "k", "v", "decay", "β")}
+state, right = nothing, {name: [] for name in ("q", "k", "v", "g", "β")}
 for rank in range(4):
     own = slice(rank * N // 4, (rank + 1) * N // 4)
     found, state = gradients([x[:, :, own] for x in text], state, dout[:, :, own])
@@ -615,12 +623,34 @@ for rank in range(4):
         if torch.allclose(mine, true[:, :, own]):
             right[name].append(rank)
 for name, ranks in right.items():
-    print(f"the gradients of {name:5} are right on ranks {ranks}")
+    print(f"the gradients of {name} are right on ranks {ranks}")
 compare("20.reverse", {0: "on none", 1: "on the last", 4: "on all"}[len(right["v"])])
 
 # %% [markdown]
-# Nobody comes after the last rank, and the gradients of q need only the state that enters. Remember this symptom: *gradients of k, v, decay
-# and β are right on the last rank alone, and those of q everywhere.*
+# Nobody comes after the last rank, and the gradients of q need only the state that enters. Remember this symptom: *gradients of k, v, g and β
+# are right on the last rank alone, and those of q everywhere.*
+#
+# ## 12 · Four kinds of A
+#
+# Not every model corrects, and not every model forgets. So A is not always a full matrix:
+#
+# - In plain linear attention A is the unit matrix. In RetNet each head has one fixed decay. In both, every rank knows A already, so only B
+#   travels.
+# - In Mamba-2 each token has a decay of its own, one for each head. A is the product of the decays: one number.
+# - In GLA each entry of the keys has its own decay, so each row of the state decays by itself. A is a diagonal.
+# - With the delta rule each token multiplies by $I - \beta k k^\top$. The product over a stretch is a full matrix.
+
+# %%
+kinds = {
+    "nothing": ["Linear attention", "RetNet"],  # arXiv 2006.16236, 2307.08621
+    "a number": ["Mamba-2"],  # arXiv 2405.21060
+    "a diagonal": ["GLA"],  # arXiv 2312.06635
+    "a matrix": ["DeltaNet", "Qwen3-Next"],  # arXiv 2406.06484, 2412.06464
+}
+show(scan_view.kinds(kinds), scan_view.describe_kinds(kinds))
+
+# %% [markdown]
+# Qwen3-Next has the largest kind. The queue, the scan and the backward are the same for all four.
 #
 # ## Recap
 #
@@ -647,6 +677,6 @@ compare("20.reverse", {0: "on none", 1: "on the last", 4: "on all"}[len(right["v
 # r?</summary>Zero: the state is set to zeros where the document begins, as by a decay of 0. So nothing from before passes this rank.</details>
 #
 # <details><summary>5. Softmax layers are dealt in a zig-zag (lesson 08). Does this balance a linear layer, too?</summary>It is balanced already: a token costs
-# the same wherever it stands. With a zig-zag each rank has two stretches, and doubling needs one more round (2P stretches instead of P).</details>
+# the same wherever it stands. A zig-zag only makes more stretches: two on each rank.</details>
 #
 # Now build it: [exercise 20](../exercises/20_beyond_softmax.ipynb), a chunk, a transition, the scan, and the layer.

@@ -36,7 +36,7 @@ from ringlab_course import check, corpus, hint
 # - Do not divide, and do not subtract running sums $G_i = g_1 + \dots + g_i$. $E_{ij}$ is also the quotient of $e^{G_i}$ and $e^{G_j}$, but
 #   a decay may erase the past: two decays with logarithm −400 make $e^{-800}$, which is 0 in float64, and dividing by it gives an infinity
 #   or NaN. $e^{G_i - G_j}$ fails where a logarithm is −∞: −∞ − (−∞) is NaN.
-# - A chunk may be empty: then return the state unchanged.
+# - A chunk may be empty. Then it has no last row: return the state unchanged.
 
 
 # %% grade="20.chunk"
@@ -74,7 +74,7 @@ check("20.chunk")
 # There may be no token (then A = I and B = 0), and a decay may be −∞.
 #
 # The lesson found A by a run from the unit matrix, which left A + B. Here D and Dv differ, so the unit matrix does not have the shape of a
-# state. But a run from the unit matrix with values of width D that are all zeros writes nothing, and leaves A.
+# state. But a run from the unit matrix writes nothing if all values are zeros, of shape (H, L, D), and leaves A.
 
 # %% grade="20.transition"
 def transition(k, v, decay, beta):
@@ -110,9 +110,9 @@ check("20.transition")
 # - In each round the first ranks have nobody to hear from, and the last ranks have nobody to send to.
 # - A may be singular: tokens that forget everything have A = 0.
 # - `ring.comm.exchange(send=(x, y), to=rank, receive=(room_x, room_y), source=rank).wait()` sends two tensors and returns the two
-#   that arrive. Leave out `send` and `to`, or `receive` and `source`, to receive only or to send only. `room_x` is
-#   `torch.empty_like(x)`. Post what a rank sends and what it receives in a round in one call. A rank that does neither makes no call in that
-#   round. No tag is needed.
+#   that arrive. Leave out `send` and `to`, or `receive` and `source`, to receive only or to send only: build a dict of the keyword
+#   arguments that apply. `room_x` is `torch.empty_like(x)`. Post what a rank sends and what it receives in a round in one call. A rank that
+#   does neither makes no call in that round. No tag is needed.
 
 
 # %% grade="20.scan"

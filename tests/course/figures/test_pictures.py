@@ -228,7 +228,7 @@ SAYS = {
     "transitions that leave nothing": (named(scan_view, "transitions", WRITES, [([[0, 0], [0, 0]], IDENTITY)] * 2), ("rank 1: A (0, 0) (0, 0)",)),
     "doubling": (named(scan_view, "doubling", DOUBLING, 5), ("in 3 rounds", "after round 2 it knows of 2 to 5")),
     "kept in doubling": (named(scan_view, "kept", DOUBLING, 5), ("in round 2 it hears of 2 to 3, so that all is 2 to 5 and before is 2 to 4",)),
-    "states by doubling": (named(scan_view, "entering", WRITES, [(IDENTITY, IDENTITY), ([[0, 1], [0, 0]], [[1, 0], [0, 1]])] * 2, [IDENTITY] * 4), ("after round 2", "rank 2 (1, 1) (0, 1)", "rank 3 (2, 1) (0, 2)", "from a relay rank 0 (1, 0) (0, 1)")),
+    "states by doubling": (named(scan_view, "entering", 2 * WRITES, [(IDENTITY, IDENTITY), ([[0, 1], [0, 0]], [[1, 0], [0, 1]])] * 2, [IDENTITY] * 4), ("after round 2", "rank 2 (1, 1) (0, 1)", "rank 3 (2, 1) (0, 2)", "from a relay rank 0 (1, 0) (0, 1)")),
     "pairs in a state": (named(scan_view, "recall", [1, 8, 16], {"plain sum": [0.0, 0.4, 1.2], "the best state": [0.0, 0.0, 0.7]}, 8), ("a state of 8 × 8 numbers", "plain sum from 0.00 to 1.20")),
     "kinds of A": (named(scan_view, "kinds", {kind: ["Some model"] for kind in scan_view.KINDS}), ("a full matrix: Some model",)),
     "timeline of a scan": (named(scan_view, "timeline", {"Relay": COMPUTED, "Other": COMPUTED}), ("Relay: 1 rank, ends at 2 s",)),
