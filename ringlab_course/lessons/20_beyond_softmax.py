@@ -654,7 +654,7 @@ show(scan_view.kinds(kinds), scan_view.describe_kinds(kinds))
 #
 # ## Recap
 #
-# - Without the exponential, all keys and values fold into one state of D × D numbers for each head. It holds at most D independent pairs.
+# - Without the exponential, all keys and values fold into one state of D × D numbers for each head. At best it gives back D pairs exactly.
 # - A token forgets, corrects, writes and reads. A stretch of tokens makes A S + B of any state S.
 # - Handed on in a relay, states make ranks wait for each other. A transition (A, B) can be computed before any state has arrived.
 # - Transitions are associative, but do not commute. So a scan brings every rank its state: by doubling, in ⌈log₂ P⌉ rounds.
