@@ -74,7 +74,8 @@ check("20.chunk")
 # There may be no token (then A = I and B = 0), and a decay may be −∞.
 #
 # The lesson found A by a run from the unit matrix, which left A + B. Here D and Dv differ, so the unit matrix does not have the shape of a
-# state. But a run from the unit matrix writes nothing if all values are zeros, of shape (H, L, D), and leaves A.
+# state. But a run from the unit matrix, with zeros of shape (H, L, D) for values, writes nothing and leaves A.
+# 20.layer shows the products for all heads at once.
 
 # %% grade="20.transition"
 def transition(k, v, decay, beta):
@@ -105,8 +106,8 @@ check("20.transition")
 #
 # - The messages take ⌈log₂ P⌉ **rounds**: on a clock on which a message takes ½ s, the last one arrives after ⌈log₂ P⌉ · ½ s.
 #   So a scan that includes the own rank, followed by one shift, is a round too many. P is any number, not only a power of two.
-# - In each round a rank sends one A and one B at most. You may always send both, although the lesson's ranks sometimes send B alone. A
-#   hidden check allows one A and one B in each round, no more.
+# - In each round a rank sends one A and one B at most. You may always send both, although the lesson's ranks sometimes send B
+#   alone. A hidden check counts them.
 # - In each round the first ranks have nobody to hear from, and the last ranks have nobody to send to.
 # - A may be singular: tokens that forget everything have A = 0.
 # - `ring.comm.exchange(send=(x, y), to=rank, receive=(room_x, room_y), source=rank).wait()` sends two tensors and returns the two
