@@ -43,6 +43,7 @@ def strip(
     letters: Sequence[str],
     lines: Mapping[str, Sequence[object] | np.ndarray] | None = None,
     wrong: Mapping[str, np.ndarray] | None = None,
+    lower: Mapping[str, np.ndarray] | None = None,
     *,
     title: str,
     bounds: bool = False,
@@ -50,9 +51,11 @@ def strip(
     """Return the row as a strip, with lines of text under it.
 
     lines: a text or a number for each token, by the name of the line. wrong[name]: (S,), of bool, which of them are mistakes.
+    lower[name]: (S,), of bool, which of them are mistakes that make a number lower. They have a colour of their own.
     bounds: whether a line shows cu_seqlens at the documents' bounds, and the other lines are bold where a document begins.
     """
-    lines, wrong = lines or {}, wrong or {}
+    lines = lines or {}
+    marks = ((lower or {}, "#DCE9F5", BLUE), (wrong or {}, "#FBE3D6", RED))
     with styled():
         rows = len(lines) + bounds
         drawn = new_figure((8.0, 1.5 + 0.36 * rows))
@@ -64,14 +67,14 @@ def strip(
             y = 1.55 + 0.85 * number
             _name(ax, name, y)
             for token, text in enumerate(texts):
-                if name in wrong and wrong[name][token]:
-                    box = (at[token] - 0.48, y - 0.4), 0.96, 0.8
-                    panel.add_rectangle(ax, *box, facecolor="#FBE3D6", edgecolor="none")
-                    ax.text(at[token], y, str(text), color=RED, weight="bold", **_SMALL)
-                else:
-                    first = bounds and token in packing.cu_seqlens
-                    weight = "bold" if first else "normal"
-                    ax.text(at[token], y, str(text), color=INK, weight=weight, **_SMALL)
+                colour, weight = INK, "bold" if bounds and token in packing.cu_seqlens else "normal"
+                for marked, light, dark in marks:
+                    if name in marked and marked[name][token]:
+                        box = (at[token] - 0.48, y - 0.4), 0.96, 0.8
+                        panel.add_rectangle(ax, *box, facecolor=light, edgecolor="none")
+                        colour, weight = dark, "bold" if len(str(text)) <= 4 else "normal"  # else too wide
+                        break
+                ax.text(at[token], y, str(text), color=colour, weight=weight, **_SMALL)
         ax.set(xlim=(-0.6, max(at) + 0.7), ylim=(1.2 + 0.85 * rows, -0.95), title=title)
         _explain_colours(drawn, packing, letters)
     return drawn
@@ -83,6 +86,7 @@ def describe(
     letters: Sequence[str],
     lines: Mapping[str, Sequence[object] | np.ndarray] | None = None,
     wrong: Mapping[str, np.ndarray] | None = None,
+    lower: Mapping[str, np.ndarray] | None = None,
     *,
     title: str,
     bounds: bool = False,
@@ -95,6 +99,8 @@ def describe(
         parts.append(f"{name}: {' '.join(str(text) or 'none' for text in texts)}.")
         if wrong and name in wrong:
             parts.append(f"Wrong at places {_listed(wrong[name])}.")
+        if lower and name in lower:
+            parts.append(f"Lower at places {_listed(lower[name])}.")
     return " ".join(parts)
 
 
@@ -113,11 +119,17 @@ def _at(layout: Layout) -> np.ndarray:
 
 
 def _draw_strip(ax: Axes, packing: Packing, layout: Layout, letters: Sequence[str]) -> np.ndarray:
-    """Draw the tokens in boxes from y = 0 to 1 under the names of their ranks; return where they are."""
+    """Draw the tokens in boxes from y = 0 to 1 under the names of their ranks; return where they are.
+
+    If the ranks hold the tokens in another order than the row, each box has the token's place in its corner.
+    """
     at = _at(layout)
+    moved = (np.diff(at) < 0).any()
     for token, document in enumerate(packing.document_ids):
         panel.add_rectangle(ax, (at[token] - 0.5, 0), 1, 1, facecolor=_colour(document), edgecolor=PAPER)
         ax.text(at[token], 0.5, letters[token], ha="center", va="center", fontsize=12, family="monospace")
+        if moved:
+            ax.text(at[token] + 0.43, 0.93, str(token), ha="right", va="bottom", fontsize=7.5)
     for rank in range(layout.P):
         own = at[layout.positions(rank)]
         if len(own):
@@ -276,14 +288,16 @@ def labels(
 
 
 def _draw_label(ax: Axes, at: np.ndarray, token: int, place: int, right: int) -> None:
-    """Draw an arrow under the strip, or a cross if the label is lost."""
+    """Draw an arrow under the strip, a cross if the label is lost, or a dot if there is rightly none."""
     if place >= 0:
         wrong = place != right
         look: dict[str, Any] = {"color": RED if wrong else QUIET, "linewidth": 2.2 if wrong else 1.1}
         arrow = {"arrowstyle": "-|>", "connectionstyle": "arc3,rad=0.55", "shrinkA": 0, "shrinkB": 0, **look}
         ax.annotate("", xy=(at[place], 1.1), xytext=(at[token], 1.1), arrowprops=arrow, annotation_clip=False)
     elif right >= 0:
-        ax.plot(at[token], 1.95, marker="x", color=RED, markersize=8, markeredgewidth=2.5)
+        ax.plot(at[token], 1.75, marker="x", color=RED, markersize=8, markeredgewidth=2.5)
+    else:
+        ax.plot(at[token], 1.75, marker="o", color=QUIET, markersize=4)
 
 
 def _label_kinds(right: np.ndarray, made: Iterable[np.ndarray]) -> list[bool]:
@@ -309,7 +323,7 @@ def _explain_labels(drawn: Figure, occurs: Sequence[bool]) -> None:
         "the token has lost its label": Line2D(
             [], [], color=RED, marker="x", linestyle="", markersize=8, markeredgewidth=2.5
         ),
-        "bare: rightly no label": Line2D([], [], linestyle=""),
+        "rightly no label": Line2D([], [], color=QUIET, marker="o", linestyle="", markersize=4),
     }
     shown = {name: look for (name, look), wanted in zip(looks.items(), occurs, strict=True) if wanted}
     drawn.legend(shown.values(), shown, loc="outside lower center", ncols=3, fontsize=9)
@@ -338,11 +352,19 @@ def describe_labels(
 
 
 def weights(
-    packing: Packing, layout: Layout, letters: Sequence[str], given: Mapping[str, np.ndarray]
+    packing: Packing,
+    layout: Layout,
+    letters: Sequence[str],
+    given: Mapping[str, np.ndarray],
+    *,
+    shares: bool = False,
 ) -> Figure:
-    """Return the strip under bars of each token's weight in the mean, a line of bars for each title."""
+    """Return the strip under bars of each token's weight in the mean, a line of bars for each title.
+
+    shares: whether a bracket over each document has the sum of its weights. The layout must be contiguous.
+    """
     with styled():
-        drawn = new_figure((8.0, 1.2 * len(given) + 1.5))
+        drawn = new_figure((8.0, (1.2 + 0.3 * shares) * len(given) + 1.5))
         axes = drawn.subplots(len(given) + 1, 1, height_ratios=[1.0] * len(given) + [0.85])
         drawn.set_layout_engine("constrained", h_pad=0.12)
         at = _draw_strip(axes[-1], packing, layout, letters)
@@ -358,9 +380,11 @@ def weights(
                 linewidth=0.6,
             )
             for x, weight in zip(at, each, strict=True):
-                text = str(Fraction(float(weight)).limit_denominator(1000)) if weight else "0"
-                ax.text(x, weight + 0.04 * highest, text, ha="center", va="bottom", fontsize=8.5)
-            ax.set(xlim=(-0.6, max(at) + 0.7), ylim=(0, 1.35 * highest), xticks=[], yticks=[])
+                ax.text(x, weight + 0.04 * highest, _fraction(weight), ha="center", va="bottom", fontsize=8.5)
+            if shares:
+                _draw_shares(ax, packing, at, each)
+            top = (1.9 if shares else 1.35) * highest
+            ax.set(xlim=(-0.6, max(at) + 0.7), ylim=(0, top), xticks=[], yticks=[])
             ax.set_title(title, fontsize=10.5)
             ax.grid(visible=False)
             ax.spines["left"].set_visible(False)
@@ -368,12 +392,35 @@ def weights(
     return drawn
 
 
+def _draw_shares(ax: Axes, packing: Packing, at: np.ndarray, each: np.ndarray) -> None:
+    """Draw a bracket over each document that has any weight, with the sum of its weights."""
+    y = 1.45 * each.max()
+    for own in packing.slices:
+        if each[own].sum():
+            left, right = at[own].min() - 0.4, at[own].max() + 0.4
+            foot = y - 0.06 * each.max()
+            ax.plot([left, left, right, right], [foot, y, y, foot], color=INK, linewidth=1.2)
+            look: dict[str, Any] = _SMALL | {"va": "bottom", "fontsize": 10, "weight": "bold"}
+            ax.text((left + right) / 2, y, _fraction(each[own].sum()), **look)
+
+
+def _fraction(weight: float) -> str:
+    return str(Fraction(float(weight)).limit_denominator(1000))
+
+
 def describe_weights(
-    packing: Packing, layout: Layout, letters: Sequence[str], given: Mapping[str, np.ndarray]
+    packing: Packing,
+    layout: Layout,
+    letters: Sequence[str],
+    given: Mapping[str, np.ndarray],
+    *,
+    shares: bool = False,
 ) -> str:
     """Return the picture of `weights` in words."""
     parts = [_describe_strip(packing, layout, letters)]
     for title, each in given.items():
-        shown = " ".join(str(Fraction(float(weight)).limit_denominator(1000)) for weight in each)
-        parts.append(f"{title}. The tokens' weights: {shown}.")
+        parts.append(f"{title}. The tokens' weights: {' '.join(map(_fraction, each))}.")
+        if shares:
+            sums = [_fraction(each[own].sum()) for own in packing.slices]
+            parts.append(f"Sums of the documents: {' '.join(sums)}.")
     return " ".join(parts)

@@ -103,11 +103,12 @@ class Row:
         losses = F.cross_entropy(self.logits(**given), labels, ignore_index=IGNORE, reduction="none")
         return losses.numpy()
 
-    def shown_losses(self, **given: np.ndarray) -> list[str]:
-        """Return a text for each token: its loss, "lost" if it should have a label and has none, or a dot."""
+    def shown_changes(self, **given: np.ndarray) -> list[str]:
+        """Return a text for each token: how its loss differs from the right one, "lost" without its label, or nothing."""
         has, should = (given.get("labels", self.right["labels"]) != IGNORE), self.right["labels"] != IGNORE
-        losses = self.token_losses(**given)
-        return [f"{losses[n]:.2f}" if has[n] else "lost" if should[n] else "·" for n in range(len(losses))]
+        changes = [f"{change:+.2f}" for change in self.token_losses(**given) - self.token_losses()]
+        texts = ["lost" if lost else text for lost, text in zip(should & ~has, changes, strict=True)]
+        return ["" if text in ("+0.00", "-0.00") else text.replace("-", "−") for text in texts]
 
     def loss(self, **given: np.ndarray) -> float:
         """Return the sum of weight · −log p over the tokens. All labels have the same weight unless it is given."""
@@ -133,10 +134,10 @@ class Row:
         drawn = self.packing, dict.fromkeys(made, layout or self.layout), self.letters, made
         return packed_view.labels(*drawn), packed_view.describe_labels(*drawn)
 
-    def bars(self, weights: dict[str, np.ndarray]) -> tuple[Figure, str]:
+    def bars(self, weights: dict[str, np.ndarray], *, shares: bool = False) -> tuple[Figure, str]:
         """Return `packed_view.weights` of this row, and the same in words."""
         drawn = self.packing, self.layout, self.letters, weights
-        return packed_view.weights(*drawn), packed_view.describe_weights(*drawn)
+        return packed_view.weights(*drawn, shares=shares), packed_view.describe_weights(*drawn, shares=shares)
 
 
 @torch.no_grad()

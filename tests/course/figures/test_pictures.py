@@ -69,7 +69,8 @@ DEALT = [contiguous(8, 2), zigzag(8, 2), striped(8, 2)]
 ROW = Packing.of_lengths(DOCUMENTS)
 PACKED = ROW, DEALT[0], "aaabcccc"
 LINES = {"ids": [*"00012222"], "mine": [*"00011222"]}
-MARKED = {"mine": np.arange(8) == 4}
+MARKED, LOWER = {"mine": np.arange(8) == 4}, {"mine": np.arange(8) == 5}
+WEIGHED = {"all": np.array([1, 1, 1, 0, 1, 1, 1, 1]) / 7}
 LOST = np.array([1, 2, -1, -1, 5, -1, 7, -1])
 LABELS = ROW, {"zigzag": DEALT[1]}, "aaabcccc", {"zigzag": LOST}
 SEEN = np.tri(8, dtype=bool)
@@ -214,10 +215,11 @@ SAYS = {
     "faults that overflow": (of(error_curves, (1, 4), OVERFLOWS, figure="fault_figure", words="describe_faults"), ("all: plain 1e-01 to inf",)),
     "kill matrix": (of(kill_matrix, FOUND), ("ash: found by bytes. elm: found by bytes.",)),
     "kill matrix in groups": (lambda: (kill_matrix.figure(FOUND, groups={"values": ("masks", "dq"), "traffic": ("bytes",)}), kill_matrix.describe(FOUND)), ("ash: found by bytes.",)),
-    "strip": (lambda: (packed_view.strip(*PACKED, LINES, MARKED, title="Title", bounds=True), packed_view.describe(*PACKED, LINES, MARKED, title="Title", bounds=True)), ("cu_seqlens: 0, 3, 4, 8.", "mine: 0 0 0 1 1 2 2 2. Wrong at places 4.")),
+    "strip": (lambda: (packed_view.strip(*PACKED, LINES, MARKED, LOWER, title="Title", bounds=True), packed_view.describe(*PACKED, LINES, MARKED, LOWER, title="Title", bounds=True)), ("cu_seqlens: 0, 3, 4, 8.", "mine: 0 0 0 1 1 2 2 2. Wrong at places 4. Lower at places 5.")),
     "pairs": (named(packed_view, "pairs", *PACKED, {"causal": SEEN}, 1), ("at place 1 has a frame", "17 pairs seen, rightly, 19 pairs seen by mistake, 0 pairs lost")),
     "labels": (named(packed_view, "labels", *LABELS), ("Labels lost at places 5; wrong labels at places none.",)),
     "weights": (named(packed_view, "weights", *PACKED, {"all": np.full(8, 1 / 8)}), ("weights: 1/8 1/8",)),
+    "shares": (lambda: (packed_view.weights(*PACKED, WEIGHED, shares=True), packed_view.describe_weights(*PACKED, WEIGHED, shares=True)), ("Sums of the documents: 3/7 0 4/7.",)),
     "travellers": (named(serving_view, "travellers", 4), ()),
     "hand over": (named(serving_view, "hand_over", 4), ()),
     "hand over of one rank": (named(serving_view, "hand_over", 1), ()),
