@@ -67,7 +67,7 @@ check("18.bounds")
 #
 # - the rank's tokens;
 # - their labels: the next token **of the same document**, −100 for the last token of a document;
-# - their positions in their documents.
+# - their positions: each token's place minus the place of its document's first token.
 #
 # A document may be empty: then a bound is repeated. A rank may own no token.
 
@@ -97,19 +97,19 @@ check("18.shard")
 # Return this rank's `(out, lse)`: out (B, H, L, D), lse (B, H, L). A query sees the keys of its own document at or before itself.
 #
 # - `q` (B, H, L, D), `k` and `v` (B, K, L, D), float32, are this rank's.
-# - `places[r]`, int64, holds the places in the row of rank r's tokens, in any order. `cu_seqlens` has the bounds of the row's
-#   documents. Ranks may hold different numbers of tokens, and a document may be empty. A rank without tokens returns out and lse
-#   with L = 0.
+# - `places[r]`, int64, holds the places in the row of rank r's tokens, in any order. So "before" means a smaller place, not a
+#   smaller index in the shard. `cu_seqlens` has the bounds of the row's documents. Ranks may hold different numbers of tokens, and a
+#   document may be empty. A rank without tokens returns out and lse with L = 0.
 #
 # **Attention.** `attend` is given. Call it as `ring.compute(label, attend, q, k, v, visible)`, where `label` is any text. Call it
-# once for each block of which your rank sees a key, and not at all for the others: a check looks for more or fewer calls. A rank
-# without tokens never calls it. `attend` returns a `Partial` with the block's `out` and `lse`. `merge(a, b)` merges two of them. Begin
-# with `Partial.identity(q)`, which adds nothing. After the last merge, return the result's `.out` and `.lse`.
+# once for each block of which some query of your rank sees a key, and not at all for the others: a check looks for more or fewer
+# calls. A rank without tokens never calls it. `attend` returns a `Partial` with the block's `out` and `lse`. `merge(a, b)` merges
+# two of them. Begin with `Partial.identity(q)`, which adds nothing. After the last merge, return the result's `.out` and `.lse`.
 #
 # **The ring.** `ring.rank` is this rank r, `ring.world_size` is P. Your own block is the first, before any exchange. Make exactly
 # P − 1 exchanges with the next rank, each with keys and values together. `ring.shift(k, v, length=n)` sends k and v on, and returns
 # (k, v) of the block that arrives. `length` is the length of the block that *arrives*; take it from `places`. After h exchanges you
-# hold the block of rank (r − h) mod P. Pass on a block even if you see nothing of it, because another rank may.
+# hold the block of rank (r − h) mod P. Pass on a block even if none of your queries sees a key of it, because another rank's may.
 
 
 # %% grade="18.ring"
@@ -128,7 +128,7 @@ def attend(q, k, v, visible):
 
 def packed_ring(ring, q, k, v, places, cu_seqlens):
     """Return this rank's (out, lse) over the keys of each query's document, up to the query."""
-    # BEGIN SOLUTION attend to each block of which some query sees a key
+    # BEGIN SOLUTION attend to each block of which some query of this rank sees a key
     lengths = cu_seqlens.long().diff()
     document = torch.arange(len(lengths)).repeat_interleave(lengths)
     state, rows = Partial.identity(q), places[ring.rank]
