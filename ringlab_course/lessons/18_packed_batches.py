@@ -309,7 +309,7 @@ compare("18.labels", int(((cut_striped == whole) & (whole != IGNORE)).sum()))
 #
 # In verl, a library for reinforcement learning, some fused kernels [rolled each rank's
 # shard](https://github.com/verl-project/verl/pull/6268). A roll wraps around. So the last token of each shard got the shard's own
-# first token as its label. Program B gives it none; the right label is the first token of the next shard, if that is in the same
+# first token as its label. Program B gives it none. The right label is the first token of the next shard, if that is in the same
 # document.
 #
 # ## 5 · Positions
@@ -431,8 +431,8 @@ equal = np.allclose([programs["D"], loss_right], alone, rtol=0, atol=1e-12)
 print(f"each word alone: {alone:.3f}, equal to program D and to row.loss(): {equal}")
 
 # %% [markdown]
-# Where does each wrong number come from? In the first line is each letter's loss when it predicts the next one, or a dot if it has
-# no label. Below is the change that each mistake makes.
+# Where does each wrong number come from? The first line shows the loss of each letter's prediction of the next one, or a dot if it
+# has no label. The other lines show how much each mistake changes it.
 
 # %%
 shown = {"A: mean of means": {"weights": of_ranks}, "B: labels cut first": {"labels": cut_labels},
@@ -486,9 +486,9 @@ compare("18.tests", len(passes["one on each rank"]))
 # - Ranks hold different numbers of labels (A).
 #
 # A single document is a natural test, too. The test that cleared the division in the fork of Megatron-LM used single documents,
-# [says the report](https://github.com/ISEEKYAN/Megatron-LM/pull/111). And axolotl's `batch_ring` ignored documents. With
-# several in a row its first loss was [1.83 times](https://github.com/axolotl-ai-cloud/axolotl/issues/3608) that of one GPU. With a
-# single document its loss is [bitwise right](https://github.com/axolotl-ai-cloud/axolotl/pull/3867), and nothing shows.
+# [says the report](https://github.com/ISEEKYAN/Megatron-LM/pull/111). And axolotl's `batch_ring` ignored documents. With several in a
+# row its first loss was [1.83 times](https://github.com/axolotl-ai-cloud/axolotl/issues/3608) that of one GPU. With a single document
+# its loss is [bitwise right](https://github.com/axolotl-ai-cloud/axolotl/pull/3867), and nothing shows.
 #
 # **Take a row like this lesson's for your own test**, and compare loss *and* gradient with each document alone. A program may have
 # the right loss and still combine the ranks' gradients wrongly, as in [lesson 14](14_training.ipynb).
