@@ -57,9 +57,6 @@ def in_float64(outs: Tensor, lses: Tensor) -> Merged:
     return out.to(outs.dtype), lse.to(lses.dtype)
 
 
-RIGHT = (in_one_go, in_pairs, by_differences, in_float64)
-
-
 def shared(weights: Tensor, outs: Tensor) -> Tensor:
     return (weights.unsqueeze(-1) * outs).sum(0).to(outs.dtype)
 
@@ -96,6 +93,19 @@ def from_the_first(outs: Tensor, lses: Tensor) -> Tensor:
     return shared(weights / weights.sum(0), outs)
 
 
+def broken_lse_left_out(outs: Tensor, lses: Tensor) -> Merged:
+    return in_one_go(outs, torch.where(lses.isfinite(), lses, -math.inf))
+
+
+def refuses_nan(outs: Tensor, lses: Tensor) -> Merged:
+    if not outs.isfinite().all() or not lses.lt(math.inf).all():
+        raise ValueError("a partial is not finite")
+    return in_one_go(outs, lses)
+
+
+RIGHT = (in_one_go, in_pairs, by_differences, in_float64, refuses_nan)
+
+
 WRONG: dict[str, tuple[str, str, Callable[[Tensor, Tensor], Any]]] = {
     "the mean of the ranks": ("values", "out is", lambda outs, lses: outs.mean(0)),
     "base 2 taken for e (sglang 40903)": ("values", "out is", lambda outs, lses: shared(softmax(lses * math.log(2)), outs)),
@@ -107,6 +117,9 @@ WRONG: dict[str, tuple[str, str, Callable[[Tensor, Tensor], Any]]] = {
     "a small number for −∞": ("unwritten", "out is", lambda outs, lses: shared(softmax(lses.clamp(min=-60.0)), outs)),
     "no maximum": ("large lse", "nan", without_a_maximum),
     "weights below 1e-4 are dropped": ("small weights", "out is", drops_weights_below(1e-4)),
+    "a NaN becomes 0": ("NaN", "despite NaN in out", lambda outs, lses: in_one_go(outs, lses)[0].nan_to_num()),
+    "an overflow becomes the largest number": ("NaN", "despite ∞ in out", lambda outs, lses: in_one_go(outs.clamp(-65504.0, 65504.0), lses)[0]),
+    "a broken lse counts as no key": ("NaN", "despite NaN in lse", broken_lse_left_out),
     "outs read as if dense": ("strided", "out is", lambda outs, lses: shared(softmax(lses), dense(outs))),
 }  # fmt: skip
 

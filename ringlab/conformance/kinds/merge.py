@@ -10,6 +10,9 @@ last place is ε. Each of P steps rounds an lse by ε |lse| and a few ε more, s
 (max |lse| + 4), and a weight e^(lse_i − lse) has a relative error of at most δ. So out is off by 2 δ Σ weight
 · |out_i|, by 2 P ε max |out_i| if a difference of two outs is weighted, and by a unit of last place of its
 own dtype.
+
+A partial that is NaN or infinite comes from a kernel that overflowed, or from a rank that failed. It has to show: out may not
+be finite there. An lse of NaN or +∞ may show in lse instead. The function may also raise an error.
 """
 
 from __future__ import annotations
@@ -51,9 +54,19 @@ EMPTY: dict[str, Any] = {
 """The places without keys: one rank, some rows of the first rank, or one row on all ranks."""
 
 
+BROKEN = {
+    "NaN in out": ("out", math.nan), "∞ in out": ("out", math.inf), "−∞ in out": ("out", -math.inf),
+    "NaN in lse": ("lse", math.nan), "∞ in lse": ("lse", math.inf),
+}  # fmt: skip
+"""Entries of a partial that may not vanish."""
+
+
 @dataclass(frozen=True)
 class Case:
-    """Random partials. shift, spread: the mean and deviation of lse. empty: a key of `EMPTY`, or ""."""
+    """Random partials. shift, spread: the mean and deviation of lse. empty: a key of `EMPTY`, or "".
+
+    broken: a key of `BROKEN`, or ""; the middle partial has this entry at its first row.
+    """
 
     P: int
     dtype: str = "float32"
@@ -62,6 +75,7 @@ class Case:
     empty: str = ""
     unwritten: bool = False
     strided: bool = False
+    broken: str = ""
 
     def __str__(self) -> str:
         return ", ".join([f"P={self.P} {self.dtype}", *unusual(self, Case(self.P, self.dtype))])
@@ -75,6 +89,7 @@ CHECKS: dict[str, tuple[str, tuple[Case, ...]]] = {
     "unwritten": ("no keys, and an out that nobody has written", (Case(1, empty="a row", unwritten=True), *(Case(3, empty=e, unwritten=True) for e in EMPTY))),
     "large lse": ("lse near ±1,000, which overflows without a maximum", (Case(3, shift=1e3), Case(3, shift=-1e3))),
     "small weights": ("weights that differ by e^4 and by e^40", (Case(4, spread=4.0), Case(4, spread=40.0))),
+    "NaN": ("a NaN or ∞ in a partial shows in the result, or raises an error", tuple(Case(P, dtype, broken=each) for P, dtype in ((1, "float32"), (3, "float32"), (3, "bfloat16")) for each in BROKEN)),
     "strided": ("partials that do not lie densely in memory", (Case(3, strided=True),)),
 }  # fmt: skip
 
@@ -119,12 +134,15 @@ def _wrong(function: Callable[..., Any], case: Case, base: float, seed: int) -> 
     """Yield a sentence for each fault in the function's answer to a case."""
     outs, lses = partials(case, base, seed)
     kept = outs.clone(), lses.clone()
-    true_out, true_lse, room, delta = truth(outs, lses, base)
+    with np.errstate(invalid="ignore"):
+        true_out, true_lse, room, delta = truth(outs, lses, base)
     try:
         found = called(function, *_arguments(function, outs, lses))
     except CannotCall:
         raise
     except Exception as error:
+        if case.broken:
+            return
         yield f"raised {type(error).__name__}: {' '.join(str(error).split())[:300]} ({case})"
         return
     # If the tuple is empty, it is compared as out, which is then wrong.
@@ -138,10 +156,23 @@ def _wrong(function: Callable[..., Any], case: Case, base: float, seed: int) -> 
         if not tensor or (tuple(result.shape), result.dtype) != form:
             got = f"{tuple(result.shape)} of {result.dtype}" if tensor else type(result).__name__
             yield f"{name} is to be a tensor {form[0]} of {form[1]}, and is {got} ({case})"
-        else:
+            if case.broken:
+                return
+        elif not case.broken:
             yield from _beyond(name, oracle.float64(result), true, allowed, case)
-    if not all(map(torch.equal, (outs, lses), kept)):
+    if case.broken:
+        yield from _hidden(case, results)
+    elif not all(map(torch.equal, (outs, lses), kept)):
         yield f"the partials were changed in place ({case})"
+
+
+def _hidden(case: Case, results: Sequence[Any]) -> Iterator[str]:
+    """Yield a sentence if all results of a row are finite although an entry of a partial there is not."""
+    out, *lse = (x[0, 0, 0] for x in results[:2])
+    shown = out[:1] if BROKEN[case.broken][0] == "out" else torch.cat([out, *(x[None] for x in lse)])
+    # If a lse is ∞, the other partials have no weight in the limit, so out may be finite.
+    if shown.isfinite().all() and (lse or case.broken != "∞ in lse"):
+        yield f"the result is finite despite {case.broken} of a partial: nobody would notice ({case})"
 
 
 def _left(function: Any) -> tuple[str, ...]:
@@ -177,6 +208,9 @@ def partials(
     outs, lses = draw((case.P, B, H, L, D)), case.shift + case.spread * draw((case.P, B, H, L))
     if case.empty:
         lses[EMPTY[case.empty]], outs[EMPTY[case.empty]] = -np.inf, UNWRITTEN if case.unwritten else 0.0
+    if case.broken:
+        name, value = BROKEN[case.broken]
+        {"out": outs[..., 0], "lse": lses}[name][case.P // 2, 0, 0, 0] = value
     dtype = getattr(torch, case.dtype)
     pair = torch.from_numpy(outs).to(dtype), torch.from_numpy(lses / math.log(base)).to(state_dtype(dtype))
     out, lse = (x.transpose(1, 3).contiguous().transpose(1, 3) for x in pair) if case.strided else pair

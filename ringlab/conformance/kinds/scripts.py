@@ -87,6 +87,8 @@ def _script(
 
 def _of_merge(report: Report, finding: Finding, base: float) -> str:
     case = merge.Case(**(finding.case or {}))
+    if case.broken:
+        raise NotWritten("a script compares a merge with finite numbers")
     name = report.target.partition(":")[2]
     sizes = (case.P, merge.B, merge.H, merge.L, merge.D, report.seed, base)
     lines = [
