@@ -32,15 +32,22 @@ def local(q: Tensor, k: Tensor, v: Tensor, total: int, positions: Tensor) -> tup
     return torch.exp(scores - lse.masked_fill(lse == -math.inf, 0.0)[..., None]) @ v, lse
 
 
-def reduced(q: Tensor, k: Tensor, v: Tensor, lengths: list[int], positions: Tensor) -> Tensor:
+def reduced(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    lengths: list[int],
+    positions: Tensor,
+    group: dist.ProcessGroup | None = None,
+) -> Tensor:
     """Decode by two all-reduces: the largest lse of all ranks, then sums scaled by that lse."""
     n = len(positions)
     out, lse = local(q, k[:, :, :n], v[:, :, :n], sum(lengths), positions)
     top = lse.clone()
-    dist.all_reduce(top, dist.ReduceOp.MAX)
+    dist.all_reduce(top, dist.ReduceOp.MAX, group=group)
     weight = torch.exp(lse - top)[..., None]
     sums = torch.cat([weight * out, weight], dim=-1)
-    dist.all_reduce(sums)
+    dist.all_reduce(sums, group=group)
     return (sums[..., :-1] / sums[..., -1:]).to(q.dtype)
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from typer.testing import CliRunner
 
@@ -25,8 +26,8 @@ from tests.conformance.right_decodes import Local, full, local, of_ringlab
 
 Merged = Callable[[Tensor, Tensor], Tensor]
 LIVES = {"shared pages", "reused pages", "copied pages"}
-BY_PARAMETER = {each.check for each in ARGUMENTS} - {"value dims", "rolling cache"} | LIVES
-"""The checks of arguments that a decode can only take by a parameter of its own."""
+BY_PARAMETER = {each.check for each in ARGUMENTS} - {"value dims", "rolling cache"} | LIVES | {"two groups"}
+"""The checks of arguments and groups that a decode can only take by a parameter of its own."""
 
 
 def does_not_apply(report: Report) -> set[str]:
@@ -60,10 +61,19 @@ def one_by_one(outs: Tensor, lses: Tensor) -> Tensor:
 RIGHT: dict[str, tuple[Callable[..., Any], set[str]]] = {
     "by softmax": (over_a_ring(by_softmax), BY_PARAMETER),
     "one by one": (over_a_ring(one_by_one), BY_PARAMETER),
-    "full": (full, {"NaN in slots"}),
+    "full": (full, {"NaN in slots", "two groups"}),
     "of ringlab": (
         of_ringlab,
-        {"alibi", "padding", "lengths of sequences", "empty sequences", "pages", "new keys", *LIVES},
+        {
+            "alibi",
+            "padding",
+            "lengths of sequences",
+            "empty sequences",
+            "pages",
+            "new keys",
+            *LIVES,
+            "two groups",
+        },
     ),
 }
 """Right decodes, each with the checks for which it lacks a parameter."""
@@ -312,7 +322,35 @@ def test_every_call_must_leave_the_callers_state_alone() -> None:
 
 def test_every_check_finds_a_decode_that_is_named_for_it() -> None:
     found_by = {check for check, _ in WRONG.values()} | {each.fields["found_by"] for each in EDITS.values()}
-    assert found_by == {check.name for check in CHECKS} - {"NaN in slots"}
+    assert found_by | {"two groups"} == {check.name for check in CHECKS} - {"NaN in slots"}
+
+
+def sums_over_the_world(
+    q: Tensor, k: Tensor, v: Tensor, length: int, lengths: list[int], positions: Tensor, group: Any = None
+) -> Tensor:
+    """Gather lse in the group, but sum outs over all processes."""
+    out, lse = local(q, k[:, :, :length], v[:, :, :length], sum(lengths), positions)
+    lses = [torch.empty_like(lse) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(lses, lse, group=group)
+    out = out * (lse - torch.logsumexp(torch.stack(lses), 0)).exp()[..., None]
+    dist.all_reduce(out)
+    return out.to(q.dtype)
+
+
+@pytest.mark.thorough
+@pytest.mark.slow
+def test_a_group_must_be_used_in_every_exchange() -> None:
+    found = failed(check_decode(sums_over_the_world, only=["values", "two groups"], ranks=(3,)))
+    assert found.keys() == {"two groups"}
+    assert "(P=3, world of two groups); every second rank makes the call in a process" in found["two groups"]
+    (_, whole) = check_decode(without_groups, only=["two groups"], ranks=(2,)).findings
+    assert whole.ok and whole.evidence.startswith("refused: raised: NotImplementedError: the world alone")
+
+
+def without_groups(q: Tensor, k: Tensor, v: Tensor, group: Any = None) -> Tensor:
+    if dist.get_world_size(group) < dist.get_world_size():
+        raise NotImplementedError("the world alone")
+    return q
 
 
 def test_a_decode_whose_slots_must_be_cleared_is_told_so_and_passes() -> None:
@@ -328,6 +366,8 @@ def test_a_decode_whose_slots_must_be_cleared_is_told_so_and_passes() -> None:
         ("window_swallowed", "(P=1, window 3); this is the result without window"),
         ("value_dim_of_the_keys", "wrong result: needed: out as a tensor (2, 2, 1, 8)"),
         ("all_see_all_when_written", "new (3,), appended True)"),
+        ("pages_in_16_bits", "paged 1, pool 66001)"),
+        ("prefix_of_the_longest_sequence", "shorter 13, paged 4, rows of the longest)"),
     ],
 )
 def test_the_evidence_names_what_the_fault_needs(name: str, says: str) -> None:
@@ -395,7 +435,7 @@ def test_a_check_without_its_parameter_does_not_apply() -> None:
     report = check_decode(short)
     assert failed(report) == {}
     places = {"new tokens", "new tokens in half", "short prefix", "uncleared, new tokens", "many new tokens"}
-    places |= {"rolling cache"}
+    places |= {"rolling cache", "large numbers"}
     assert does_not_apply(report) == places | BY_PARAMETER
 
 

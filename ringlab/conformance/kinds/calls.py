@@ -220,10 +220,17 @@ def _raise_if_not_called(error: BaseException) -> None:
         cause = cause.__cause__
 
 
-def around(ring: Ring | None, rank: int, P: int) -> dict[str, Any]:
-    """Return the values of the arguments in `AROUND`, by name; process groups exist only without a ring."""
+def around(ring: Ring | None, rank: int, P: int, group: Any = None) -> dict[str, Any]:
+    """Return the values of the arguments in `AROUND`, by name; process groups exist only without a ring.
+
+    group: the process group, if it is not the world.
+    """
     known: dict[str, Any] = {"ring": ring, "comm": ring and ring.comm, "rank": rank, "world_size": P}
-    return known if ring is not None else {**known, **dict.fromkeys(GROUPS, torch.distributed.group.WORLD)}
+    return (
+        known
+        if ring is not None
+        else {**known, **dict.fromkeys(GROUPS, group or torch.distributed.group.WORLD)}
+    )
 
 
 def check_parameters(function: Any, given: Collection[str]) -> None:

@@ -17,7 +17,8 @@ The function is called, by name, with those of these arguments for which it has 
     ref_counts        or another of `COUNTS`, (pages,) int32, with one of `FREE`: by how many sequences a page is used, and pages
                       of no sequence. The function copies a shared page before it writes to it, and changes the table
     scale window …    or other names, see `NAMES`: arguments of attention, as for a ring
-    ring comm group rank world_size   as for a ring (see `ringlab.conformance.target.claims`)
+    ring comm group rank world_size   as for a ring (see `ringlab.conformance.target.claims`); the group may be a part of the
+                      world, and rank and world_size are those in it
 
 If sequences differ in length, `length`, `lengths` and `positions` are those of the longest one. Slots are in no
 particular order, but the tokens of a call are in the last ones in use. A table, new keys, what is needed to copy pages, and
@@ -40,6 +41,8 @@ from itertools import chain, product
 from typing import Any, TypeAlias
 
 import numpy as np
+import torch
+from jaxtyping import Int
 from torch import Tensor
 
 from ringlab import oracle
@@ -78,10 +81,12 @@ from ringlab.conformance.kinds.memory import LAID
 from ringlab.conformance.kinds.page_lives import BY_CALLER, CALLS, COUNTED, LISTED
 from ringlab.conformance.pairwise_cases import Axes, covering_pairs
 from ringlab.conformance.report.findings import Report
-from ringlab.conformance.run.run import Run, sinks_of
+from ringlab.conformance.run.run import Run, sinks_of, slopes_of
 from ringlab.conformance.suite import LIMIT
+from ringlab.conformance.target.argument_names import GROUPS
 from ringlab.conformance.tolerance import bounds, score_rounding, truth
 from ringlab.errors import BackendError, apart
+from ringlab.merge import state_dtype
 
 DecodeCalls: TypeAlias = Calls[Case, Result]
 DecodeCheck: TypeAlias = CallCheck[Case, Result]
@@ -105,43 +110,86 @@ def _truth(case: Case, seed: int) -> dict[str, tuple[np.ndarray, float]]:
 
 @lru_cache(maxsize=512)
 def _truth_of(case: Case, seed: int) -> dict[str, tuple[np.ndarray, float]]:
-    run = case.run(seed)
-    if case.life:
-        true, limits = _of_last_rows(run, case.inputs(seed), case.S)
-    elif case.S > WHOLE:
-        true, limits = _of_last_rows(run, case.inputs(seed), sum(case.new))
+    run, at = case.run(seed), np.arange(case.S)
+    if case.S > WHOLE:
+        at = np.unique(np.concatenate(case.last_rows()))
+    if case.life or case.rows or case.S > WHOLE:
+        true, limits = _of_rows(run, case.inputs(seed), at)
     else:
         true, limits = expected(run.plain)
     results = {"out": true.out} if run.sinks else {"out": true.out, "lse": true.lse}
     return {
-        name: (case.rows(x), limits[name] * max(np.abs(x).max(initial=0.0), 1e-30))
+        name: (case.new_rows(x, at), limits[name] * max(np.abs(x).max(initial=0.0), 1e-30))
         for name, x in results.items()
     }
 
 
-def _of_last_rows(run: Run, tensors: tuple[Tensor, ...], n: int) -> tuple[Any, dict[str, float]]:
-    """Return what `expected` does for these q, k, v and dout, for the last n rows alone, and without ALiBi."""
+def _of_rows(
+    run: Run, tensors: tuple[Tensor, ...], at: Int[np.ndarray, " rows"]
+) -> tuple[Any, dict[str, float]]:
+    """Return what `expected` does for these q, k, v and dout, for the rows `at` alone.
+
+    The bound of ALiBi is smaller. Its numbers may round a score s by ε of the number b for a key: by ε/2 in each of its
+    product and its sum with s, and twice that in another base. So out moves by at most Σ p 2ε|b| (|v| + |out|), and lse by
+    Σ p 2ε|b|. A key far away has a large b and no weight.
+    """
     q, k, v, dout = tensors
-    rows = q[:, :, -n:], k, v, dout[:, :, -n:]
+    q, dout = q[:, :, at], dout[:, :, at]
     tokens = np.arange(run.S)
     scoring: dict[str, Any] = {
         "scale": run.D**-0.5 if run.scale is None else run.scale,
         "softcap": run.softcap or None,
-        "mask": run.mask.visible(tokens[-n:], tokens)[None, None],
+        "mask": run.mask.visible(at, tokens)[None, None],
         "sinks": sinks_of(run).double().numpy() if run.sinks else None,
     }
-    true = truth(*rows, **scoring)
-    limits = bounds(*rows, true=true, **scoring)
+    if run.alibi:
+        true, limits = _of_rows_with_alibi(run, (q, k, v, dout), at, scoring)
+    else:
+        true = truth(q, k, v, dout, **scoring)
+        limits = bounds(q, k, v, dout, true=true, **scoring)
     if run.values != "normal":
-        rounding = score_rounding(*rows, true=true, **scoring)
+        rounding = score_rounding(q, k, v, dout, true=true, **scoring)
         limits = {name: limit + rounding[name] for name, limit in limits.items()}
     return true, {name: CHANCE * limit for name, limit in limits.items()}
 
 
+def _of_rows_with_alibi(
+    run: Run, tensors: tuple[Tensor, ...], at: Int[np.ndarray, " rows"], scoring: dict[str, Any]
+) -> tuple[Any, dict[str, float]]:
+    q, k, v, dout = tensors
+    k, v = (x.repeat_interleave(run.H // run.K, dim=1) for x in (k, v))
+    distances = torch.from_numpy(np.abs(at[:, None] - np.arange(run.S))).double()
+    added = -slopes_of(run).double()[:, None, None] * distances
+    # A dim more for each row, whose product adds this row's number for a key
+    of_rows = torch.eye(len(at)).to(q).expand(*q.shape[:2], -1, -1)
+    of_keys = (added.mT / scoring["scale"]).expand(run.B, -1, -1, -1)
+    longer = torch.cat((q, of_rows), dim=-1)
+    exact = longer.double(), torch.cat((k.double(), of_keys), dim=-1), v.double()
+    rounded = longer, torch.cat((k, of_keys.to(k)), dim=-1), v
+    true = truth(*exact, dout, **scoring)
+    limits = bounds(*rounded, dout, true=true, **scoring)
+    scores = scoring["scale"] * (exact[0] @ exact[1].mT).numpy()
+    weights = np.exp(np.where(scoring["mask"], scores, -np.inf) - true.lse[..., None])
+    moves = weights * 2 * torch.finfo(state_dtype(q.dtype)).eps * np.abs(added.numpy())
+    largest = {name: np.abs(getattr(true, name)).max(initial=1e-30) for name in ("out", "lse")}
+    values = np.abs(exact[2].numpy())
+    of_out = moves @ values + moves.sum(-1)[..., None] * np.abs(true.out)
+    # Part 3 of the floor, without the numbers of ALiBi
+    small, large = (
+        score_rounding(*each, v, dout, true=true, **scoring)["lse"] for each in ((q, k), rounded[:2])
+    )
+    limits["out"] += of_out.max(initial=0.0) / largest["out"]
+    limits["lse"] += small - large + moves.sum(-1).max(initial=0.0) / largest["lse"]
+    return true, limits
+
+
 def _differs(calls: DecodeCalls, case: Case) -> str:
     (ranks,) = calls.of(case)
-    for name, (true, allowed) in _truth(case, calls.seed).items():
+    # In a world of two groups, those of odd ranks have other inputs.
+    groups = [_truth(replace(case, world=""), calls.seed + odd) for odd in range(1 + bool(case.world))]
+    for name in groups[0]:
         for rank, each in enumerate(ranks):
+            true, allowed = groups[rank % len(groups)][name]
             if (found := getattr(each, name)) is None:
                 continue
             errors = distance(oracle.float64(found), true)
@@ -187,7 +235,7 @@ def _reached_by_nan(calls: DecodeCalls, case: Case) -> str:
 
 def _without(ranks: Sequence[Result], case: Case, seed: int) -> str:
     """Return words for an argument that all ranks ignore, or ""."""
-    for field in arguments_of(case):
+    for field in () if case.world else arguments_of(case):
         other = replace(case, **{field: getattr(Case, field)})
         true, allowed = _truth(other, seed)["out"]
         if all(x.shape == true.shape and (distance(x, true) <= allowed).all() for x in _outs(ranks)):
@@ -251,6 +299,8 @@ ARGUMENTS = (
     Argument("rolling cache", "slots whose tokens are in no order, as when they were used before: the oracle's result, or an error", "rolled", ((("rolled", True),), (("rolled", True), ("dealt", "in stretches")))),
 )  # fmt: skip
 DEALT = ("in turn", "in stretches")
+CUT_BACK: Settings = (("paged", 4), ("shorter", 13), ("rows", "of the longest"))
+TWO_GROUPS = "of two groups"
 
 
 def _base_axes(calls: DecodeCalls, ranks: tuple[int, ...]) -> dict[str, tuple[Settings, ...]]:
@@ -268,6 +318,7 @@ def _base_axes(calls: DecodeCalls, ranks: tuple[int, ...]) -> dict[str, tuple[Se
         "new": ((), *_values("new", *new)),
         "dealt": ((), *_values("dealt", *DEALT[1:])),
         "uncleared": ((), *_values("uncleared", *["10,000"] * slots)),
+        "world": ((), *_values("world", *[TWO_GROUPS] * _takes_a_group(calls))),
     }
 
 
@@ -278,21 +329,40 @@ def _fits(chosen: Mapping[str, Settings]) -> bool:
     visible = case.padding + case.shorter + sum(case.new) <= case.S
     # Whether a soft cap applies before or after ALiBi's bias differs among models.
     # A batch of one has no second sequence.
-    filled = case.B > 1 or not case.empty
-    return len(dict(changes)) == len(changes) and visible and filled and not (case.softcap and case.alibi)
+    filled = case.B > 1 or not (case.empty or case.rows)
+    # A sequence that is cut back has its tokens already, in pages of others.
+    cut = not (case.rows and case.appended)
+    alone = case.P == 1 and "P" in chosen and case.world
+    return (
+        len(dict(changes)) == len(changes)
+        and visible
+        and filled
+        and cut
+        and not alone
+        and not (case.softcap and case.alibi)
+    )
 
 
 def _pairs(calls: DecodeCalls, ranks: tuple[int, ...]) -> list[Case]:
     """Return the table of pairs. An argument takes part if the function honours it alone."""
-    asked = [each for each in ARGUMENTS if not lacks(each.alone.needs, calls.function)]
-    calls.make(case for each in asked for case in each.cases(ranks))
-    honoured = [each for each in asked if all(_says(calls, case) == "" for case in each.cases(ranks))]
-    axes: Axes = {
-        **_base_axes(calls, ranks),
-        **{each.check: ((), *each.values, *each.others) for each in honoured},
-    }
+    honoured = _honoured(calls, ranks)
+    settings = {each.check: ((), *each.values, *each.others) for each in honoured}
+    if {"pages", "lengths of sequences"} <= settings.keys():
+        settings["pages"] = *settings["pages"], CUT_BACK
+    axes: Axes = {**_base_axes(calls, ranks), **settings}
     rows = covering_pairs(axes, _fits)
     return [replace(Case(ranks[0]), **dict(chain.from_iterable(row.values()))) for row in rows]
+
+
+def _honoured(calls: DecodeCalls, ranks: tuple[int, ...]) -> list[Argument]:
+    """Return the arguments that the function takes, and honours alone."""
+    asked = [each for each in ARGUMENTS if not lacks(each.alone.needs, calls.function)]
+    calls.make(case for each in asked for case in each.cases(ranks))
+    return [each for each in asked if all(_says(calls, case) == "" for case in each.cases(ranks))]
+
+
+def _takes_a_group(calls: DecodeCalls) -> bool:
+    return not calls.over_ring and not lacks((GROUPS,), calls.function)
 
 
 def _says(calls: DecodeCalls, case: Case) -> str | None:
@@ -333,11 +403,44 @@ IN_PLACE = tuple(name for name in LAID if name != "dims apart")
 MODES: tuple[dict[str, Any], ...] = ({"inference": True}, {"default": "bfloat16"}, {"default": "float64"})
 
 
-def _long(ranks: tuple[int, ...]) -> list[Case]:
-    """Return calls with caches around sizes that code has for chunks, splits, tables and numbers of slots."""
-    P = ranks[0]
+def _long(calls: DecodeCalls, ranks: tuple[int, ...]) -> list[Case]:
+    """Return calls with caches around sizes that code has for chunks, splits, tables and numbers of slots.
+
+    Lengths, positions, and numbers of pages are beyond those that 16 bits, or floats of 32 bits, can hold.
+    """
+    P, honoured = ranks[0], {each.check for each in _honoured(calls, ranks)}
     huge = Case(P, 66_000 * P, B=1, H=1, K=1)
-    return [Case(P, 650 * P), Case(P, 4200 * P, B=1, dealt="in stretches"), huge]
+    found = [Case(P, 650 * P), Case(P, 4200 * P, B=1, dealt="in stretches"), huge]
+    found += [Case(P, 70_000, H=1, K=1, shorter=37_001)] * ("lengths of sequences" in honoured)
+    pool: dict[str, Any] = {"paged": 1, "pool": 2**24 + 99, "dtype": "float16"}
+    return found + [Case(1, B=1, H=1, K=1, D=8, **pool)] * ("pages" in honoured)
+
+
+LONG: dict[str, Settings] = {
+    "window": (("window", 4100),), "soft cap": (("softcap", 30.0),), "sinks": (("sinks", True),),
+    "alibi": (("alibi", True),), "padding": (("padding", 4100),), "rolling cache": (("rolled", True),), "pages": (("paged", 16),),
+}  # fmt: skip
+"""Settings of a cache of 5,000 tokens, by the check of the argument."""
+
+
+def _large_numbers(calls: DecodeCalls, ranks: tuple[int, ...]) -> list[Case]:
+    """Return calls with a pool of many pages, and with arguments and a long cache, of those that the function honours alone."""
+    P, honoured = ranks[0], {each.check for each in _honoured(calls, ranks)}
+    pool = [Case(P, K=1, paged=1, pool=66_001)] if "pages" in honoured else []
+    return pool + [Case(P, 5000, **dict(LONG[check])) for check in LONG if check in honoured]
+
+
+def _two_groups(ranks: tuple[int, ...]) -> list[Case]:
+    several = [P for P in ranks if P > 1][-1:]
+    return [Case(P, dtype=dtype, world=TWO_GROUPS) for P in several for dtype in ("float32", "bfloat16")]
+
+
+def _differs_in_groups(calls: DecodeCalls, case: Case) -> str:
+    if calls.over_ring:
+        return f"{NOT_ASKED}it is called over a ring"
+    if not (wrong := _differs(calls, case)):
+        return ""
+    return f"{wrong}; every second rank makes the call in a process group of its own"
 
 
 def _many_new(ranks: tuple[int, ...]) -> list[Case]:
@@ -365,6 +468,8 @@ def _lives(life: str, *copied: str) -> Callable[[DecodeCalls, tuple[int, ...]], 
         ways = [how for how in copied if not lacks(COPIERS[how], calls.function)]
         found = []
         for P in (1, ranks[len(ranks) // 2]):
+            if life == "forked" and BY_CALLER in copied and not lacks((LOCAL_LENGTHS,), calls.function):
+                found += [Case(P, S, **dict(CUT_BACK)) for S in (24, 37)]
             # Slots of a page, common tokens, new tokens in a call, and how tokens are dealt. The first and last forks are on a
             # boundary of pages.
             sizes = (4, 8 * P, 1, 0), (4, 9 * P + 1, 3, 0), (16, 6 * P, 1, 1), (1, 3, 3, 0)
@@ -397,10 +502,10 @@ def _differs_beside(calls: DecodeCalls, case: Case) -> str:
 
 
 def _may_be_refused(case: Case) -> bool:
-    large = (
+    large = case.pool > 0 or (
         case.S > WHOLE or max(case.new) > 16 or (case.B, case.D) != (2, 16) or case.H > 4 or case.H % 2 > 0
     )
-    return bool(arguments_of(case) or case.life) or large or case.memory == "dims apart"
+    return bool(arguments_of(case) or case.life or case.world) or large or case.memory == "dims apart"
 
 
 CHECKS: tuple[DecodeCheck, ...] = (
@@ -416,11 +521,13 @@ CHECKS: tuple[DecodeCheck, ...] = (
     CallCheck("uncleared slots", "slots that are not in use", lambda ranks: [Case(P, S, uncleared="10,000") for P in ranks for S in (24, max(1, P - 1))], itself, _differs, (LENGTHS,)),
     CallCheck("uncleared, new tokens", "several new tokens, and slots that are not in use", lambda ranks: [Case(P, new=(3,), uncleared="10,000") for P in ranks], itself, _differs, PLACES),
     CallCheck("NaN in slots", "slots that are not in use, and hold NaN: whether they must be cleared first", lambda ranks: [Case(P, S, uncleared="NaN") for P in ranks for S in (1, 24)], itself, _reached_by_nan, (LENGTHS,)),
-    CallCheck("long caches", "650, 4,200 and 66,000 tokens on a rank, which exceed the chunks, splits and 16 bits of kernels: the oracle's result, or an error", lambda ranks: [], itself, _differs, more=_if_taken(_long), large=True),
+    CallCheck("long caches", "650, 4,200 and 66,000 tokens on a rank, which exceed the chunks, splits and 16 bits of kernels: the oracle's result, or an error", lambda ranks: [], itself, _differs, more=_long, large=True),
+    CallCheck("large numbers", "a pool of 66,001 pages, and each argument in a cache of 5,000 tokens: the oracle's result, or an error", lambda ranks: [], itself, _differs, more=_large_numbers),
     CallCheck("many new tokens", "37 and 530 new tokens, as in a chunk of a prompt: the oracle's result, or an error", lambda ranks: [], itself, _differs, PLACES, more=_if_taken(_many_new), large=True),
     CallCheck("other sizes", "batches, heads, head dims and numbers of calls that are small, large, and no power of two: the oracle's result, or an error", lambda ranks: [], itself, _differs, more=_if_taken(_sizes), large=True),
     CallCheck("other modes", "calls under inference_mode, and with another default dtype", lambda ranks: [Case(P, **mode) for P in (1, *ranks[:1]) for mode in MODES], itself, _differs),
     CallCheck("two at once", "a call while another thread makes one, over a ring", lambda ranks: [Case(P, beside=True) for P in ranks if P > 1][:2], itself, _differs_beside),
+    CallCheck("two groups", "two process groups of a world at once, each with a cache of its own", _two_groups, itself, _differs_in_groups, (GROUPS,)),
     CallCheck("rejected drafts", "slots of new tokens that are written again, after a call with other values in them", lambda ranks: [Case(P, new=new, drafted=True) for P in ranks[-1:] for new in ((1,), (1, 1))], itself, _differs, (LENGTHS,)),
     CallCheck("strided", "arguments that are parts of larger tensors, or have another order of axes", lambda ranks: [Case(P, memory=memory, dealt=dealt) for P in (1, *ranks[:1]) for memory, dealt in zip(IN_PLACE, (*DEALT, *DEALT), strict=False)], itself, _differs),
     CallCheck("dims apart", "arguments of which no axis is dense: the oracle's result, or an error", lambda ranks: [Case(P, memory="dims apart") for P in (1, *ranks[:1])], itself, _differs),

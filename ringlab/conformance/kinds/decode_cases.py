@@ -6,7 +6,8 @@ import copy
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -44,6 +45,8 @@ times NaN is NaN.
 """
 SLOTS, PAGE = 5, 4
 """The numbers of unused slots on each rank of a cache that has some, and of slots in a page of a cache that must have pages."""
+HUGE = 1 << 20
+"""The number of pages above which only pages of sequences are compared."""
 MISSING = (0.5, 1.0, 0.0, 1.0, 0.25)
 """By which share of `shorter` each of three sequences or more is shorter, over and over. No order of such a batch by length
 is its own inverse, and neither the first sequence nor the last has an extreme length."""
@@ -76,14 +79,18 @@ class Case:
     they had been used before. uncleared: the value in `UNCLEARED` of slots that hold no token; "" if there are none. shorter:
     by how many tokens the second of two sequences is shorter than the first; see `MISSING` for more sequences. empty: whether
     the second sequence has no token, as in a batch that is filled up; its result is not compared. paged: the
-    number of slots in a page of a cache whose pages are in random order, or 0. appended: whether the function writes the keys
+    number of slots in a page of a cache whose pages are in random order, or 0. pool: the number of pages in all, of which the
+    sequences have those around powers of two and the last ones; 0 for no more than they need. rows: "of the longest" if all
+    sequences have the tokens of the first one, and shorter ones are cut back: every row of the table is a copy of its row.
+    appended: whether the function writes the keys
     and values of the new tokens. life: the name in `LIVES` of what happens to the pages of several sequences, each of which
     gets new[0] tokens in a call. common: the number of tokens that its forks share. copied: who copies a shared page before it
     is written, see `BY_CALLER`. padding: the number of padding tokens before all sequences. drafted: whether a call with
     other new tokens comes first, as with drafts that are rejected, and their slots are written again. memory: how tensors
     lie in memory, a key of `ringlab.conformance.kinds.memory.LAID`. default: the default dtype of new tensors. inference: whether
     calls are made under inference_mode. beside: whether another call is made in a second thread, between a
-    rank's result and the message with it. The other fields are those of a `Run`.
+    rank's result and the message with it. world: "of two groups" if every second rank makes the calls in a process group of its
+    own, with other inputs, while the others do the same. The other fields are those of a `Run`.
     """
 
     P: int
@@ -100,6 +107,8 @@ class Case:
     shorter: int = 0
     empty: bool = False
     paged: int = 0
+    pool: int = 0
+    rows: str = ""
     appended: bool = False
     life: str = ""
     common: int = 0
@@ -117,6 +126,7 @@ class Case:
     default: str = ""
     inference: bool = False
     beside: bool = False
+    world: str = ""
 
     def __str__(self) -> str:
         return ", ".join([f"P={self.P}", *unusual(self, Case(self.P))])
@@ -141,6 +151,10 @@ class Case:
         """Return the sequences without a token."""
         return [1] if self.empty else []
 
+    def group_of(self, rank: int) -> list[int]:
+        """Return the ranks that make the calls together with this one."""
+        return [*range(rank % 2, self.P, 2)] if self.world else [*range(self.P)]
+
     def tokens(self, rank: int) -> Int[np.ndarray, " L"]:
         """Return the tokens that a rank's slots hold after the last call."""
         tokens = np.arange(rank, self.S, self.P)
@@ -156,15 +170,23 @@ class Case:
         for n, left in zip(self.new, np.cumsum(self.new[::-1])[::-1], strict=True):
             yield n, [max(0, self.S - missing - int(left) + n) for missing in self.missing]
 
-    def rows(self, whole: Shaped[np.ndarray, "B H S ..."]) -> Shaped[np.ndarray, "B H n ..."]:
-        """Return the new tokens' rows of an array over whole sequences, (B, H, S, …); of a life, in one batch."""
+    def last_rows(self) -> list[Int[np.ndarray, " n"]]:
+        """Return the new tokens of each sequence; of one that is shorter than that, the first tokens."""
+        n = sum(self.new)
+        return [np.arange(n) + max(0, self.S - missing - n) for missing in self.missing]
+
+    def new_rows(
+        self, found: Shaped[np.ndarray, "B H rows ..."], at: Int[np.ndarray, " rows"]
+    ) -> Shaped[np.ndarray, "B H n ..."]:
+        """Return the new tokens' rows of an array that has the rows `at` of all sequences; of a life, in one batch."""
         n = sum(self.new)
         if self.life:
             called = called_rows(self.life, self.common, n)
-            found = [whole[row.sequence][:, row.end - n : row.end] for row in called]
-            return np.concatenate(found, axis=1)[None]
-        last = [max(n, whole.shape[2] - missing) for missing in self.missing]
-        return np.stack([x[:, end - n : end] for x, end in zip(whole, last, strict=True)])
+            rows = [found[row.sequence][:, row.end - n : row.end] for row in called]
+            return np.concatenate(rows, axis=1)[None]
+        return np.stack(
+            [x[:, np.searchsorted(at, rows)] for x, rows in zip(found, self.last_rows(), strict=True)]
+        )
 
     def place(self, at: Sequence[int]) -> str:
         """Return the place of an entry of `rows` in words."""
@@ -180,6 +202,8 @@ class Case:
         q, k, v, dout = inputs(self.run(seed))
         if self.life:
             k, v = (with_common_tokens(self.life, self.common, self.new[0], x) for x in (k, v))
+        if self.rows:
+            k, v = (x[:1].expand_as(x).clone() for x in (k, v))
         return q, k, v, dout
 
 
@@ -204,17 +228,30 @@ class _Cache:
         slots = len(self.tokens) + (SLOTS if case.uncleared else 0)
         pages = -(-max(1, slots) // paged) if paged else 1
         self.page = paged or slots
+        # Of a cache in pages, at least one page belongs to no sequence.
+        number = max(case.pool, B * pages + 1) if paged else B
         order = np.arange(B * pages)
-        if paged:  # one page belongs to no sequence
-            order = np.random.default_rng([pages, seed]).permutation(B * pages + 1)[:-1]
-        self.table = torch.from_numpy(order.reshape(B, pages)).int()
-        shape = B * pages + bool(paged), k.shape[1], self.page
-        self.k, self.v = (
-            x.new_full((*shape, x.shape[3]), UNCLEARED[case.uncleared or "10,000"]) for x in self.whole
+        if paged:
+            numbers = _far_pages(number)[: B * pages] if case.pool else np.arange(B * pages + 1)
+            order = np.random.default_rng([pages, seed]).permutation(numbers)[: B * pages]
+        table = order.reshape(B, pages)
+        if paged and case.rows:
+            table = np.repeat(table[:1], B, axis=0)
+        self.owned = torch.from_numpy(table.flatten())
+        if paged and not case.rows:  # servers do not clear the entries behind a sequence's end
+            longest = int(np.argmin(case.missing))
+            for row, missing in zip(table, case.missing, strict=True):
+                behind = -(-int((self.tokens < case.S - missing).sum()) // self.page)
+                row[behind:] = table[longest, behind:]
+        self.table = torch.from_numpy(table).int()
+        shape = number, k.shape[1], self.page
+        value = UNCLEARED[case.uncleared or "10,000"]
+        self.k, self.v, *self.kept = (
+            _uncleared((*shape, x.shape[3]), x.dtype, value) for x in (*self.whole, *self.whole)
         )
         if case.memory != "expanded":  # a cache that is written must not have two slots in one place
             self.k, self.v = laid(self.k, case.memory), laid(self.v, case.memory)
-        self.kept = self.k.clone(), self.v.clone()
+        self.compared = self.table.unique().long() if number > HUGE else slice(None)
 
     def used(self, ends: Sequence[int]) -> list[int]:
         """Return the number of slots that sequences of these lengths use."""
@@ -222,8 +259,7 @@ class _Cache:
 
     def growth(self, ends: list[int]) -> Growth:
         """Return the table, of which no pages are shared."""
-        pages = len(self.k)
-        counts = torch.tensor([(self.table == page).sum() for page in range(pages)], dtype=torch.int32)
+        counts = torch.bincount(self.owned, minlength=len(self.k)).int()
         free = counts.eq(0).nonzero()[:, 0].int()
         return Growth(ends, self.table.clone(), torch.zeros(0, 2, dtype=torch.int64), counts, free)
 
@@ -240,8 +276,27 @@ class _Cache:
                     pool[pages, :, slots % self.page] = x[sequence][:, slots].transpose(0, 1)
 
 
+def _far_pages(number: int) -> Int[np.ndarray, " pages"]:
+    """Return the numbers of all pages up to `number`, first those next to powers of two and the last ones."""
+    around = [
+        power + step for step in (0, -1, 1, -2) for power in (2**24, 2**16, 2**15) if power + step < number
+    ]
+    return np.array([*dict.fromkeys([number - 1, *around, *range(number - 2, max(0, number - 4096), -1)])])
+
+
+def _uncleared(shape: tuple[int, ...], dtype: torch.dtype, value: float) -> Tensor:
+    """Return a tensor of this value; of zeros in memory that is not used before it is written, if it is very large."""
+    if shape[0] > HUGE:
+        return torch.from_numpy(np.zeros(shape, np.float16)).to(dtype)
+    return torch.full(shape, value, dtype=dtype)
+
+
 def result(function: Callable[..., Any], case: Case, ring: Ring | None, rank: int, seed: int) -> Result:
     """Return this rank's results of a case. Raises: the function's error; WrongResult if one is invalid."""
+    group = None
+    if case.world and ring is None:
+        group, ranks, mine = _group_of(case.P, rank), case.group_of(rank), rank % 2
+        case, rank, seed = replace(case, P=len(ranks), world=""), ranks.index(rank), seed + mine
     needs, run = required(function), case.run(seed)
     paged = case.paged or (0 if needs.isdisjoint(TABLES) else PAGE)
     appended = case.appended or not needs.isdisjoint((*NEW_KEYS, *NEW_VALUES))
@@ -249,7 +304,7 @@ def result(function: Callable[..., Any], case: Case, ring: Ring | None, rank: in
 
     def made(given: dict[str, Any]) -> Any:
         with torch.inference_mode() if case.inference else nullcontext():
-            return call(function, (), {**given, **around(ring, rank, case.P)})
+            return call(function, (), {**given, **around(ring, rank, case.P, group)})
 
     if case.life:
         return _lived(made, case, rank, q, [k, v], needs, seed)
@@ -280,14 +335,27 @@ def result(function: Callable[..., Any], case: Case, ring: Ring | None, rank: in
             cache.write((cache.k, cache.v), before, used, drafted=True)
             made(given)
             cache.write((cache.k, cache.v), before, used)
-        kept = copy.deepcopy(given) | dict(zip("kv", cache.kept, strict=True))
+        pools = "k", "v"
+        kept = copy.deepcopy({name: x for name, x in given.items() if name not in pools})
         returned = made(given)
         found.append(_result(returned, new, values))
-        found[-1].changed += [name for name, x in given.items() if not _same(x, kept[name])]
+        found[-1].changed += [
+            name
+            for name, pool in zip(pools, cache.kept, strict=True)
+            if not _same(given[name][cache.compared], pool[cache.compared])
+        ]
+        found[-1].changed += [name for name, x in kept.items() if not _same(given[name], x)]
     out = torch.cat([each.out for each in found], dim=2)
     lses = [each.lse for each in found if each.lse is not None]
     lse = torch.cat(lses, dim=2) if len(lses) == len(found) else None
     return Result(out, lse, [name for each in found for name in each.changed])
+
+
+@lru_cache(maxsize=8)
+def _group_of(P: int, rank: int) -> Any:
+    """Return the process group of every second rank to which a rank belongs. All ranks must call this."""
+    groups = [torch.distributed.new_group([*range(start, P, 2)]) for start in (0, 1)]
+    return groups[rank % 2]
 
 
 def _lived(

@@ -58,11 +58,13 @@ Event: TypeAlias = Begin | Fork | End | Move | Call
 
 
 def _forked(common: int, new: int) -> list[Event]:
-    """Three sequences share a prefix and grow, first alone, then together; forks of forks grow in one batch."""
+    """Three sequences share a prefix and grow, first alone, then together; forks of forks grow in one batch, also
+    beside a shorter sequence.
+    """
     return [
         Begin(A, common), Fork(B, A, common), Fork(C, A, common),
         Call((A,)), Call((B,)), Call((C,)), Call((C, A, B)),
-        Fork(D, B, common + 2 * new), Call((D,)), Call((B,)), Call((D, B)),
+        Fork(D, B, common + 2 * new), Call((D,)), Call((B,)), Call((D, B, A)),
         Fork(E, D, common + 4 * new), Call((E, D, B)),
     ]  # fmt: skip
 
@@ -152,6 +154,7 @@ class Pages:
         self.free: list[int] = self.draw.permutation(number).tolist()
         self.tables: dict[int, list[int]] = {}
         self.lengths: dict[int, int] = {}
+        self.calls = 0
         self.pools = [x.new_full((number, x.shape[1], page, x.shape[3]), value) for x in self.whole]
         self.kept = [x.clone() for x in self.pools]
 
@@ -188,10 +191,13 @@ class Pages:
             copies += self._grow(sequence, self.lengths[sequence] + new, copied != COUNTED)
         for source, copy in copies:
             self._copy([*self.kept, *(self.pools if copied == BY_CALLER else ())], [source], [copy])
-        width = 1 + max(len(self.tables[sequence]) for sequence in batch)
-        # Servers do not clear the entries behind a sequence's end, so they may name pages of any sequence.
-        table = self.draw.integers(len(self.kept[0]), size=(len(batch), width))
+        longest = max((self.tables[sequence] for sequence in batch), key=len)
+        # Servers do not clear the entries behind a sequence's end, so they may name pages of any sequence. In every second
+        # call, a shorter row goes on as the longest one, of which it may be a copy that was cut back.
+        table = self.draw.integers(len(self.kept[0]), size=(len(batch), 1 + len(longest)))
+        self.calls += 1
         for row, sequence in zip(table, batch, strict=True):
+            row[: len(longest)] = longest if self.calls % 2 else row[: len(longest)]
             row[: len(self.tables[sequence])] = self.tables[sequence]
         return Growth(
             [self.lengths[sequence] for sequence in batch],
