@@ -456,7 +456,7 @@ def test_a_decode_may_refuse_shared_pages() -> None:
 
     _, shared, copied = check_decode(decode, only=["shared pages", "copied pages"], ranks=(2,)).findings
     # Only a page that is never full is shared in no call.
-    assert shared.ok and "; refused in 7: raised: NotImplementedError: pages of one" in shared.evidence
+    assert shared.ok and "; refused in 11: raised: NotImplementedError: pages of one" in shared.evidence
     assert copied.ok and not copied.applies and "no parameter k_new" in copied.evidence
 
 
