@@ -77,12 +77,16 @@ def turns(
                 ax.text(*middle, every, ha="center", va="center", color=PAPER, fontsize=8)
             ax.set(xlim=(-window_s, after_s), ylim=(-0.1, 1.9), yticks=[0.4, 1.4])
             ax.set_yticklabels(["Ben", "Ada"], color=INK)
-            ax.set_title(f"{title}: Ben waits for the longest {1e3 * longest:,.0f} ms")
+            ax.set_title(f"{title}: Ben waits up to {1e3 * longest:,.0f} ms")
             panel.bare(ax)
         axes[-1].set_xlabel("seconds, counted from Ada's first token")
         axes[-1].set_xticks([tick for tick in axes[-1].get_xticks() if -window_s <= tick <= 0])
         keys = [panel.patch(facecolor=PURPLE), panel.patch(facecolor=ORANGE), panel.patch(facecolor=INK)]
-        names = ["as long as Ada's first chunk", "how much longer this one takes", "a token arrives"]
+        names = [
+            "as long as Ada's first chunk",
+            "the time beyond it (below: all of the chunk)",
+            "a token arrives",
+        ]
         drawn.legend(keys, names, loc="outside lower center", ncols=3, fontsize=9)
     return drawn
 
@@ -191,11 +195,6 @@ def _speed(served: ServeTime) -> str:
     return f"{step_ms:.1f} ms: {together:.0f} tokens/s, {together / served.sequences:.0f} each"
 
 
-RIGHT: dict[str, Any] = {"facecolor": BLUE, "linewidth": 0}
-WRONG: dict[str, Any] = {"facecolor": PAPER, "edgecolor": INK, "hatch": "///", "linewidth": 1}
-"""Looks of a triangle: over the keys of the chunk itself, and over keys of another chunk."""
-
-
 def chunk_masks(chunks: int) -> Figure:
     """Return a picture of the keys that the queries of each chunk of a prompt see."""
     with styled():
@@ -209,7 +208,7 @@ def chunk_masks(chunks: int) -> Figure:
         _name_chunks(ax, chunks)
         ax.set_yticks([n + 0.5 for n in range(chunks)], [f"chunk {n + 1}" for n in range(chunks)])
         ax.set_ylabel("queries of …")
-        _explain_chunks(drawn)
+        _explain_chunks(drawn, "the cached prefix: a rectangle", "the chunk itself: a triangle")
     return drawn
 
 
@@ -227,10 +226,10 @@ def last_chunk(chunks: int) -> Figure:
         drawn = new_figure((8.0, 2.2))
         titles = f"Chunk {chunks} must see all of this", "With is_causal=True it sees only this"
         for ax, title, before in zip(drawn.subplots(1, 2), titles, (chunks - 1, 0), strict=True):
-            _draw_chunk(ax, 0, before, chunks, WRONG if before == 0 else RIGHT)
+            _draw_chunk(ax, 0, before, chunks, BLUE if before else ORANGE)
             ax.set(title=title, xlim=(0, chunks), ylim=(1, 0), yticks=[])
             _name_chunks(ax, chunks)
-        _explain_chunks(drawn, wrong="keys of a wrong chunk")
+        _explain_chunks(drawn, "keys of the cached prefix", "keys of the chunk itself")
     return drawn
 
 
@@ -242,12 +241,12 @@ def describe_last_chunk(chunks: int) -> str:
     )
 
 
-def _draw_chunk(ax: Any, row: int, before: int, chunks: int, look: Mapping[str, Any] = RIGHT) -> None:
-    """Draw a row of a mask: queries that see `before` whole squares and half of the next one."""
+def _draw_chunk(ax: Any, row: int, before: int, chunks: int, half: str = BLUE) -> None:
+    """Draw a row of a mask: queries that see `before` whole squares and half of the next one, in the colour `half`."""
     panel.add_rectangle(ax, (0, row), chunks, 1, facecolor="#F2F4F7", edgecolor=PAPER, linewidth=2)
     for column in range(before):
         panel.add_rectangle(ax, (column, row), 1, 1, facecolor=ORANGE, edgecolor=PAPER, linewidth=2)
-    ax.fill([before, before, before + 1], [row, row + 1, row + 1], **look)
+    ax.fill([before, before, before + 1], [row, row + 1, row + 1], facecolor=half, linewidth=0)
 
 
 def _name_chunks(ax: Any, chunks: int) -> None:
@@ -256,13 +255,9 @@ def _name_chunks(ax: Any, chunks: int) -> None:
     panel.bare(ax)
 
 
-def _explain_chunks(drawn: Figure, wrong: str | None = None) -> None:
+def _explain_chunks(drawn: Figure, prefix: str, itself: str) -> None:
     keys = [panel.patch(facecolor=ORANGE), panel.patch(facecolor=BLUE)]
-    names = ["the cached prefix: a rectangle", "the chunk itself: a triangle"]
-    if wrong:
-        keys.append(panel.patch(**WRONG))
-        names.append(wrong)
-    drawn.legend(keys, names, loc="outside lower center", ncols=3)
+    drawn.legend(keys, [prefix, itself], loc="outside lower center", ncols=2)
 
 
 def travellers(P: int) -> Figure:
@@ -361,7 +356,7 @@ def bytes_by_prefix(prefixes: Sequence[int], lines: Mapping[str, Sequence[float]
         ax.annotate("", (prefixes[-1], low), (prefixes[-1], high), arrowprops={"arrowstyle": "<->", "color": INK, "shrinkA": 6, "shrinkB": 6})  # fmt: skip
         ax.annotate(f"{high / low:.0f} ×", (prefixes[-1], (high * low) ** 0.5), (-6, 0), textcoords="offset points", ha="right", va="center")  # fmt: skip
         ax.set(xscale="log", yscale="log", xlabel="cached tokens before the chunk", ylabel="MB that a rank sends, per layer",
-               xlim=(prefixes[0] / 1.3, prefixes[-1] * 12), title="After a long prefix, queries are far fewer bytes")  # fmt: skip
+               xlim=(prefixes[0] / 1.3, prefixes[-1] * 12), title="After a long prefix, queries and partials are far fewer bytes")  # fmt: skip
         ax.set_xticks([10**n for n in range(2, 8) if prefixes[0] <= 10**n <= prefixes[-1]])
         ax.minorticks_off()
         ax.xaxis.set_major_formatter("{x:,.0f}")
@@ -427,16 +422,9 @@ def copies(ways: Mapping[str, ServeRequest]) -> Figure:
             ):
                 for number, ranks in enumerate(parts):
                     _draw_copy(ax, left + 1.1 * number, ranks, colour, request.machine.ranks_per_node)
-                    if colour == ORANGE:
-                        ax.text(
-                            left + 1.1 * number + 0.5,
-                            1.06,
-                            "tokens",
-                            ha="center",
-                            va="top",
-                            color=QUIET,
-                            fontsize=9,
-                        )
+                    below = "tokens" if colour == ORANGE else f"{sum(map(len, ranks))} equal parts"
+                    middle = left + 1.1 * number + 0.5
+                    ax.text(middle, 1.06, below, ha="center", va="top", color=QUIET, fontsize=9)
                 words = f"{what}, twice" if len(parts) > 1 else what
                 ax.text(left, -0.06, words, va="bottom", color=INK, fontsize=9.5)
             ax.text(2.36, 0.5, "K/V heads", rotation=90, ha="right", va="center", color=QUIET, fontsize=9)

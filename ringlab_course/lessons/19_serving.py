@@ -10,7 +10,8 @@
 # **Minutes** 75 to read and run; the exercise takes another 75.
 #
 # Ben is reading an answer. Llama 3 70B writes it on 16 H100, in two nodes of 8, and a new token appears every ten milliseconds. Inside a
-# node, the 8 GPUs divide the heads and the weights. The two nodes divide the tokens of every text, so each node has all weights.
+# node, the 8 GPUs divide the heads and the weights. The two nodes divide the tokens of every text. Each computes its tokens through all
+# layers, so each needs all weights.
 #
 # Then Ada sends the same server a prompt of 1,048,576 tokens, a shelf of books. Computing a prompt is called **prefill**. The server does
 # it in **chunks**, and after each chunk makes one step of **decode**, in which Ben gets his next token. What does Ben see?
@@ -23,7 +24,7 @@ import numpy as np
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from ringlab import ShardedCache, VirtualCluster, contiguous, oracle, zigzag
+from ringlab import ShardedCache, VirtualCluster, contiguous, oracle
 from ringlab.cost.hardware import hardware
 from ringlab.cost.planner.serve_time import ServeRequest, linear_s, serve_time
 from ringlab.cost.serving import prefill_traffic
@@ -45,16 +46,16 @@ for chunk in (32_768, 512):
     print(f"chunks of {chunk:6,}: the first takes {1e3 * first_s:3.0f} ms,", end=" ")
     print(f"the last {1e3 * last_s:5,.0f} ms")
     runs[f"Chunks of {chunk:,} tokens"] = [(first_s, each - first_s) for each in served.chunks_s]
-both = serve_time(server(sequences=2, context=(2**20 + 4096) // 2))  # their mean
+both = serve_time(server(sequences=2, context=(2**20 + 4096) // 2))  # the mean: their sum counts
 both_s = both.token_s
 print(f"steps of decode: {1e3 * ben_s:.1f} ms for Ben, {1e3 * both_s:.1f} ms after Ada's prompt")
 drawn = runs, ben_s, both_s
 show(serving_view.turns(*drawn), serving_view.describe_turns(*drawn))
 
 # %% [markdown]
-# The picture shows the last ten seconds of Ada's prompt. In the lower half the purple would be too thin to see, and is left out. Before
-# each of his steps Ben waits for the chunk: up to 9,076 ms for a long one, and at most 147 ms for a short one. So servers cut prompts into
-# short chunks.
+# The picture shows the last ten seconds of Ada's prompt. In the lower half the purple would be too thin to see, so there the orange is the
+# whole chunk. Before each of his steps Ben waits for the chunk: up to 9,076 ms for a long one, and at most 147 ms for a short one. So
+# servers cut prompts into short chunks.
 #
 # Two riddles are in this picture.
 #
@@ -97,9 +98,7 @@ names = {1: "not at all", 7 / 6: "a sixth later", 2: "twice as late", 10: "ten t
 compare("19.price", nearest(until_first[512] / until_first[32_768], names))
 
 # %% [markdown]
-# That is 182.4 − 156.1 = 26 s later. Ben's 2,047 steps of 9.7 ms are 20 of them. The chunks themselves take less than 7 s longer,
-# in the model mostly because more chunks send more messages, each with its latency. Their attention hardly depends on where the prompt is
-# cut, because each of Ada's tokens attends to all tokens before it, in this chunk or in an earlier one.
+# That is 182.4 − 156.1 = 26 s later. Ben's 2,047 steps of 9.7 ms are 20 of them. The chunks themselves take less than 7 s longer.
 #
 # ## 2 · A chunk is a rectangle and a triangle
 #
@@ -110,8 +109,8 @@ compare("19.price", nearest(until_first[512] / until_first[32_768], names))
 show(serving_view.chunk_masks(4), serving_view.describe_chunk_masks(4))
 
 # %% [markdown]
-# Each chunk has one square more than the chunk before it. A square is two halves, so attention grows as 1 : 3 : 5 : 7, while the chunk's
-# matrix products stay the same. Ada's prompt has 32 long chunks:
+# Each chunk has one square more than the chunk before it. A square is two halves, so attention grows as 1 : 3 : 5 : 7, while the
+# products with the weights stay the same. Ada's prompt has 32 long chunks:
 
 # %%
 longer_s = np.diff(ada[32_768].chunks_s)
@@ -131,12 +130,11 @@ print(f"than the one before it; {len(longer_s)} times, that is {longer_s.sum():.
 show(serving_view.last_chunk(4), serving_view.describe_last_chunk(4))
 
 # %% [markdown]
-# The mask has to compare positions in the prompt instead. We try both on the last 103 of 200 tokens of real text: queries 97 to 199, and
+# The mask has to compare positions in the prompt instead. We try both on the last 100 of 200 tokens of real text: queries 100 to 199, and
 # keys 0 to 199.
 
 # %%
-S, P, H, K, D = 200, 4, 8, 2, 16
-CHUNKS = (slice(0, 90), slice(90, 97), slice(97, 200))
+S, H, K, D = 200, 8, 2, 16
 q, k, v = corpus.qkv(S, heads=H, kv_heads=K, head_dim=D)
 true = torch.from_numpy(oracle.attention(q, k, v, causal=True).out)
 
@@ -146,7 +144,7 @@ def error(out, expected):
     return ((out - expected).abs().max() / true.abs().max()).item()
 
 
-last, at = CHUNKS[2], torch.arange(S)
+last, at = slice(100, S), torch.arange(S)
 for name, mask in {
     "is_causal=True": {"is_causal": True},
     "positions": {"attn_mask": at[last][:, None] >= at},
@@ -169,9 +167,9 @@ for name, mask in {
 show(serving_view.travellers(4), serving_view.describe_travellers(4))
 
 # %% [markdown]
-# On Ada's server two ranks divide the tokens of a K/V head. A token has 8 queries there, but one key and one value. So in a prompt that is
-# computed at once, keys and values are fewer bytes. The queries' way also sends partials in float32, which makes it dearer still. But a
-# chunk has few queries, and the prefix has many keys.
+# The model has 64 query heads and 8 K/V heads, and on Ada's server the 8 ranks of a node divide them. So a rank has, for each of its
+# tokens, 8 queries, but one key and one value. In a prompt that is computed at once, keys and values are fewer bytes, because the other way
+# sends 8 queries for each, and partials in float32 besides. But a chunk has few queries, and the prefix has many keys.
 
 # %% tags=["nbval-ignore-output"]
 predict(
@@ -201,53 +199,59 @@ compare("19.prefix", nearest(meet, {n: f"{n:,}" for n in (600, 6_000, 60_000, 60
 
 # %% [markdown]
 # **5,664 tokens**, eleven times as many as the chunk has. If keys and values travel, a rank's block holds its part of prefix *and* chunk,
-# and each rank sends P − 1 such blocks. If queries travel, it sends P − 1 blocks of the chunk's queries, and P − 1 blocks of partials. So
-# the bytes are equal when, counted for one token,
+# and each rank sends P − 1 such blocks. If queries travel, it sends P − 1 blocks of the chunk's queries, and P − 1 blocks of partials. So P
+# cancels. With the bytes of one token, both ways are equal when
 #
 # $$(\text{prefix} + \text{chunk}) \cdot \text{bytes of } (k, v) = \text{chunk} \cdot \text{bytes of } (q, \text{partial}).$$
 
 
 # %%
-def limit(H, K, D, size):
-    """How many chunks prefix and chunk have together when both ways send the same bytes."""
-    key_and_value, query, out_and_lse = 2 * K * D * size, H * D * size, H * (D + 1) * 4
-    return (query + out_and_lse) / key_and_value
-
-
-pairs = limit(H=8, K=1, D=128, size=2)
+key_and_value, query, out_and_lse = 2 * 128 * 2, 8 * 128 * 2, 8 * (128 + 1) * 4  # bytes
+pairs = (query + out_and_lse) / key_and_value
 print(f"a token's queries and partials are as many bytes as {pairs} pairs of key and value")
 
 # %% [markdown]
-# There, prefix and chunk together are 12.0625 chunks long, and the prefix alone is 11.0625 chunks, 5,664 tokens. From
-# there on, Ada's cache stays where it is.
+# So the limit is where prefix and chunk together are 12.0625 chunks long. The prefix alone is then 11.0625 chunks, or 5,664 tokens.
+#
+# Fewer bytes help only if somebody waits for them. Does Ada?
+
+# %%
+for name, travels in {"keys and values travel": "kv", "queries travel": "q"}.items():
+    served = serve_time(server(sequences=1, context=2**20, chunk=512, travels=travels))
+    print(f"if {name}, Ada's last chunk takes {1e3 * served.chunks_s[-1]:.0f} ms")
+
+# %% [markdown]
+# She does. The nodes take longer to exchange their halves of the cache than to compute the chunk. Queries arrive in time. So with chunks of
+# 512, the cache stays where it is from a prefix of about 6,000 tokens on.
 #
 # In the end each rank appends its own tokens of the chunk to its own cache. They stay on the rank that computed them, so this sends
-# nothing. ringlab's `prefill` does all of it, and chooses anew for each chunk who travels. We try it on the text of section 2, with 4
-# ranks, zig-zag shards and float32:
+# nothing. ringlab's `prefill` does all of it, and chooses anew for each chunk who travels. We try it on our 200 tokens with 4 ranks. Of
+# three chunks the second is very short, so that its queries should travel:
 
 
 # %%
+P, CHUNKS = 4, (slice(0, 90), slice(90, 97), slice(97, 200))
+
+
 def in_chunks(ring):
     """The prompt chunk by chunk: this rank's outputs."""
     cache, outs = ShardedCache(ring, batch=1, kv_heads=K, head_dim=D), []
     for chunk in CHUNKS:
-        layout = zigzag(chunk.stop - chunk.start, P)
+        layout = contiguous(chunk.stop - chunk.start, P)
         own = layout.shard((q[:, :, chunk], k[:, :, chunk], v[:, :, chunk]), ring.rank)
         outs.append(prefill(*own, cache, layout=layout))
     return outs
 
 
 run = VirtualCluster(P).run(in_chunks)
-chosen = [each.chosen for each in run.trace.choices(0) if each.asked == "travels='auto'"]
-print("limit:", limit(H, K, D, size=4), "chunks")
+chosen = [each.chosen for each in run.trace.choices(0) if "travels" in each.asked]
 for chunk, travels, *outs in zip(CHUNKS, chosen, *run.results, strict=True):
-    n = chunk.stop - chunk.start
-    out = zigzag(n, P).unshard(outs)
-    print(f"prefix {chunk.start:2}, chunk {n:3}: together {chunk.stop / n:4.1f} chunks,",
-          f"{travels:2} travels; right to 1e-5:", error(out, true[:, :, chunk]) < 1e-5)
+    right = error(torch.cat(outs, dim=2), true[:, :, chunk]) < 1e-5
+    print(f"prefix {chunk.start:2}, chunk {chunk.stop - chunk.start:3}:",
+          f"{travels:2} travels; right to 1e-5: {right}")
 
 # %% [markdown]
-# Queries travel for the 7 tokens only. The limit is lower than Ada's, since only 4 heads share a K/V head and all is float32.
+# Queries travel for the 7 tokens only.
 #
 # ## 4 · One step for all
 #
@@ -269,13 +273,15 @@ print(f"with messages a step takes {1e3 * alone.total_s:.1f} ms:", end=" ")
 print(f"{1 / alone.total_s:.0f} tokens a second")
 
 # %% [markdown]
-# The weights take more than six times as long as the cache. And for sixteen tokens in place of one, the arithmetic, 0.4 ms, still fits
-# into the time in which the weights are read.
+# The weights take more than six times as long as the cache. And for sixteen tokens in place of one, the arithmetic, 0.4 ms, still fits into
+# the time in which the weights are read. (The chunks of section 1 read the weights, too, however short they are. So chunks of a few tokens
+# would be a waste.)
 
 # %% tags=["nbval-ignore-output"]
 predict(
     "19.batch",
-    "Sixteen such users decode in the same steps. How many tokens a second do they get together?",
+    "Sixteen users, each with a book, decode in the same steps. "
+    "How many tokens a second do they get together?",
     ["100", "700", "1,500"],
 )
 
@@ -307,15 +313,15 @@ for name, step in {"Ben alone": ben.token, "with Ada ": both.token}.items():
 # ## 5 · Two copies of something
 #
 # Sixteen users have come, and there are 16 ranks. Tensor parallelism (TP) cuts the weights by heads and columns, so 16 parts are easy. It
-# cuts a cache by K/V heads. There are only 8 of them for 16 ranks. With heads alone, or with two full sets of weights, something is kept
-# twice. Section 6 asks whether that is necessary.
+# cuts a cache by K/V heads. There are only 8 of them for 16 ranks.
 #
 # - **TP 16** cuts the weights into 16 parts. Two ranks share a K/V head. Both have its projections, which are few weights, and both keep
 #   the same part of every cache.
 # - **TP 8 × CP 2** is how the server has worked so far. It cuts the weights into 8 parts, and each node has all of them. Each node caches
 #   half of the tokens of every user, which is context parallelism (CP).
 #
-# The numbers in the picture are ranks.
+# One way keeps every cache twice, the other the weights. Section 6 asks whether anything must be kept twice. The numbers in the picture are
+# ranks.
 
 # %%
 GRIDS = {"TP 16": {"token_ranks": 1, "head_ranks": 16}, "TP 8 × CP 2": grid}
@@ -334,12 +340,13 @@ predict(
 )
 
 # %%
-steps = {f"{users} users, {name}": serve_time(server(sequences=users, context=BOOK, **GRIDS[name]))
-         for users in (2, 3, 4) for name in GRIDS}
-drawn = steps, "From four users on, TP 16 reads longer", 2
+steps = {(users, name): serve_time(server(sequences=users, context=BOOK, **GRIDS[name]))
+         for users in range(1, 9) for name in GRIDS}
+reads = {key: each.token.weights_s + each.token.cache_s for key, each in steps.items()}
+longer = [n for n in range(1, 9) if reads[n, "TP 16"] > reads[n, "TP 8 × CP 2"]]
+bars = {f"{n} users, {name}": step for (n, name), step in steps.items() if n in (2, 4, 8)}
+drawn = bars, "From four users on, TP 16 reads longer", 2
 show(serving_view.read_bars(*drawn), serving_view.describe_read_bars(*drawn))
-reads = {name: each.token.weights_s + each.token.cache_s for name, each in steps.items()}
-longer = [n for n in (2, 3, 4) if reads[f"{n} users, TP 16"] > reads[f"{n} users, TP 8 × CP 2"]]
 compare("19.copies", f"{longer[0]}")
 memory = hardware("h100").memory_bytes
 
@@ -359,8 +366,8 @@ for name, way in ways.items():
 #
 # ## 6 · One copy of both
 #
-# In TP 16 two ranks keep the same part of every cache. Let each of them keep half of its tokens. vLLM calls this *decode context
-# parallelism*, and we call it **TP 16 + DCP 2**.
+# In TP 16 two ranks keep the same part of every cache. Let each of them keep only half of the tokens of that part. vLLM calls this *decode
+# context parallelism*, and we call it **TP 16 + DCP 2**.
 #
 # Now there is a problem. Look at one K/V head and the two ranks that keep it. Eight query heads need it. Each rank has computed the queries
 # of 4 of them, and caches half of the tokens. Yet each of the 8 heads needs all tokens. In lesson 15 all ranks had the queries of all
@@ -380,7 +387,7 @@ show(serving_view.hand_over(P), serving_view.describe_hand_over(P))
 
 # %% [markdown]
 # The hand-over turns columns into rows, so it is an all-to-all. `decode_heads` does the three steps. We decode the last token of our text
-# in float32. Each of 4 ranks has 2 of the 8 query heads, and 50 of the 200 tokens:
+# in float32. Each of 4 ranks has 2 of the 8 query heads, and keeps 50 of the 200 tokens of both K/V heads:
 
 
 # %%
@@ -401,7 +408,8 @@ print("rank 0 sends", run.trace.bytes_sent(0), "bytes")
 # To each of 3 others a rank sends the queries of its own 2 heads, D = 16 numbers each. After step 2 it sends to each the partials of *that
 # rank's* 2 heads, D + 1 = 17 numbers each. With 4 bytes a number that is 3 · 2 · (16 + 17) · 4 = 792 bytes, however long the text is.
 #
-# Step 3 merges the partials of all ranks at once. Each rank has 50 tokens. Do all ranks have the same share of a head's result?
+# Step 3 merges the partials of all ranks at once. As in lesson 02, a rank's share is its part of the sum of all $e^{score}$, and its lse is
+# the logarithm of its own sum:
 
 # %%
 head = 3
@@ -413,9 +421,8 @@ print("shares of the ranks:", ", ".join(f"{share:.1%}" for share in shares))
 print("right to 1e-5:", error(shares @ outs, true[0, head, -1]) < 1e-5)
 
 # %% [markdown]
-# The shares differ, although each rank has 50 tokens. As in lesson 02, a rank's share is its part of the sum of all $e^{score}$. Its lse is
-# the logarithm of its own sum. A rank that caches no token of a user yet has lse −∞ and share 0, and takes part like any other. Servers
-# have got this merge wrong, and [field reports](../docs/field-reports.md#merges-of-out-lse-decode) has their stories.
+# The shares differ, although each rank has 50 tokens. A rank that caches no token of a user yet has lse −∞ and share 0. Servers have got
+# this merge wrong, and [field reports](../docs/field-reports.md#merges-of-out-lse-decode) has their stories.
 #
 # ## 7 · Back on two nodes
 #
@@ -424,8 +431,8 @@ print("right to 1e-5:", error(shares @ outs, true[0, head, -1]) < 1e-5)
 #
 # The ranks that divide one copy of the weights *add up* their results twice in every layer, by the all-reduce of lesson 14.
 #
-# - In **TP 8 × CP 2** these are the 8 ranks of a node, which have NVLink. Only partials go from node to node, because each node has half of
-#   every cache.
+# - In **TP 8 × CP 2** these are the 8 ranks of a node, which have NVLink. Each node has all weights, so it computes all queries itself, and
+#   only partials cross from node to node.
 # - In **TP 16 + DCP 2** they are all 16 ranks, so every sum crosses from node to node. The two ranks of a K/V head lie inside a node, so
 #   queries and partials do not cross.
 #
@@ -441,15 +448,35 @@ steps = {f"{place}, {way}": serve_time(sixteen(hardware=machine, **GRIDS[way]))
          for way in ("TP 8 × CP 2", "TP 16 + DCP 2")}
 held = {way: f"{held_gb(sixteen(**GRIDS[way])):.0f} GB" for way in GRIDS}
 print("on each GPU:", ", ".join(f"{size} with {way}" for way, size in held.items()))
-drawn = steps, "What saves on one NVLink costs on two nodes", 2
+drawn = steps, "One copy of the weights is faster only on one NVLink", 2
 show(serving_view.step_bars(*drawn), serving_view.describe_step_bars(*drawn))
 
 # %% [markdown]
-# On one NVLink, TP 16 + DCP 2 is faster. On two nodes its messages cost more than a second copy of the weights, so Ben's server stays as it
-# is. Among sixteen users he gets 44 tokens a second. Alone, with his short text, he got a hundred.
+# On one NVLink, TP 16 + DCP 2 is faster, although 16 ranks add up more slowly than 8. On two nodes its messages cost more than a second
+# copy of the weights.
 #
-# Both ways of this section keep one copy of each cache. **With many users, the caches must be divided among all ranks. In this model, the
-# network decides whether the weights are, too: on two nodes, 3.8 ms more of messages stand against 2.6 ms less of weights.**
+# There is a third way. Each node serves eight of the users by itself, with TP 8. A GPU has no more to read than with TP 8 × CP 2, and
+# nothing crosses at all. Is that not the best?
+
+# %%
+node = partial(server, token_ranks=1)  # one of the nodes by itself
+eight_s = serve_time(node(sequences=8, context=BOOK)).token_s
+print(f"eight users on one node: {1e3 * eight_s:.1f} ms a step")
+for name, way, others in (("one node", node, 7), ("two nodes", server, 15)):
+    prompt = serve_time(way(sequences=1, context=2**20, chunk=512))
+    print(f"Ada on {name}: her prompt takes {prompt.first_token_s:.0f} s;", end=" ")
+    it = way(sequences=1, context=BOOK)
+    filled = it.weight_bytes + it.cache_bytes(2**20, 1) + it.cache_bytes(BOOK, others)
+    print(f"with {others} other users a GPU of {memory / 1e9:.0f} GB needs {filled / 1e9:.0f} GB")
+
+# %% [markdown]
+# For sixteen users with a book each it is: 21.4 ms are less than 22.7. But Ada may come again. On one node her prompt takes twice as long,
+# and her cache has no room beside seven others. So the server stays as it is, and each of its sixteen users gets 44 tokens a second. A
+# single user got 96.
+#
+# All three ways of this section keep each cache once. **With many users, no cache should be kept twice.** Whether the weights should be is
+# for the network to decide: on two nodes, 3.8 ms more of messages stand against 2.6 ms less of weights. And whether the nodes should divide
+# a text depends on the longest one.
 #
 # ## Recap
 #

@@ -56,7 +56,7 @@ check("19.place")
 #
 # `outs` (R, …, D) and `lses` (R, …) are R partials of the same queries over different keys. lse is a natural logarithm, −∞ where a partial
 # has no key for a query; its out is then 0. Return the partial `(out, lse)` over the keys of all, (…, D) and (…). A query that sees no key
-# at all has out 0 and lse −∞. lse may be large: exponentials of it overflow.
+# at all has out 0 and lse −∞: mind that −∞ − (−∞) is NaN. lse may be large: exponentials of it overflow.
 
 
 # %% grade="19.merge"
@@ -140,8 +140,8 @@ check("19.decode")
 # - Keys and values travel: P − 1 exchanges with the next rank, in which each rank's block, prefix and chunk together, goes around once.
 #   After d of them you hold the block of rank o = `ring.origin(d)`: its tokens stand at `cached[o]`, then `positions[o]`. With d = 0 it is
 #   your own block. Each of the P blocks gives a partial, and `merge_all` merges them in the end.
-#   `ring.shift(k, v, length=n)` sends k and v to the next rank, and returns a block of n tokens, the number in the block that *arrives*.
-#   Empty blocks are exchanged, too.
+#   `ring.shift(k, v, length=n)` sends k and v to the next rank, and returns the block that *arrives*. n is the number of its tokens. After d
+#   exchanges, the next block to arrive is that of `ring.origin(d + 1)`. Empty blocks are exchanged, too.
 # - The `attend` above has no mask. Here you need one, which compares positions.
 # - Blocks differ in length; a rank may hold no token of the prefix, of the chunk, or of both.
 
