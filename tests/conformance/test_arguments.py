@@ -51,6 +51,7 @@ MENDED = {
         WHOLE_PADDING,
     ),
     "real_boundaries_for_padded_tensors": ("scale, cu_seqlens))", f"scale, {REAL_AND_PADDING}))"),
+    "segment_ids_as_float32": ("segment_ids.to(torch.float32)", "segment_ids"),
     "alibi_by_local_distance": ("torch.arange(q.shape[2])", "positions[ring.rank]"),
     "scale_of_the_values": ("scale = v.shape[-1]", "scale = q.shape[-1]"),
 }

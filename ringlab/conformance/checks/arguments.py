@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,7 @@ from ringlab.conformance.checks.check import (
     needs_own_tensors,
 )
 from ringlab.conformance.checks.measuring import gradient_of_trained, measure
-from ringlab.conformance.run.run import ENDLESS, RAISED, SPELLINGS, Ran, Run
+from ringlab.conformance.run.run import ENDLESS, NUMBERED, RAISED, SPELLINGS, Ran, Run
 from ringlab.conformance.target.argument_names import (
     ALIBI,
     BIASES,
@@ -270,6 +271,17 @@ def _documents_of_each(run: Run) -> dict[str, Any]:
     return {"B": 2, "documents_of": ((5, run.S - 5), (run.S - 13, 0, 13))}
 
 
+def _numbered(numbers: str, run: Run) -> dict[str, Any]:
+    """Return documents with these numbers as segment ids."""
+    return {"documents": (4, 3, 5, 2, 4, run.S - 18), "numbered": numbers}
+
+
+def _numbered_in_each(numbers: str, run: Run) -> dict[str, Any]:
+    """Return documents with these numbers as segment ids, which differ between two sequences."""
+    lengths = (4, 3, 5, 2, 4, run.S - 18)
+    return {"B": 2, "documents_of": (lengths, lengths[::-1]), "numbered": numbers}
+
+
 def _uneven_heads(run: Run) -> dict[str, Any]:
     """Return more key/value heads than ranks, whose number the ranks do not divide; they divide the query heads."""
     K = run.P + 1
@@ -512,9 +524,11 @@ ARGUMENTS = (
     _Trained("trained arguments", "", "additive bias", BIASES, (_always(bias=True, trained="additive bias"),), by_mask=False, paired=False),
     _Trained("trained arguments", "", "ALiBi slopes", ALIBI, (_always(alibi=1.0, trained="ALiBi slopes"),), by_mask=False, paired=False),
     _Trained("trained arguments", "", "scale", SCALES, (_always(scale=0.3, trained="scale"),), by_mask=False, paired=False),
-    Argument("documents", "packed documents that it takes: even ones; an empty one, one token, one longer than a shard; 300 of them; other ones of the keys", "packed documents", DOCUMENTS, (_documents(12), _documents(5, 0, 1, 13)), others=(_ended_early, _documents(0, 1, 1, 0, 0, 2, 1, 3, 7, 1))),
+    Argument("documents", "packed documents that it takes: even ones; an empty one, one token, one longer than a shard; 300 of them; ids beyond 2²⁴, 2³¹ and 2⁵³; other ones of the keys", "packed documents", DOCUMENTS, (_documents(12), _documents(5, 0, 1, 13)), others=(_ended_early, _documents(0, 1, 1, 0, 0, 2, 1, 3, 7, 1))),
     Argument("documents", "", "many documents", DOCUMENTS, (_many_documents,), paired=False),
     Argument("documents", "", "documents of each sequence", IDS, (_documents_of_each,), by_mask=False, form_of="packed documents"),
+    *(Argument("documents", "", f"segment ids {numbers}", IDS, (partial(_numbered, numbers),), by_mask=False, paired=False) for numbers in NUMBERED),
+    *(Argument("documents", "", f"segment ids {numbers} of each sequence", IDS, (partial(_numbered_in_each, numbers),), by_mask=False, paired=False, form_of=f"segment ids {numbers}") for numbers in NUMBERED),
     Argument("documents", "", "documents of keys", tuple(name for name in CU_SEQLENS if name.endswith(OF_KEYS)), (_cut_keys,), causal=False, by_mask=False, also=tuple(name for name in CU_SEQLENS if name.endswith("_q"))),
     Argument("padded documents", "packed documents with padding behind each", "padded documents", CU_PADDED, (lambda run: _padded(run, 7, 3),), by_mask=False),
     Argument("padding", "padding, by a mask that it takes: in front under a causal mask, otherwise at the end; less than a shard and more; of one sequence only; with holes", "padding mask", (*PADDING, *VALID), (_padding(5), _padding(3, shards=1)), by_mask=False),

@@ -15,7 +15,7 @@ from jaxtyping import Int
 from numpy import arange, ndarray
 from torch import Tensor
 
-from ringlab.conformance.run.run import Run, bias_of, joint_of, sinks_of, slopes_of
+from ringlab.conformance.run.run import NUMBERED, Run, bias_of, joint_of, sinks_of, slopes_of
 from ringlab.conformance.target.argument_names import (
     ALIBI,
     BIASES,
@@ -169,15 +169,16 @@ def _packing(run: Run, own: Int[ndarray, " L"], device: str | torch.device) -> d
     if run.documents_of:
         masks = [Mask(documents=lengths) for lengths in run.documents_of]
         ids, positions = (
-            torch.from_numpy(np.stack(rows)).to(device)
+            torch.from_numpy(np.stack(rows))
             for rows in (
                 [mask.document_of(own) for mask in masks],
                 [mask.position_ids(own) for mask in masks],
             )
         )
-        return {**dict.fromkeys(IDS, ids), "position_ids": positions}
+        ids = _numbered(run, ids)
+        return {**dict.fromkeys(IDS, ids.to(device)), "position_ids": positions.to(device)}
     documents = run.documents or (run.S,)
-    ids = torch.from_numpy(run.mask.document_of(own))
+    ids = _numbered(run, torch.from_numpy(run.mask.document_of(own)))
     of_keys = run.key_documents or documents
     lengths = {name: of_keys if name.endswith(OF_KEYS) else documents for name in (*CU_SEQLENS, *MAX_SEQLENS)}
     return {
@@ -187,6 +188,11 @@ def _packing(run: Run, own: Int[ndarray, " L"], device: str | torch.device) -> d
         **dict.fromkeys(IDS, ids.to(device)),
         "position_ids": torch.from_numpy(run.mask.position_ids(own)).to(device),
     }
+
+
+def _numbered(run: Run, ids: Int[Tensor, "*B L"]) -> Int[Tensor, "*B L"]:
+    """Return the segment ids of tokens in the documents 0, 1 and so on."""
+    return torch.tensor(NUMBERED[run.numbered])[ids] if run.numbered else ids
 
 
 def _ends(lengths: tuple[int, ...]) -> Int[Tensor, " ends"]:

@@ -25,9 +25,16 @@ GIVEN = {
     "key_documents": "documents of keys", "documents_of": "documents of each sequence", "pads": "padding", "pads_of": "padding of each sequence", "holes": "tokens and padding in turn", "sinks": "sinks",
     "trained": "trained", "alibi": "ALiBi slopes", "bias": "additive bias", "joint": "joint tokens", "keys": "keys",
     "alignment": "aligned", "neutral": "switched off:", "spelled": "causal as", "dv": "head dim of v", "dropout": "dropout",
-    "of_keys": "dtypes of k and v", "offset": "positions from",
+    "of_keys": "dtypes of k and v", "offset": "positions from", "numbered": "segment ids",
 }  # fmt: skip
 """The fields of a run for arguments that only some targets take, and their names in a report."""
+NUMBERED = {
+    "above 2²⁴": (2**24, 2**24 + 1, 2**24 + 257, 2**24 + 257 + 2**16, 2**25 + 2, 2**25 + 3),
+    "above 2³¹": (2**31, 2**31 + 1, 2**31 + 1 + 2**32, 2**31 + 1 + 2**33, 2**40, 2**40 + 1),
+    "above 2⁵³": (2**53, 2**53 + 1, 2**53 + 2, 2**53 + 3, 2**62, 2**62 + 1),
+}
+"""The numbers of documents, by words for a report. Some differ by 1, which float32 or float64 rounds away, and some by a
+power of 2, which a conversion to 8, 16 or 32 bits cuts off."""
 SPELLINGS: dict[str, Callable[[bool], Any]] = {"": bool, "1": int, "numpy.bool_": np.bool_}
 """The forms in which configuration files and arrays give a bool."""
 JOINT = 5
@@ -76,7 +83,7 @@ class Run:
     alignment: under a causal mask, "bottom-right" if the last query sees all keys, "top-left" if the first
     query sees the first key alone. dv: the head dim of v. keys and dv are 0 if they equal those of the queries.
     of_keys: the dtypes of k and v, or () if they are those of q. offset: the position of the first token, for a
-    target that is told positions.
+    target that is told positions. numbered: the segment ids of the documents, a name in `NUMBERED`, or "" for 0, 1 and so on.
 
     strict: whether receive buffers hold NaN until they are waited for. moved: ("token", j) or ("dout", j),
     the token or row whose values are replaced. one_hot: "q", "k", "v" or "dout", the input whose token t
@@ -134,6 +141,7 @@ class Run:
     of_keys: tuple[str, ...] = ()
     offset: int = 0
     window_of: str = ""
+    numbered: str = ""
 
     def __str__(self) -> str:
         mask = "causal" if self.causal else "full"
