@@ -26,7 +26,15 @@ from ringlab.conformance.checks.check import (
     needs_own_tensors,
 )
 from ringlab.conformance.checks.measuring import gradient_of_trained, measure
-from ringlab.conformance.run.run import ENDLESS, NUMBERED, RAISED, SPELLINGS, Ran, Run
+from ringlab.conformance.run.run import (
+    ENDLESS,
+    NUMBERED,
+    RAISED,
+    SAME_MEMORY,
+    SPELLINGS,
+    Ran,
+    Run,
+)
 from ringlab.conformance.target.argument_names import (
     ALIBI,
     BIASES,
@@ -271,6 +279,45 @@ def _documents_of_each(run: Run) -> dict[str, Any]:
     return {"B": 2, "documents_of": ((5, run.S - 5), (run.S - 13, 0, 13))}
 
 
+def _reordered(*inner: int) -> Changes:
+    """Return a change to documents with inner ones of these lengths, in units of 2 P tokens, between the same two."""
+
+    def changes(run: Run) -> dict[str, Any]:
+        unit = 2 * run.P
+        lengths = (unit - 1, *(length * unit for length in inner), unit + 1)
+        return {"S": sum(lengths), "documents": lengths}
+
+    return changes
+
+
+_ORDERS = _reordered(4, 2, 5, 1), _reordered(5, 1, 4, 2)
+"""Two orders of documents with the same number, first, last, longest and sum, in which even the sum of all ends is the same."""
+
+
+def _in_reverse(changes: Changes, field: str) -> Changes:
+    """Return a change to values of each sequence, with the sequences in reverse order."""
+
+    def reversed_(run: Run) -> dict[str, Any]:
+        found = changes(run)
+        return {**found, field: found[field][::-1]}
+
+    return reversed_
+
+
+def _trained(**given: Any) -> tuple[Changes, Changes]:
+    """Return a change to an argument that needs a gradient, and one in which its values change in place between two calls."""
+    return _always(**given), _always(**given, use=SAME_MEMORY)
+
+
+def _of_heads(**given: Any) -> tuple[Changes, Changes]:
+    """Return changes to an argument with a value for each of more heads, and to one with the inner values in reverse order."""
+
+    def changes(run: Run) -> dict[str, Any]:
+        return {**given, "H": 2 * run.H}
+
+    return changes, lambda run: {**changes(run), "turned": True}
+
+
 def _numbered(numbers: str, run: Run) -> dict[str, Any]:
     """Return documents with these numbers as segment ids."""
     return {"documents": (4, 3, 5, 2, 4, run.S - 18), "numbered": numbers}
@@ -409,11 +456,30 @@ class _Cross(Argument):
 
     def judge(self, plan: Plan, rans: Sequence[Ran]) -> Verdict:
         """Return the verdict: wrong results fail only a target that claims such keys; others may not look at the numbers."""
-        verdict = super().judge(plan, rans)
-        plain = all(ran.trouble is None for ran in rans if not ran.run.keys)
-        if verdict.ok or plan.claims.cross or plan.claims.alignment or not plain:
-            return verdict
-        return Verdict(True, f"{UNGUARDED}{verdict.evidence}"[:500])
+        claimed = bool(plan.claims.cross or plan.claims.alignment)
+        return _unless_claimed(super().judge(plan, rans), claimed, rans)
+
+
+def _unless_claimed(verdict: Verdict, claimed: bool, rans: Sequence[Ran]) -> Verdict:
+    """Return the verdict; if the argument is not claimed and plain runs have no trouble, it is no failure, but noted."""
+    plain = all(ran.trouble is None for ran in rans if not ran.run.keys and not ran.run.slopes_of_each)
+    if verdict.ok or claimed or not plain:
+        return verdict
+    return Verdict(True, f"{UNGUARDED}{verdict.evidence}"[:500])
+
+
+class _SlopesOfEach(Argument):
+    """Slopes of ALiBi that differ between sequences, (B, H), which a ring that takes (H,) may neither compute nor refuse."""
+
+    def needs(self, plan: Plan) -> str | None:
+        """Return the reason why such slopes are not tested, or None."""
+        if plan.claims.slopes_of_each is False:
+            return "the target claims slopes of heads only"
+        return super().needs(plan)
+
+    def judge(self, plan: Plan, rans: Sequence[Ran]) -> Verdict:
+        """Return the verdict: wrong results fail only a target that claims such slopes."""
+        return _unless_claimed(super().judge(plan, rans), bool(plan.claims.slopes_of_each), rans)
 
 
 class _Aligned(_Cross):
@@ -453,6 +519,19 @@ class _Dtypes(Argument):
         if {*self.claimed} <= {*plan.claims.dtypes}:
             return super().needs(plan)
         return f"the target does not claim {' and '.join(self.claimed)}"
+
+
+class _TwoOrders(Argument):
+    """Two values with the same numbers in another order, in two calls in a row, of which a function may keep one."""
+
+    def _of_values(self, plan: Plan, given: Sequence[Ran]) -> Verdict:
+        """Return the verdict on both calls; it says so if one of them is right, because the other one then tells of it."""
+        verdict = super()._of_values(plan, given)
+        right = [all(each.ok for each in measure(ran)) for ran in given]
+        if verdict.ok or not any(right):
+            return verdict
+        words = f"{self.what}, in calls one after the other: one of the results is wrong, as if kept from the other call"
+        return replace(verdict, evidence=f"{words}; {verdict.evidence}")
 
 
 class _Trained(Argument):
@@ -518,15 +597,21 @@ ARGUMENTS = (
     Argument("soft cap", "soft caps that it takes: the oracle's result, or an error", "soft cap", (*SOFTCAPS, *FLEX_SCORES), (_always(softcap=0.75), _always(softcap=30.0)), by_mask=False),
     Argument("prefix", "a prefix that every row sees: the oracle's result, or an error", "prefix", PREFIXES, (_always(prefix=3), lambda run: {"prefix": run.S - 3}), causal=True),
     Argument("sinks", "sinks that it takes, with scores of some hundreds too: the oracle's result, or an error", "sinks", SINKS, (_always(sinks=True), _always(sinks=True, values="large")), by_mask=False),
-    Argument("alibi", "slopes of ALiBi, by distance in both directions, or a bias of each score: the oracle's result, or an error", "ALiBi slopes", (*ALIBI, *FLEX_SCORES), (_always(alibi=1.0), _always(alibi=2.0**-4)), by_mask=False),
+    Argument("alibi", "slopes of ALiBi, by distance in both directions, for each head or for each sequence and head, or a bias of each score: the oracle's result, or an error", "ALiBi slopes", (*ALIBI, *FLEX_SCORES), (_always(alibi=1.0), _always(alibi=2.0**-4)), by_mask=False),
+    _SlopesOfEach("alibi", "", "ALiBi slopes of each sequence", ALIBI, (lambda run: {"B": 3, "alibi": 1.0, "slopes_of_each": True},), by_mask=False, paired=False),
     Argument("alibi", "", "additive bias", BIASES, (_always(bias=True),), by_mask=False),
-    _Trained("trained arguments", "sinks, a bias, slopes of ALiBi or a scale that need a gradient: the true one, or an error", "sinks", SINKS, (_always(sinks=True, trained="sinks"),), by_mask=False, paired=False),
-    _Trained("trained arguments", "", "additive bias", BIASES, (_always(bias=True, trained="additive bias"),), by_mask=False, paired=False),
-    _Trained("trained arguments", "", "ALiBi slopes", ALIBI, (_always(alibi=1.0, trained="ALiBi slopes"),), by_mask=False, paired=False),
-    _Trained("trained arguments", "", "scale", SCALES, (_always(scale=0.3, trained="scale"),), by_mask=False, paired=False),
-    Argument("documents", "packed documents that it takes: even ones; an empty one, one token, one longer than a shard; 300 of them; ids beyond 2²⁴, 2³¹ and 2⁵³; other ones of the keys", "packed documents", DOCUMENTS, (_documents(12), _documents(5, 0, 1, 13)), others=(_ended_early, _documents(0, 1, 1, 0, 0, 2, 1, 3, 7, 1))),
+    _TwoOrders("sinks", "", "sinks in two orders", SINKS, _of_heads(sinks=True), by_mask=False, paired=False),
+    _TwoOrders("alibi", "", "ALiBi slopes in two orders", (*ALIBI, *FLEX_SCORES), _of_heads(alibi=1.0), by_mask=False, paired=False),
+    _TwoOrders("alibi", "", "additive bias in two orders", BIASES, _of_heads(bias=True), by_mask=False, paired=False),
+    _Trained("trained arguments", "sinks, a bias, slopes of ALiBi or a scale that need a gradient, and that change in place between two calls: the true one, or an error", "sinks", SINKS, _trained(sinks=True, trained="sinks"), by_mask=False, paired=False),
+    _Trained("trained arguments", "", "additive bias", BIASES, _trained(bias=True, trained="additive bias"), by_mask=False, paired=False),
+    _Trained("trained arguments", "", "ALiBi slopes", ALIBI, _trained(alibi=1.0, trained="ALiBi slopes"), by_mask=False, paired=False),
+    _Trained("trained arguments", "", "scale", SCALES, _trained(scale=0.3, trained="scale"), by_mask=False, paired=False),
+    Argument("documents", "packed documents that it takes: even ones; an empty one, one token, one longer than a shard; 300 of them; the same ones in another order; ids beyond 2²⁴, 2³¹ and 2⁵³; other ones of the keys", "packed documents", DOCUMENTS, (_documents(12), _documents(5, 0, 1, 13)), others=(_ended_early, _documents(0, 1, 1, 0, 0, 2, 1, 3, 7, 1))),
     Argument("documents", "", "many documents", DOCUMENTS, (_many_documents,), paired=False),
     Argument("documents", "", "documents of each sequence", IDS, (_documents_of_each,), by_mask=False, form_of="packed documents"),
+    _TwoOrders("documents", "", "packed documents in two orders", DOCUMENTS, _ORDERS, paired=False),
+    _TwoOrders("documents", "", "documents of each sequence in two orders", IDS, (_documents_of_each, _in_reverse(_documents_of_each, "documents_of")), by_mask=False, paired=False, form_of="packed documents in two orders"),
     *(Argument("documents", "", f"segment ids {numbers}", IDS, (partial(_numbered, numbers),), by_mask=False, paired=False) for numbers in NUMBERED),
     *(Argument("documents", "", f"segment ids {numbers} of each sequence", IDS, (partial(_numbered_in_each, numbers),), by_mask=False, paired=False, form_of=f"segment ids {numbers}") for numbers in NUMBERED),
     Argument("documents", "", "documents of keys", tuple(name for name in CU_SEQLENS if name.endswith(OF_KEYS)), (_cut_keys,), causal=False, by_mask=False, also=tuple(name for name in CU_SEQLENS if name.endswith("_q"))),
@@ -534,6 +619,7 @@ ARGUMENTS = (
     Argument("padding", "padding, by a mask that it takes: in front under a causal mask, otherwise at the end; less than a shard and more; of one sequence only; with holes", "padding mask", (*PADDING, *VALID), (_padding(5), _padding(3, shards=1)), by_mask=False),
     Argument("padding", "", "padding of one sequence", (*PADDING, *VALID), (_padding_of_each,), by_mask=False),
     Argument("padding", "", "padding with holes", (*PADDING, *VALID), (_with_holes,), by_mask=False),
+    _TwoOrders("padding", "", "padding in two orders", (*PADDING, *VALID), (_with_holes, _in_reverse(_with_holes, "holes")), by_mask=False, paired=False),
     Argument("joint tokens", "keys that all ranks hold, in front and at the end: each counts once", "joint tokens", JOINT_KEYS, tuple(_always(joint=at) for at in ("front", "rear")), causal=False, by_mask=False),
     Argument("uneven heads", "key/value heads that the ranks do not divide, if ranks divide the heads: the oracle's result, or an error", "uneven heads", (), (_uneven_heads,), paired=False),
     Argument("value dims", "a head dim of v that is not that of q and k: the oracle's result, or an error", "head dim of v", (), (_always(dv=8), _always(dv=24))),

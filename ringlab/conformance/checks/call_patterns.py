@@ -46,7 +46,7 @@ _ASKS = {
     "second derivatives": "a loss on gradients: its own gradients, or an error",
     "two rings": "a group that is not the world: even ranks one ring, odd ranks another",
     "two threads": "two calls at once in a process, each on a ring of its own",
-    "same memory": "other values in the same tensors",
+    "same memory": "other values in the same tensors, written through .data, which leaves their versions; those of positions too",
     "many calls": "no more memory after each call, nor after each new length of a call",
     "side effects": "arguments, random numbers, settings of the process, process groups as before each call; a right result after one that raised",
 }

@@ -121,11 +121,11 @@ def _fewest_digits(dtypes: Sequence[torch.dtype]) -> torch.dtype:
     return max(dtypes, key=lambda dtype: torch.finfo(dtype).eps)
 
 
-def _added(plain: Run) -> Float[Tensor, "#B H S S"]:
+def _added(plain: Run) -> Float[Tensor, "_ H S S"]:
     """Return the float64 numbers that ALiBi and the run's own bias add to the scores."""
     at = torch.arange(plain.S, dtype=torch.float64)
-    slopes = slopes_of(plain).double()[:, None, None] if plain.alibi else torch.zeros(plain.H, 1, 1).double()
-    distances = -(slopes * (at[:, None] - at).abs())[None]
+    slopes = slopes_of(plain).double() if plain.alibi else torch.zeros(plain.H).double()
+    distances = -slopes.reshape(-1, plain.H, 1, 1) * (at[:, None] - at).abs()
     return distances + bias_of(plain).double() if plain.bias else distances
 
 

@@ -31,7 +31,8 @@ class Mutant:
     "backward", "communication", "memory", "precision" or "behaviour"; for a step, the part of the step, such
     as "labels".
     dtypes: the dtypes that the mutant claims instead of the plain ring's. split_heads: whether it claims, as
-    Ulysses does, that ranks divide the heads. cross: whether it claims keys of another number than the queries.
+    Ulysses does, that ranks divide the heads. cross: whether it claims keys of another number than the queries. slopes_of_each:
+    whether it claims slopes of ALiBi that differ between sequences.
 
     >>> from ringlab.conformance.mutants import MUTANTS
     >>> MUTANTS["averages_blocks"].found_by
@@ -47,6 +48,7 @@ class Mutant:
     right: str = field(default=SOURCE, repr=False)
     split_heads: bool = False
     cross: bool = False
+    slopes_of_each: bool = False
 
     def source(self) -> str:
         """Return the source of the wrong ring. Raises: EditError unless every hunk applies exactly once."""
@@ -63,6 +65,8 @@ class Mutant:
             target = replace(target, split_heads=True, schedule="any")
         if self.cross:
             target = replace(target, cross=True)
+        if self.slopes_of_each:
+            target = replace(target, slopes_of_each=True)
         return (replace(target, dtypes=self.dtypes) if self.dtypes else target).completed()
 
 
@@ -84,9 +88,10 @@ def read(path: Path, right: str = SOURCE) -> list[Mutant]:
             right=right,
             split_heads="split_heads" in entry.fields,
             cross="cross" in entry.fields,
+            slopes_of_each="slopes_of_each" in entry.fields,
         )
         for entry in edits.read(
-            path, required=("kind", "found_by"), optional=("dtypes", "split_heads", "cross")
+            path, required=("kind", "found_by"), optional=("dtypes", "split_heads", "cross", "slopes_of_each")
         )
     ]
 

@@ -29,6 +29,7 @@ from ringlab.conformance.run.run import (
     GROWS,
     HALF_AFTERWARDS,
     MANY_MORE_LENGTHS,
+    SAME_MEMORY,
     TWO_AT_ONCE,
     TWO_RINGS,
     Run,
@@ -435,14 +436,14 @@ def _compiled(part: _Part) -> Tensors:
 def _same_memory(part: _Part) -> Tensors:
     """Return the results for other values in the same tensors, as in a training loop with static buffers.
 
-    Tensors of arguments, such as the ends of packed documents, keep their memory too.
+    Tensors of arguments, such as the ends of packed documents, keep their memory too, and so do positions. All are
+    filled through `.data`, as a checkpoint or an average of weights fills parameters: no version of a tensor tells.
     """
     held, fresh = part.shards(1), part.shards()
     with part.with_other_arguments():
         _both(part, held)
-    with torch.no_grad():
-        for x, new in zip(held, fresh, strict=True):
-            x.copy_(new)
+    for x, new in zip(held, fresh, strict=True):
+        x.data.copy_(new)
     return _both(part, held)
 
 
@@ -574,7 +575,7 @@ CALL_PATTERNS: dict[str, CallPattern] = {
     TWO_RINGS: CallPattern("two rings", _whole, backward=False),
     TWO_AT_ONCE: CallPattern("two threads", _two_at_once, backward=False),
     HALF_AFTERWARDS: CallPattern("two groups", _whole, backward=False),
-    "same memory": CallPattern("same memory", _same_memory, backward=False),
+    SAME_MEMORY: CallPattern("same memory", _same_memory, backward=False),
     "many calls": CallPattern("many calls", _many_calls, backward=False),
     "many lengths": CallPattern("many calls", partial(_many_lengths, _FEW), {"S": 796}, backward=False),
     MANY_MORE_LENGTHS: CallPattern("many calls", partial(_many_lengths, _MORE), {"S": 1440}, backward=False),

@@ -45,7 +45,7 @@ from ringlab.conformance.target.calling import (
     from_axes,
     tensors_of,
 )
-from ringlab.conformance.target.claims import Target
+from ringlab.conformance.target.claims import DESCENDING, Target
 
 Tensors = dict[str, Tensor]
 
@@ -81,6 +81,7 @@ class RankPart:
         self.of_trained: np.ndarray | None = None
         self.queries: tuple[float, ...] = ()  # sums of the latest call's q
         self.held: dict[str, Tensor] | None = None  # tensors of arguments that keep their memory
+        self.held_positions: list[Tensor] = []  # those of all ranks, which keep it too
         self.handed: dict[str, Any] = {}  # the latest call's arguments besides q, k and v
         self.calls: Callable[..., Any] = partial(
             called, target.function
@@ -122,7 +123,8 @@ class RankPart:
                 found = CALL_PATTERNS[self.run.use].call(self)
             arrays = {name: self._whole_precision(name, x) for name, x in found.items()}
             self._finite(arrays)
-            return RankResult(own, self.key_positions, arrays, list(dict.fromkeys(self.notes)))
+            notes = list(dict.fromkeys(self.notes))
+            return RankResult(own, self.key_positions, arrays, notes, of_trained=self.of_trained)
         first = self._call(self._shards(self.run))
         arrays = {name: self._whole_precision(name, x) for name, x in first.items()}
         self._finite(arrays)
@@ -347,10 +349,21 @@ class RankPart:
 
     @contextmanager
     def with_other_arguments(self) -> Iterator[None]:
-        """Give the calls in this context other arguments, in tensors that later calls find changed in place."""
-        self.held = {}
-        with self.asking(self.with_other_values):
+        """Give the calls in this context other arguments and positions, in tensors that later calls find changed in place."""
+        self.held, self.held_positions = {}, []
+        with self.asking(self._in_another_layout(self.with_other_values)):
             yield
+
+    def _in_another_layout(self, run: Run) -> Run:
+        """Return the run with other positions in shards of the same lengths, if the target is told positions alone."""
+        if not self.target.told_positions_alone:
+            return run
+        lengths = [len(each) for each in self.positions]
+        for layout in (*self.target.layouts, DESCENDING):
+            dealt = self.target.positions(layout, run.S, run.P, run.with_padding)
+            if layout != run.layout and [len(each) for each in dealt] == lengths:
+                return replace(run, layout=layout)
+        return run
 
     @property
     def with_other_values(self) -> Run:
@@ -469,14 +482,15 @@ class RankPart:
             )
             self.trained = more[names[0]].clone().requires_grad_()
             more |= dict.fromkeys(names, self.trained)
-        if self.held is not None:
-            more |= self._in_held_memory(more)
         # A mask says whether it is causal, and ringlab refuses both.
         masks = set() if "mask" in more else {"causal", "is_causal"}
         masks |= {"causal", "is_causal"} & self.target.required
         positions = tensors_of([each + run.offset for each in self.positions], self.device)
         if run.strided == "offset":
             positions, more = away_in(positions), {name: away_in(x) for name, x in more.items()}
+        if self.held is not None:
+            positions, more = self._held(positions), more | self._in_held_memory(more)
+            self.trained = more[names[0]] if names else None
         return {
             "ring": self.ring, "comm": self.ring.comm if self.ring else None, **dict.fromkeys(GROUPS, group),
             "rank": self.rank, "world_size": run.P, **dict.fromkeys(masks, SPELLINGS[run.spelled](run.causal)),
@@ -488,17 +502,22 @@ class RankPart:
     def _in_held_memory(self, given: dict[str, Any]) -> dict[str, Tensor]:
         """Return the arguments that are tensors, in the memory of the held ones of the same form; hold the others."""
         assert self.held is not None
-        for name, x in given.items():
+        tensors = {name: x for name, x in given.items() if isinstance(x, Tensor)}
+        for name, x in tensors.items():
             before = self.held.get(name)
-            if (
-                before is not None
-                and isinstance(x, Tensor)
-                and (before.shape, before.dtype) == (x.shape, x.dtype)
-            ):
-                before.copy_(x)
-            elif isinstance(x, Tensor):
-                self.held[name] = x.clone()  # an argument may be one tensor under several names
-        return {name: self.held[name] for name, x in given.items() if isinstance(x, Tensor)}
+            if before is not None and (before.shape, before.dtype) == (x.shape, x.dtype):
+                before.data.copy_(x.detach())
+            else:
+                self.held[name] = x if x.is_contiguous() else x.clone()  # an expanded one cannot be filled
+        return {name: self.held[name] for name in tensors}
+
+    def _held(self, positions: list[Tensor]) -> list[Tensor]:
+        """Return the held positions with these values, or hold these if the shards have other lengths."""
+        if [len(each) for each in self.held_positions] != [len(each) for each in positions]:
+            self.held_positions[:] = positions
+        for before, each in zip(self.held_positions, positions, strict=True):
+            before.data.copy_(each)
+        return self.held_positions
 
     def _unpacked(self, result: Any) -> tuple[Tensor, Tensor | None]:
         """Return (out, lse) from the target's value; lse is (B, H, L), or None if there is none."""

@@ -26,6 +26,7 @@ GIVEN = {
     "trained": "trained", "alibi": "ALiBi slopes", "bias": "additive bias", "joint": "joint tokens", "keys": "keys",
     "alignment": "aligned", "neutral": "switched off:", "spelled": "causal as", "dv": "head dim of v", "dropout": "dropout",
     "of_keys": "dtypes of k and v", "offset": "positions from", "numbered": "segment ids",
+    "turned": "inner heads in reverse order", "slopes_of_each": "slopes of each sequence",
 }  # fmt: skip
 """The fields of a run for arguments that only some targets take, and their names in a report."""
 NUMBERED = {
@@ -49,6 +50,8 @@ HALF_AFTERWARDS = "half of the ranks afterwards"
 HALVED = (TWO_RINGS, HALF_AFTERWARDS)
 TWO_AT_ONCE = "two at once"
 """The call pattern of two calls at the same time in one process, each on a ring of its own."""
+SAME_MEMORY = "same memory"
+"""The call pattern of a second call whose tensors, those of arguments too, have got other values in place."""
 MANY_MORE_LENGTHS = "many more lengths"
 """The call pattern of so many lengths that a cache with a limit is full; only growth at a few lengths asks for it."""
 GROWS = "grows"
@@ -83,7 +86,8 @@ class Run:
     alignment: under a causal mask, "bottom-right" if the last query sees all keys, "top-left" if the first
     query sees the first key alone. dv: the head dim of v. keys and dv are 0 if they equal those of the queries.
     of_keys: the dtypes of k and v, or () if they are those of q. offset: the position of the first token, for a
-    target that is told positions. numbered: the segment ids of the documents, a name in `NUMBERED`, or "" for 0, 1 and so on.
+    target that is told positions. numbered: the segment ids of the documents, a name in `NUMBERED`, or "" for 0, 1 and so on. turned: whether sinks, slopes or the bias of all heads but
+    the first and the last are in reverse order. slopes_of_each: whether the slopes of ALiBi differ between the sequences.
 
     strict: whether receive buffers hold NaN until they are waited for. moved: ("token", j) or ("dout", j),
     the token or row whose values are replaced. one_hot: "q", "k", "v" or "dout", the input whose token t
@@ -142,6 +146,8 @@ class Run:
     offset: int = 0
     window_of: str = ""
     numbered: str = ""
+    turned: bool = False
+    slopes_of_each: bool = False
 
     def __str__(self) -> str:
         mask = "causal" if self.causal else "full"
@@ -472,12 +478,22 @@ def second_gradients(run: Run) -> tuple[Tensor, Tensor, Tensor]:
 def sinks_of(run: Run) -> Float[Tensor, " H"]:
     """Return the sinks of a run in the run's dtype."""
     draw = np.random.default_rng([run.H, run.seed, 2]).standard_normal(run.H)
-    return torch.from_numpy(draw).to(getattr(torch, run.dtype))
+    return torch.from_numpy(draw)[_heads(run)].to(getattr(torch, run.dtype))
 
 
-def slopes_of(run: Run) -> Float[Tensor, " H"]:
-    """Return the float32 slopes of ALiBi, one for each query head, which are powers of 2 as in models."""
-    return torch.tensor([run.alibi * 2.0 ** -(1 + head % 4) for head in range(run.H)])
+def _heads(run: Run) -> list[int]:
+    """Return the order of the query heads in arguments with a value for each."""
+    first, *inner, last = range(run.H)
+    return [first, *inner[::-1], last] if run.turned else [*range(run.H)]
+
+
+def slopes_of(run: Run) -> Float[Tensor, "*B H"]:
+    """Return the float32 slopes of ALiBi, one for each query head, which are powers of 2 as in models.
+
+    If they differ between sequences, each sequence has half of those of the sequence before it.
+    """
+    slopes = torch.tensor([run.alibi * 2.0 ** -(1 + head % 4) for head in _heads(run)])
+    return torch.stack([slopes * 2.0**-batch for batch in range(run.B)]) if run.slopes_of_each else slopes
 
 
 def bias_of(run: Run) -> Float[Tensor, "B H S S"]:
@@ -485,7 +501,7 @@ def bias_of(run: Run) -> Float[Tensor, "B H S S"]:
     draw = np.random.default_rng([run.S, run.H, run.B, run.seed, 4]).standard_normal(
         (run.B, run.H, run.S, run.S)
     )
-    return torch.from_numpy(2 * draw).to(getattr(torch, run.dtype))
+    return torch.from_numpy(2 * draw)[:, _heads(run)].to(getattr(torch, run.dtype))
 
 
 def joint_of(run: Run) -> tuple[Float[Tensor, "B K joint D"], Float[Tensor, "B K joint D"]]:

@@ -43,6 +43,8 @@ A layout that cuts each packed document separately takes a third argument, the l
 is () for one document."""
 DESCENDING = "descending"
 """Contiguous shards, each from its last token to its first: an order that only positions can describe."""
+EXCHANGED = "exchanged"
+"""Contiguous shards whose second and third quarter have changed places: length, first, last and sum are as before."""
 RING, TORCH = "ring", "torch.distributed"
 FLEX = (*FLEX_MASKS, *FLEX_SCORES)
 BOTTOM_RIGHT, TOP_LEFT = "bottom-right", "top-left"
@@ -73,6 +75,8 @@ class Target:
     cross: whether keys may differ in number from the queries. By default, such calls do not fail a target that neither
     computes nor refuses them, as a ring for self-attention may do, but the report names them at its end. An alignment claims
     such keys too.
+    slopes_of_each: whether slopes of ALiBi may differ between sequences, (B, H), as in flash-attn. By default, wrong results
+    for such slopes do not fail a target, but the report names them at its end, as with `cross`.
     options: further arguments that are passed by name at each call; arguments that a functools.partial binds
     are fixed in the same way.
     allow: the checks that may fail, each with the reason.
@@ -98,6 +102,7 @@ class Target:
     alignment: str = ""
     window: str = ""
     cross: bool | None = None
+    slopes_of_each: bool | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
     allow: Mapping[str, str] = field(default_factory=dict)
 
@@ -108,6 +113,9 @@ class Target:
         """
         if layout == DESCENDING and layout not in self.layouts:
             return [each[::-1].copy() for each in np.array_split(np.arange(S), P)]
+        if layout == EXCHANGED and layout not in self.layouts:
+            quarters = (np.array_split(each, 4) for each in np.array_split(np.arange(S), P))
+            return [np.concatenate([a, c, b, d]) for a, b, c, d in quarters]
         known = self.known_layout(layout, S, P)
         if known is not None:
             return [known.positions(rank) for rank in range(P)]
@@ -168,7 +176,7 @@ class Target:
             dtypes=tuple(self.dtypes), ranks=tuple(self.ranks), grouped=self.grouped, ragged=self.ragged,
             backward=self.backward, split_heads=self.split_heads, schedule=self.schedule, scale=self.takes_scale, axes=self.axes, autograd=self.gradients is None,
             whole_documents=not self.ragged and any(map(_cuts_documents, self._functions())),
-            takes=self.takes, alignment=self.alignment, window=self.window, cross=self.cross,
+            takes=self.takes, alignment=self.alignment, window=self.window, cross=self.cross, slopes_of_each=self.slopes_of_each,
             through=tuple(name for name in THROUGH if swallows(self.function) and name not in self.options),
             takes_mask=self.takes_mask, tensor_scale=self.takes_a_tensor_as_scale, allow=tuple(self.allow.items()),
             required=self.required, open=self._open(),
@@ -211,6 +219,11 @@ class Target:
     def takes(self) -> tuple[str, ...]:
         """Return the names of the parameters that the options do not fix."""
         return tuple(sorted(parameters(self.function) - {*self.options}))
+
+    @property
+    def told_positions_alone(self) -> bool:
+        """Return whether the function takes positions, and no layout, so that any order of tokens may come."""
+        return {"positions", "layout"} & parameters(self.function) == {"positions"}
 
     @property
     def takes_mask(self) -> bool:
@@ -266,6 +279,7 @@ class Claims:
     tensor_scale: bool = False
     window: str = ""
     cross: bool | None = None
+    slopes_of_each: bool | None = None
 
     @property
     def any_mask(self) -> bool:
