@@ -19,7 +19,7 @@ from ringlab.conformance.checks.measuring import expected
 from ringlab.conformance.mutants import MUTANTS
 from ringlab.conformance.pairwise_cases import covering_pairs
 from ringlab.conformance.report.text import summary
-from ringlab.conformance.run.run import JOINT, Run, inputs, joint_of, sinks_of
+from ringlab.conformance.run.run import JOINT, NUMBERED, Run, inputs, joint_of, sinks_of, slopes_of
 from ringlab.conformance.target.claims import Target, as_target
 from ringlab.errors import BackendError
 from ringlab.layout import per_document
@@ -52,6 +52,9 @@ MENDED = {
     ),
     "real_boundaries_for_padded_tensors": ("scale, cu_seqlens))", f"scale, {REAL_AND_PADDING}))"),
     "segment_ids_as_float32": ("segment_ids.to(torch.float32)", "segment_ids"),
+    "documents_by_their_number_and_sum": ("KNOWN.setdefault(key, cu_seqlens.clone())", "cu_seqlens"),
+    "sinks_by_their_sum": ("KNOWN.setdefault(key, sinks.float().clone())", "sinks"),
+    "sinks_by_version": ("(None, 0))[:2] != (id(sinks), sinks._version)", "(0, 0))[:2] != ()"),
     "alibi_by_local_distance": ("torch.arange(q.shape[2])", "positions[ring.rank]"),
     "scale_of_the_values": ("scale = v.shape[-1]", "scale = q.shape[-1]"),
 }
@@ -75,6 +78,37 @@ def test_an_argument_that_is_honoured_passes(name: str) -> None:
     report = quick(mended(name), only=(MUTANTS[name].found_by,))
     assert failed(report) == {}
     assert report.findings[-1].applies and not report.findings[-1].evidence.startswith("refused")
+
+
+def test_wrong_slopes_of_each_sequence_fail_only_a_target_that_claims_them() -> None:
+    attend = MUTANTS["slopes_of_the_first_sequence"].module().__dict__["attend"]
+    for claimed, verdict, said in ((True, False, ""), (None, True, "alibi"), (False, True, "")):
+        report = quick(Target(attend, slopes_of_each=claimed), only=("alibi",))
+        assert report.findings[-1].ok == verdict
+        assert (f"neither computed nor refused: {said}" in report.left_open) == bool(said)
+
+
+def test_segment_ids_differ_by_one_and_by_what_a_conversion_cuts_off() -> None:
+    """In each set, some ids are the same after a conversion to each narrower dtype that the set is about."""
+    for numbers, dtypes in {
+        "above 2²⁴": (torch.float32, torch.bfloat16, torch.int8, torch.int16),
+        "above 2³¹": (torch.float32, torch.int32),
+        "above 2⁵³": (torch.float64,),
+    }.items():
+        ids = torch.tensor(NUMBERED[numbers])
+        assert len(ids.unique()) == len(ids)
+        assert all(len(ids.to(dtype).unique()) < len(ids) for dtype in dtypes)
+
+
+def test_a_run_with_slopes_of_each_sequence_has_the_results_of_each_sequence_alone() -> None:
+    run = Run(1, 12, "contiguous", True, B=2, alibi=1.0, slopes_of_each=True)
+    q, k, v, _ = (x.double() for x in inputs(run))
+    at = torch.arange(12.0, dtype=torch.float64)
+    true, _ = expected(run.plain)
+    for batch, slopes in enumerate(slopes_of(run).double()):
+        scores = q[batch] @ k[batch].mT / 4 - slopes[:, None, None] * (at[:, None] - at).abs()
+        out = scores.masked_fill(at > at[:, None], -torch.inf).softmax(-1) @ v[batch]
+        torch.testing.assert_close(torch.from_numpy(true.out[batch]), out)
 
 
 def dropping(change: str = "", seeded: bool = True) -> Any:

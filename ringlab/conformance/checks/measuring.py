@@ -15,6 +15,7 @@ from torch import Tensor
 from ringlab import oracle
 from ringlab.conformance.run.run import (
     JOINT,
+    SOME_ROWS,
     Ran,
     Run,
     bias_of,
@@ -23,6 +24,7 @@ from ringlab.conformance.run.run import (
     joint_of,
     sinks_of,
     slopes_of,
+    some_rows,
 )
 from ringlab.conformance.tolerance import NAMES, Results, bounds, relative_error, score_rounding, truth
 from ringlab.errors import apart
@@ -65,6 +67,8 @@ def truth_of(
 
     Weights are multiplied by the dropout `factors`, (B, H, S, S).
     """
+    if plain.dout == SOME_ROWS:
+        return _of_some_rows(plain)
     q, k, v, dout = inputs(plain)
     exact = q, k
     if plain.alibi or plain.bias:
@@ -97,6 +101,25 @@ def truth_of(
     if plain.alibi or plain.bias:
         own = true._replace(dq=true.dq[..., : plain.D], dk=true.dk[..., : plain.D])
         true, limits = own, _relative_to(own, true, limits)
+    return true, {name: CHANCE * limits[name] for name in NAMES}
+
+
+def _of_some_rows(plain: Run) -> tuple[Results, dict[str, float]]:
+    """Return the true results of a run that takes no arguments, with 0 in the other rows of out and lse, and their bounds.
+
+    Only these rows have a gradient, so dq is 0 in the others, and all of dk and dv comes from them.
+    """
+    (q, k, v, dout), rows = inputs(plain), some_rows(plain)
+    tensors = q[:, :, rows], k, v, dout[:, :, rows]
+    scoring: dict[str, Any] = {"mask": plain.mask.visible(rows, np.arange(plain.S))[None, None]}
+    found = truth(*tensors, **scoring)
+    limits = bounds(*tensors, true=found, **scoring)
+    whole = {
+        name: np.zeros((*x.shape[:2], plain.S, *x.shape[3:])) for name, x in zip(NAMES, found, strict=True)
+    }
+    for name in ("out", "lse", "dq"):
+        whole[name][:, :, rows] = getattr(found, name)
+    true = found._replace(**{name: whole[name] for name in ("out", "lse", "dq")})
     return true, {name: CHANCE * limits[name] for name in NAMES}
 
 
@@ -291,6 +314,9 @@ def compare(
         if ran.run.any_padding and array.shape == right.shape and name in ("out", "lse", "dq"):
             padding = ran.run.padded_tokens[:, None]
             array = np.where(padding.reshape(*padding.shape, *[1] * (array.ndim - 3)), right, array)
+        if ran.run.dout == SOME_ROWS and array.shape == right.shape and name in ("out", "lse"):
+            compared = np.isin(np.arange(ran.run.S), some_rows(ran.run))
+            array = np.where(compared.reshape(-1, *[1] * (array.ndim - 3)), array, right)
         error = relative_error(array, right)
         found.append(Measured(name, error, limits[name], _place(array, right), ran.run))
     return found

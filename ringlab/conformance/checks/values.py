@@ -31,7 +31,7 @@ from ringlab.conformance.checks.check import (
     needs_ranks,
 )
 from ringlab.conformance.checks.measuring import expected
-from ringlab.conformance.run.run import RAISED, Ran, Run
+from ringlab.conformance.run.run import RAISED, SLOW, SOME_ROWS, Ran, Run
 from ringlab.conformance.target.claims import DESCENDING, EXCHANGED, RING
 from ringlab.conformance.tolerance import NAMES
 from ringlab.errors import apart
@@ -175,6 +175,47 @@ def _long(plan: Plan) -> list[Run]:
         *([] if plan.quick else [run(2_100 * P, causal=plan.claims.causal[-1])]),
         *(rising(lengths[dtype] * P, dtype=dtype) for dtype in lengths if dtype in plan.claims.dtypes),
     ]
+
+
+def _longer(plan: Plan) -> list[Run]:
+    """Return runs with more tokens on a rank than any chunk has: a forward, and in the full tier a backward and two ranks.
+
+    10,001 is 73 · 137, so that no number of chunks below 73 divides it. If shards must be even, they are longer, because two
+    chunks would divide them. Their halves are prime.
+    """
+    run = partial(plan.run, H=1, K=1, D=8, dout=SOME_ROWS, layout=plan.claims.layouts[0])
+    even, P = not plan.claims.ragged, plan.ranks(1, 2)[0]
+    one = run(P, (12_302 if even else 10_001) * P, backward=False)
+    if plan.quick:
+        return [one]
+    two = run(
+        plan.ranks(2)[0],
+        (10_006 if even else 10_001) * plan.ranks(2)[0],
+        causal=plan.claims.causal[-1],
+        backward=False,
+    )
+    return [one, replace(one, backward=plan.claims.backward), two]
+
+
+def _long_results(plan: Plan, rans: Sequence[Ran]) -> Verdict:
+    """Return the verdict; if results are right, it asks for the longest runs, which may be refused or reach the limit."""
+    longest = [ran for ran in rans if ran.run.dout == SOME_ROWS]
+    others = [ran for ran in rans if ran.run.dout != SOME_ROWS]
+    verdict = by_errors(NAMES)(plan, others) if others else Verdict(True, "")
+    if not verdict.ok or not longest:
+        return replace(verdict, more=tuple(_longer(plan))) if verdict.ok else verdict
+    for ran in longest:
+        if ran.trouble is not None and ran.trouble.kind not in (RAISED, SLOW):
+            return Verdict(False, f"{ran.trouble} ({ran.run})")
+    right = [ran for ran in longest if ran.trouble is None]
+    left = [f"not asked: {ran.trouble} ({ran.run})" for ran in longest if ran.trouble is not None]
+    found = by_errors(NAMES)(plan, right) if right else Verdict(True, "")
+    said = [f"shards of {right[0].run.S // right[0].run.P:,} tokens: {found.evidence}"] if right else []
+    evidence = "; ".join([*([verdict.evidence] if found.ok else []), *said, *left])
+    return Verdict(found.ok, evidence[:900])
+
+
+_long_results.each_run_alone = True  # type: ignore[attr-defined]
 
 
 def _ragged(plan: Plan) -> list[Run]:
@@ -387,7 +428,7 @@ VALUE_CHECKS = (
     Check("head dims", "head dims of 4 to 256, powers of two and others", "quick", Measure.GRADIENTS, _dims, by_errors(NAMES)),
     Check("sizes", "33 and 260 sequences, 36 to 264 heads", "quick", Measure.LENGTHS, _many, by_errors(NAMES)),
     Check("ragged", "lengths that do not divide, and ranks without tokens, with each mask", "quick", Measure.LENGTHS, _ragged, by_errors(NAMES), _uneven),
-    Check("long shards", "600 to 2,200 tokens on a rank: more than tiles hold, and than half dtypes count", "quick", Measure.LENGTHS, _long, by_errors(NAMES)),
+    Check("long shards", "600 to 10,001 tokens on a rank: more than tiles and chunks hold, than half dtypes count, and no multiple of their number", "quick", Measure.LENGTHS, _long, _long_results, spares_more=True),
     Check("large logits", "scores of some hundreds, which overflow without a maximum", "quick", Measure.LOGITS, _values("large"), by_errors(NAMES)),
     Check("sloped logits", "scores that grow or shrink from block to block, steeply or not", "quick", Measure.LOGITS, _values("rising", "falling", "gently rising"), by_errors(NAMES)),
     Check("error growth", "rounding errors on many ranks, compared with those on one, by dtype", "quick", Measure.ROUNDING, _growth, _grows),

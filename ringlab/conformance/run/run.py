@@ -18,6 +18,8 @@ from ringlab.conformance.target.claims import BOTTOM_RIGHT, LEFT, PAST
 from ringlab.mask import Mask
 
 ANY_LAYOUT = ""
+SOME_ROWS = "some rows"
+"""The dout of a run with more tokens than all pairs of them can be compared: 0 outside of `some_rows`."""
 _LISTED = 12
 """The most lengths that a report lists one by one."""
 GIVEN = {
@@ -67,8 +69,8 @@ class Run:
     values: how the inputs are drawn (see `inputs`). strided: how the inputs lie in memory, if not densely (see
     `ringlab.conformance.run.memory_forms`). use: the name of a call pattern (see `ringlab.conformance.run.call_patterns`).
     dout: "normal", "ones", "zeros", "large", which is 2¹⁶ times as large as "normal", "infinite" in the row in
-    the middle, "overflowing", with which, and with large v, gradients exceed float16, or 0 outside of the "last token" or the
-    "second half", as with masked labels. dlse: whether lse
+    the middle, "overflowing", with which, and with large v, gradients exceed float16, or 0 outside of the "last token", the
+    "second half" or "some rows", as with masked labels. Of the run with some rows, out and lse are compared only there. dlse: whether lse
     has a gradient too.
 
     window, softcap, prefix, documents, dropout: arguments of the call; 0 or () if they are not passed. window_of: without
@@ -439,7 +441,7 @@ def inputs(run: Run) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     dout = {
         "normal": dout, "ones": np.ones_like(dout), "zeros": 0.0 * dout, "large": dout * large, "infinite": infinite,
         "overflowing": overflowing, "last token": np.where(at == run.S - 1, dout, 0.0),
-        "second half": np.where(at >= run.S // 2, dout, 0.0),
+        "second half": np.where(at >= run.S // 2, dout, 0.0), SOME_ROWS: np.where(np.isin(at, some_rows(run)), dout, 0.0),
     }[run.dout]  # fmt: skip
     dout[_in_padding(run)] = 0.0
     q, k, v, dout = _moved(run, q, k, v, dout)
@@ -454,6 +456,13 @@ def inputs(run: Run) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         for x, dtype in zip((q, k, v, dout), dtypes, strict=True)
     ]
     return tensors[0], tensors[1], tensors[2], tensors[3]
+
+
+def some_rows(run: Run) -> Int[np.ndarray, " rows"]:
+    """Return the rows of a long run that are compared: around the ends of shards and powers of two, and some between."""
+    ends = [0, run.S // 2, run.S, *(2**power for power in range(8, 15))]
+    near = {end + step for end in ends for step in (-2, -1, 0, 1)} | {*range(0, run.S, max(1, run.S // 60))}
+    return np.array(sorted(row for row in near if 0 <= row < run.S))
 
 
 def second_gradients(run: Run) -> tuple[Tensor, Tensor, Tensor]:
