@@ -587,8 +587,12 @@ def _batch_of_nine(P: int) -> Case:
 
 
 def _long(ranks: tuple[int, ...]) -> list[Case]:
+    """Return cases that are longer than chunks of a loss, and than contexts of 2,048 and 4,096 tokens.
+
+    Beyond its trained context a model may turn queries by other angles, which all ranks have to choose together.
+    """
     P = ranks[0]
-    return [Case(P, 600 * P, 1), Case(P, length(P, 2100), 1)]
+    return [Case(P, 600 * P, 1), *(Case(P, length(P, least), 1) for least in (2100, 4200))]
 
 
 def _large(ranks: tuple[int, ...]) -> list[Case]:
@@ -627,7 +631,7 @@ CHECKS: tuple[CallCheck[Case, Result], ...] = (
     CallCheck("equal ranks", "the same bits on all ranks", lambda ranks: _on(ranks), itself, _agree),
     CallCheck("every label", "the loss of one label, around the ends of shards", lambda ranks: [case for P in ranks for case in _around_ends(P)], _with_plain, _loss, (LABELS,)),
     CallCheck("every token", "a batch of one token alone, for the first tokens and the last: each may be a label", lambda ranks: [Case(1, B=1, only=token) for token in (0, 1, 2, VOCABULARY - 1)], itself, _counts),
-    CallCheck("long sequences", "600 tokens on a rank, and 2,100 in all: more than a chunk of the loss holds", lambda ranks: [], _with_plain, _equal, more=lambda calls, ranks: _long(ranks), large=True),
+    CallCheck("long sequences", "600 tokens on a rank, 2,100 and 4,200 in all: more than a chunk of the loss, and a trained context, holds", lambda ranks: [], _with_plain, _equal, more=lambda calls, ranks: _long(ranks), large=True),
     CallCheck("large batches", "70 sequences of 120 tokens: the mean over all of them", lambda ranks: [], _with_each_alone, _alone, (LABELS,), more=lambda calls, ranks: _large(ranks), large=True),
     CallCheck("every id", "each id of the vocabulary many times on all ranks, or the first and the last ones of more than 512", lambda ranks: [], _with_plain, _equal, more=_every_id, large=True),
     CallCheck("strided", "arguments that are parts of larger tensors", lambda ranks: [], _with_plain, _equal, more=_in_other_memory),
