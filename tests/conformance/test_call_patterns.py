@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter, deque
 from functools import lru_cache
 from typing import Any
 
@@ -66,7 +67,7 @@ def test_ringlabs_own_ring_honours_or_refuses_every_argument_that_it_takes() -> 
     left = {each.name for each in report.findings if not each.applies}
     assert left == {
         *("padded documents", "padding", "joint tokens", "alibi", "uneven heads"),
-        "far positions",  # it takes a layout
+        *("far positions", "any shards"),  # it takes a layout
     }
 
 
@@ -349,6 +350,23 @@ def test_a_cache_by_length_with_a_limit_passes(room: int | None, ok: bool, runs:
     assert (report.ok, report.runs) == (ok, runs)
     if not ok:
         assert "never freed" in failed(report)["many calls"] and "160 lengths" in failed(report)["many calls"]
+
+
+@pytest.mark.parametrize(("room", "every", "grows"), [(32, 1, False), (128, 1, False), (None, 6, True)])
+def test_a_pool_of_buffers_with_a_limit_passes(room: int | None, every: int, grows: bool) -> None:
+    """A pool that is full after up to 128 calls is told from a buffer that each sixth call leaves behind."""
+    pools: dict[int, deque[Tensor]] = {}
+    calls: Counter[int] = Counter()
+
+    def attend(q, k, v, *, ring, causal, positions):
+        calls[ring.rank] += 1
+        if calls[ring.rank] % every == 0:
+            pools.setdefault(ring.rank, deque(maxlen=room)).append(torch.empty(1000))
+        return plain_ring.attend(ring, q, k, v, causal=causal, positions=positions)
+
+    ran = on_virtual_ranks(as_target(attend), Run(2, 24, "zigzag", True, use="many calls"))
+    assert calls[0] > 200
+    assert any("after 204 calls still" in text for text in ran.noted("use")) == grows
 
 
 def test_a_buffer_for_the_longest_call_so_far_passes() -> None:

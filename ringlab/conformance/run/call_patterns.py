@@ -43,9 +43,9 @@ from ringlab.errors import CommError
 Tensors = dict[str, Tensor]
 GRADIENTS = ("dq", "dk", "dv")
 CALLS = 4
-"""The number of calls before each of three readings of memory.
-
-A cache may fill at first, but memory must not keep growing by the same bytes."""
+"""The number of calls before each of three readings of memory, or of four in a continuation."""
+UNTIL_FULL = 144
+"""The number of calls before the readings of a continuation: pools and caches with a limit, often of 128, are full then."""
 
 
 class _Part(Protocol):
@@ -450,25 +450,38 @@ def _same_memory(part: _Part) -> Tensors:
 def _many_calls(part: _Part) -> Tensors:
     """Return the results of the last of many calls; note it if memory grows with each call.
 
-    Python's garbage collector does not run meanwhile, because GPU memory that waits for it is not free.
+    If it grows at first, many more calls must show that this ends, as in a pool of buffers with a limit. Python's garbage collector does not run meanwhile, because GPU memory that waits for it is not free.
     """
-    live: list[int] = []
     found: Tensors = {}
+    live: list[int] = []
+
+    def read(calls: int) -> None:
+        nonlocal found
+        for _ in range(calls):
+            found = {}
+            found = _whole(part)
+        part.meet()
+        live.append(meter.memory.live_bytes)
+        part.meet()
+
     with part.counted() as meter, _no_collection():
         for _ in range(3):
-            for _ in range(CALLS):
-                found = {}
-                found = _whole(part)
-            part.meet()
-            live.append(meter.memory.live_bytes)
-            part.meet()
+            read(CALLS)
+        (grows,) = part.totals([int(live[2] > live[0])])
+        if not grows:
+            return found
+        live = []
+        for calls in (UNTIL_FULL, *[4 * CALLS] * 3):
+            read(calls)
         gc.collect()
         part.meet()
-        collected = live[2] - meter.memory.live_bytes
-    grown = live[1] - live[0]
-    if grown > 0 and live[2] - live[1] == grown:
-        until = ", until Python's garbage collector runs" if collected >= grown else ""
-        part.note("use", f"{grown // CALLS:,} bytes more are held after each call{until}")
+        collected = live[-1] - meter.memory.live_bytes
+    rises = [after - before for before, after in pairwise(live)]
+    if min(rises) > 0:
+        made = 15 * CALLS + UNTIL_FULL
+        until = ", until Python's garbage collector runs" if collected >= sum(rises) else ""
+        share = f"{sum(rises) // (12 * CALLS):,} bytes more are held after each call"
+        part.note("use", f"{share}, and after {made} calls still{until}")
     return found
 
 
