@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from ringlab.conformance.checks.check import (
+    NO_REFUSALS,
     UNGUARDED,
     Check,
     Measure,
@@ -24,10 +25,12 @@ from ringlab.conformance.checks.check import (
     needs_backward,
     needs_causal,
     needs_own_tensors,
+    needs_positions,
 )
 from ringlab.conformance.checks.measuring import gradient_of_trained, measure
 from ringlab.conformance.run.run import (
     ENDLESS,
+    GIVEN,
     NUMBERED,
     RAISED,
     SAME_MEMORY,
@@ -55,13 +58,14 @@ from ringlab.conformance.target.argument_names import (
     VALID,
     WINDOWS,
 )
-from ringlab.conformance.target.claims import BOTH, BOTTOM_RIGHT, LEFT, PAST, TOP_LEFT
+from ringlab.conformance.target.claims import BOTH, BOTTOM_RIGHT, LEFT, LENGTHS, ORDERS, PAST, TOP_LEFT
 from ringlab.conformance.tolerance import NAMES
 from ringlab.errors import apart
+from ringlab.layout import layout_names
 
 Changes = Callable[[Run], dict[str, Any]]
-Place = tuple[str, bool]
-"""A layout, and whether the mask is causal."""
+Place = tuple[str, bool, int]
+"""A layout, whether the mask is causal, and a number of ranks."""
 
 _LENGTH = 24
 
@@ -93,9 +97,16 @@ class Argument:
     form_of: str = ""
 
     def places(self, plan: Plan, layout: str = "") -> list[Place]:
-        """Return the places for tests: a layout, by default the last one, with each mask."""
-        at = layout or plan.claims.layouts[-1]
-        return [(at, mask) for mask in plan.claims.causal[::-1] if self.fits(plan, mask)]
+        """Return the places for tests: a layout, by default the last one, with each mask.
+
+        If the table of pairs does not ask about the argument on one rank, there are places for that too.
+        """
+        at, P = layout or plan.claims.layouts[-1], plan.ranks(3, 2)[0]
+        masks = [mask for mask in plan.claims.causal[::-1] if self.fits(plan, mask)]
+        alone = (
+            P > 1 and 1 in plan.claims.ranks and not (self.paired or layout) and "K" not in self.fields(plan)
+        )
+        return [(at, mask, ranks) for ranks in ((P, 1) if alone else (P,)) for mask in masks]
 
     def fits(self, plan: Plan, causal: bool) -> bool:
         """Return whether the argument can be tested with this mask.
@@ -121,15 +132,16 @@ class Argument:
         """Return a plain run and one with the first value, in this layout with one mask."""
         return self.runs_in(plan, self.places(plan, layout)[0])[:2]
 
-    def made(self, plan: Plan, done: Mapping[Run, Ran]) -> list[Ran]:
-        """Return the outcomes of this argument's runs in the last layout, and in the others."""
-        every = [run for layout in plan.claims.layouts[::-1] for run in self.runs(plan, layout)]
+    def made(self, plan: Plan, done: Mapping[Run, Ran], layouts: Sequence[str] = ()) -> list[Ran]:
+        """Return the outcomes of this argument's runs in these layouts, by default in the last one and the others."""
+        every = [run for layout in layouts or plan.claims.layouts[::-1] for run in self.runs(plan, layout)]
         return [done[run] for run in dict.fromkeys(every) if run in done]
 
     def runs_in(self, plan: Plan, place: Place) -> list[Run]:
         """Return a run without the argument in this place, and a run with each of its values."""
-        P = plan.ranks(3, 2)[0]
-        plain = plan.run(P, self.length(plan, P), layout=place[0], causal=place[1])
+        layout, causal, P = place
+        ungrouped = {"K": 2} if P == 1 else {}  # as attention of torch takes heads by default
+        plain = plan.run(P, self.length(plan, P), layout=layout, causal=causal, **ungrouped)
         with_it = (replace(plain, **self.changes(plan, plain, value)) for value in range(len(self.values)))
         return [plain, *with_it]
 
@@ -169,9 +181,9 @@ class Argument:
         If the last layout refuses all values, the other layouts are asked too.
         """
         given, refused = [], []
-        places = dict.fromkeys((ran.run.layout, ran.run.causal) for ran in rans)
+        places = dict.fromkeys(_place(ran.run) for ran in rans)
         for place in places:
-            before, *with_it = (ran for ran in rans if (ran.run.layout, ran.run.causal) == place)
+            before, *with_it = (ran for ran in rans if _place(ran.run) == place)
             if wrong := self._wrong(before, with_it):
                 return wrong
             refused += [ran for ran in with_it if ran.trouble is not None]
@@ -179,7 +191,7 @@ class Argument:
         verdict = self._of_values(plan, given) if given else Verdict(True, "")
         if not verdict.ok or not refused:
             return verdict
-        others = [each for each in plan.claims.layouts[:-1] if each not in {layout for layout, _ in places}]
+        others = [each for each in plan.claims.layouts[:-1] if each not in {layout for layout, *_ in places}]
         if not given and self.names and others:
             return Verdict(True, "", more=tuple(run for each in others for run in self.first_in(plan, each)))
         troubles = [str(ran.trouble) for ran in refused]
@@ -229,6 +241,10 @@ class Argument:
 def _honoured(verdict: Verdict) -> bool:
     """Return whether the verdict says that an argument gives the oracle's results somewhere."""
     return verdict.ok and not verdict.more and not verdict.evidence.startswith(("refused", "does not apply"))
+
+
+def _place(run: Run) -> Place:
+    return run.layout, run.causal, run.P
 
 
 def _where(run: Run) -> str:
@@ -511,8 +527,9 @@ class _Dtypes(Argument):
     claimed: tuple[str, ...] = ()
 
     def places(self, plan: Plan, layout: str = "") -> list[Place]:
-        """Return one place: whether a row sees a key does not depend on dtypes."""
-        return super().places(plan, layout)[:1]
+        """Return places with one mask: whether a row sees a key does not depend on dtypes."""
+        places = super().places(plan, layout)
+        return [place for place in places if place[1] == places[0][1]]
 
     def needs(self, plan: Plan) -> str | None:
         """Return the reason why the dtypes are not tested, or None."""
@@ -688,8 +705,8 @@ def _as_without(plan: Plan, rans: Sequence[Ran]) -> Verdict:
     verdict = by_errors(NAMES)(plan, right)
     neutral = [f"{ran.run.neutral}={NEUTRAL[ran.run.neutral]}" for ran in right if ran.run.neutral]
     spelled = [f"causal as {ran.run.spelled}" for ran in right if ran.run.spelled]
-    offsets = [f"positions from {ran.run.offset:,}" for ran in right if ran.run.offset]
-    return replace(verdict, evidence=f"{', '.join(neutral + spelled + offsets)}: {verdict.evidence}")
+    offsets = dict.fromkeys(f"positions from {ran.run.offset:,}" for ran in right if ran.run.offset)
+    return replace(verdict, evidence=f"{', '.join([*neutral, *spelled, *offsets])}: {verdict.evidence}")
 
 
 def _needs_neutral(plan: Plan) -> str | None:
@@ -697,20 +714,125 @@ def _needs_neutral(plan: Plan) -> str | None:
 
 
 def _far(plan: Plan) -> list[Run]:
-    """Return runs whose positions pass the ends of int16 and of uint16, where they are negative or begin again."""
+    """Return runs whose positions pass the ends of int16, of uint16 and of the whole numbers in float32.
+
+    There 16 bits are negative or begin again, and a half dtype, or float32, gives neighbours one position. Windows
+    and ALiBi use distances, which may be rounded too.
+    """
     P = plan.ranks(2)[0]
     plain = plan.run(P, _LENGTH, layout=plan.claims.layouts[-1], causal=True)
-    return [replace(plain, offset=end - plain.S // 2) for end in (2**15, 2**16)]
+    of_distance = [
+        replace(plain, **each.changes(plan, plain, 0))
+        for each in ARGUMENTS
+        if each.what in _BY_DISTANCE and each.needs(plan) is None
+    ]
+    halves = [replace(plain, dtype=dtype) for dtype in plan.half]
+    far = [(each, (2**16, 2**24)) for each in (*halves, *of_distance)]
+    return [
+        replace(run, offset=end - run.S // 2)
+        for run, ends in ((plain, (2**15, 2**16, 2**24)), *far)
+        for end in ends
+    ]
 
 
-def _needs_positions(plan: Plan) -> str | None:
-    if "positions" not in plan.claims.takes or "layout" in plan.claims.takes:
-        return "the target is not told positions alone"
-    return needs_causal(plan)
+_BY_DISTANCE = ("window", "window sides", "ALiBi slopes")
+"""The arguments whose effect depends on how far apart two positions are, wherever they are."""
+
+
+def _needs_far(plan: Plan) -> str | None:
+    return needs_positions(plan) or needs_causal(plan)
+
+
+_BY_PLACE = (
+    "window",
+    "window sides",
+    "prefix",
+    "ALiBi slopes",
+    "additive bias",
+    "packed documents",
+    "padding mask",
+)
+"""The arguments whose effect depends on the positions of rows and keys."""
+
+
+def _placed(plan: Plan) -> list[Argument]:
+    """Return the arguments by position that the target takes, the window also with one token more than a mean shard."""
+    asked = [each for each in ARGUMENTS if each.what in _BY_PLACE and each.needs(plan) is None]
+    return [
+        replace(each, values=(*each.values, _beyond_a_shard)) if isinstance(each, _Window) else each
+        for each in asked
+    ]
+
+
+def _beyond_a_shard(run: Run) -> dict[str, Any]:
+    return {"window": _shard(run) + 1}
+
+
+def _shards(plan: Plan) -> list[str]:
+    """Return the names of the shards of other orders, and of other lengths if the target claims these."""
+    ranks = [P for P in plan.claims.ranks if P > 1]
+    return [*ORDERS, *(LENGTHS if plan.claims.ragged and ranks else ())]
+
+
+def _by_positions(plan: Plan) -> list[Run]:
+    """Return plain runs with all such shards, on one rank too; runs of arguments with some of them.
+
+    The contiguous shards come first, since a ring may keep something of them by a length, or a first and last token.
+    """
+    P = plan.ranks(3, 2)[0]
+    plain = [
+        plan.run(P, Argument.length(plan, P), layout=layout, causal=causal)
+        for layout in ("contiguous", *_shards(plan))
+        for causal in plan.claims.causal
+    ]
+    alone = [
+        plan.run(1, 16, layout=layout, causal=causal, K=2)
+        for layout in ORDERS
+        for causal in plan.claims.causal
+    ]
+    asked = [each for each in _shards(plan) if each in LENGTHS or each == "chunks in no order"]
+    given = [run for each in _placed(plan) for layout in asked for run in each.runs(plan, layout)]
+    return [*plain, *(alone if 1 in plan.claims.ranks else []), *given]
+
+
+def _as_placed(plan: Plan, rans: Sequence[Ran]) -> Verdict:
+    """Return the verdict: shards are refused, or they and each argument that is not refused with them give the oracle's results."""
+    for ran in rans:
+        if ran.trouble is not None and (
+            ran.trouble.kind != RAISED or ran.trouble.text.startswith(NO_REFUSALS)
+        ):
+            return Verdict(False, f"{ran.trouble} ({ran.run})", ran.run)
+    done = {ran.run: ran for ran in rans}
+    plain = [ran for ran in rans if _is_plain(ran.run)]
+    right = [ran for ran in plain if ran.trouble is None]
+    verdicts = [by_errors(NAMES)(plan, right)] if right else []
+    taken = {_place(ran.run) for ran in right}
+    for each in _placed(plan):
+        made = each.made(plan, done, _shards(plan))
+        verdicts.append(
+            each.judge(plan, [ran for ran in made if _place(ran.run) in taken and ran.trouble is None])
+        )
+    if wrong := next((each for each in verdicts if not each.ok), None):
+        return wrong
+    refused = [f"refused: {ran.trouble} ({ran.run})" for ran in plain if ran.trouble is not None]
+    said = [each.evidence for each in verdicts if each.evidence]
+    return Verdict(True, "; ".join([*said, *refused[:1]])[:700])
+
+
+def _is_plain(run: Run) -> bool:
+    return not any(getattr(run, field) for field in GIVEN)
+
+
+def needs_any_layout(plan: Plan) -> str | None:
+    """Return the reason why the target is not asked about shards other than those of layouts, or None."""
+    if {*layout_names()} <= {*plan.claims.layouts}:
+        return needs_positions(plan)
+    return needs_positions(plan) or f"the target claims the layouts {', '.join(plan.claims.layouts)} only"
 
 
 ARGUMENT_CHECKS = (
     *(_check(name) for name in dict.fromkeys(each.check for each in ARGUMENTS)),
     Check("neutral values", "numbers with which callers switch an argument off, such as a soft cap of 0, and causal as 1: the plain result, or an error", "quick", Measure.ARGUMENTS, _neutral, _as_without, _needs_neutral, tolerant=True),
-    Check("far positions", "positions beyond 32,767, as in a later part of a long sequence: the same result, or an error", "quick", Measure.ARGUMENTS, _far, _as_without, _needs_positions, tolerant=True),
+    Check("far positions", "positions beyond 32,767, 65,535 and 16,777,216, as in a later part of a long sequence: the same result, or an error", "quick", Measure.ARGUMENTS, _far, _as_without, _needs_far, tolerant=True),
+    Check("any shards", "tokens in orders, and shards of lengths, that only positions can say, with windows, documents and other arguments: the oracle's result, or an error", "quick", Measure.ARGUMENTS, _by_positions, _as_placed, needs_any_layout, tolerant=True),
 )  # fmt: skip

@@ -66,6 +66,8 @@ class Plan:
         return replace(run, H=lcm(run.H, P), K=run.K if P % run.K == 0 else lcm(run.K, P))
 
 
+NO_REFUSALS = ("DeadlockError", "IndexError", "KeyError", "ZeroDivisionError")
+"""Errors that are never a refusal of an argument. PeerDiedError may follow from another rank's refusal."""
 UNGUARDED = "does not apply: neither computed nor refused: "
 """The words by which evidence begins on calls that the target does not claim, and that it gets wrong without an error."""
 
@@ -196,6 +198,13 @@ def needs_own_tensors(plan: Plan) -> str | None:
 def needs_causal(plan: Plan) -> str | None:
     """Return the reason why masks are not checked, or None."""
     return None if True in plan.claims.causal else "the target claims no causal mask"
+
+
+def needs_positions(plan: Plan) -> str | None:
+    """Return the reason why the target is not asked about positions of other layouts than it claims, or None."""
+    if "positions" in plan.claims.takes and "layout" not in plan.claims.takes:
+        return None
+    return "the target is not told positions alone"
 
 
 def needs_ranks(plan: Plan) -> str | None:

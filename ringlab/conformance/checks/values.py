@@ -32,7 +32,7 @@ from ringlab.conformance.checks.check import (
 )
 from ringlab.conformance.checks.measuring import expected
 from ringlab.conformance.run.run import RAISED, SLOW, SOME_ROWS, Ran, Run
-from ringlab.conformance.target.claims import DESCENDING, EXCHANGED, RING
+from ringlab.conformance.target.claims import RING
 from ringlab.conformance.tolerance import NAMES
 from ringlab.errors import apart
 
@@ -84,17 +84,14 @@ def _masks(plan: Plan) -> list[Run]:
 
     A mask must be the same for all sequences and heads. There are runs on 4 ranks, where zig-zag has ranks
     between the first and the last; runs in a half dtype, with a scale if the target takes one; and short runs
-    on 8 and 16 ranks. A target that is told all positions, and no layout, also gets shards in descending order,
-    and shards whose length, first and last position are those of contiguous ones.
+    on 8 and 16 ranks.
     """
     ranks = plan.ranks(2, 3, 4) if plan.quick else plan.ranks(2, 3, 4, 8)
     heads = partial(plan.run, causal=True, B=2, H=4, K=2 if plan.claims.grouped else 4)
     scale = 0.5 if plan.claims.scale else None
     many = [P for P in (8, 16) if P in plan.claims.ranks and (P == 8 or plan.claims.over == RING)]
     more = {"B": 5, **({"H": 6} if plan.claims.grouped else {})}
-    any_order = "positions" in plan.claims.takes and "layout" not in plan.claims.takes
-    others = [heads(ranks[0], layout=layout) for layout in (DESCENDING, EXCHANGED) if any_order]
-    return others + [
+    return [
         run
         for layout in plan.claims.layouts
         for run in (

@@ -41,10 +41,21 @@ Positions = Callable[..., Sequence[Any]]
 
 A layout that cuts each packed document separately takes a third argument, the lengths of the documents, which
 is () for one document."""
-DESCENDING = "descending"
-"""Contiguous shards, each from its last token to its first: an order that only positions can describe."""
-EXCHANGED = "exchanged"
-"""Contiguous shards whose second and third quarter have changed places: length, first, last and sum are as before."""
+ORDERS: dict[str, Callable[[int, int], list[np.ndarray]]] = {
+    "descending": lambda S, P: [each[::-1].copy() for each in np.array_split(np.arange(S), P)],
+    "late piece first": lambda S, P: _late_piece_first(S, P),
+    "two chunks exchanged": lambda S, P: [_exchanged(each) for each in np.array_split(np.arange(S), P)],
+    "chunks in no order": lambda S, P: _in_no_order(S, P, -(-S // (4 * P))),
+    "tokens in no order": lambda S, P: _in_no_order(S, P, 1),
+}
+"""Shards in orders that only positions can describe."""
+LENGTHS: dict[str, Callable[[int, int], list[np.ndarray]]] = {
+    "a short shard between long ones": lambda S, P: _cut(S, [1 if rank % 2 else 4 for rank in range(P)]),
+    "a shard of one token, then an empty one": lambda S, P: _one_and_none(S, P),
+}
+"""Contiguous shards of lengths that only positions can describe."""
+BY_POSITIONS = ORDERS | LENGTHS
+"""The shards of a target that is told positions and no layout, besides those of its layouts."""
 RING, TORCH = "ring", "torch.distributed"
 FLEX = (*FLEX_MASKS, *FLEX_SCORES)
 BOTTOM_RIGHT, TOP_LEFT = "bottom-right", "top-left"
@@ -111,11 +122,8 @@ class Target:
 
         Raises: LayoutError for an unknown layout, or unless every token has exactly one owner.
         """
-        if layout == DESCENDING and layout not in self.layouts:
-            return [each[::-1].copy() for each in np.array_split(np.arange(S), P)]
-        if layout == EXCHANGED and layout not in self.layouts:
-            quarters = (np.array_split(each, 4) for each in np.array_split(np.arange(S), P))
-            return [np.concatenate([a, c, b, d]) for a, b, c, d in quarters]
+        if layout in BY_POSITIONS and layout not in self.layouts:
+            return BY_POSITIONS[layout](S, P)
         known = self.known_layout(layout, S, P)
         if known is not None:
             return [known.positions(rank) for rank in range(P)]
@@ -295,6 +303,37 @@ def as_target(value: Any, **claims: Any) -> Target:
     target = value if isinstance(value, Target) else None
     check_callable(target.function if target else value)
     return replace(target or Target(value), **claims).completed()
+
+
+def _late_piece_first(S: int, P: int) -> list[np.ndarray]:
+    """Return zig-zag shards, each with its later piece in front."""
+    pieces = np.array_split(np.arange(S), 2 * P)
+    return [np.concatenate((pieces[2 * P - 1 - rank], pieces[rank])) for rank in range(P)]
+
+
+def _exchanged(shard: np.ndarray) -> np.ndarray:
+    """Return the shard with its second and third quarter exchanged: length, first, last and sum are as before."""
+    a, b, c, d = np.array_split(shard, 4)
+    return np.concatenate((a, c, b, d))
+
+
+def _in_no_order(S: int, P: int, chunk: int) -> list[np.ndarray]:
+    """Return shards of equal length of chunks that are dealt, and lie in a shard, in no order."""
+    chunks = np.split(np.arange(S), range(chunk, S, chunk))
+    dealt = [chunks[at] for at in np.random.default_rng([S, P]).permutation(len(chunks))]
+    return np.array_split(np.concatenate(dealt), P)
+
+
+def _cut(S: int, shares: Sequence[int]) -> list[np.ndarray]:
+    """Return contiguous shards whose lengths are in the ratio of these shares."""
+    ends = np.cumsum(shares) * S // sum(shares)
+    return np.split(np.arange(S), ends[:-1])
+
+
+def _one_and_none(S: int, P: int) -> list[np.ndarray]:
+    """Return contiguous shards of one token, of none, and of the rest, dealt evenly; one shard has all tokens."""
+    few = [np.arange(1), np.arange(0)][: P - 1]
+    return [*few, *np.array_split(np.arange(1 if few else 0, S), P - len(few))]
 
 
 def _cuts_documents(layout: Callable[..., Any]) -> bool:
