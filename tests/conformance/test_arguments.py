@@ -923,3 +923,18 @@ def test_a_short_shard_lies_between_long_ones() -> None:
     target = as_target(plain_ring.attend)
     lengths = [[len(each) for each in target.positions(layout, 24, 3)] for layout in LENGTHS]
     assert lengths == [[10, 3, 11], [1, 0, 23]]
+
+
+@pytest.mark.parametrize("argument", ["softcap", "sinks", "v"])
+def test_a_fast_path_on_one_rank_is_asked_with_each_argument_alone(argument: str) -> None:
+    """The fast path is right without arguments, and forgets one of them."""
+
+    def attend(q, k, v, *, ring, layout, causal, softcap=None, sinks=None):
+        kept = {"softcap": softcap, "sinks": sinks}
+        if ring.world_size == 1 and q.shape == k.shape and not causal:
+            v = v.flip(1) if argument == "v" and v.shape != k.shape else v
+            kept.pop(argument, None)
+        return ring_attention(q, k, v, ring=ring, layout=layout, causal=causal, return_lse=True, **kept)
+
+    found = failed(quick(attend, only=("soft cap", "sinks", "value dims", "pairs")))
+    assert [*found] == ["pairs"] and "P=1" in found["pairs"] and "heads=(2, 2)" in found["pairs"]

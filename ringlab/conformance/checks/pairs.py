@@ -1,7 +1,7 @@
 """The check of pairs: settings of a call that are right one at a time may be wrong together.
 
 A covering array contains every pair of values of two axes: arguments, ways of calling, dtypes, layouts, masks,
-ranks, heads and strides. An argument takes part if the target honours it alone. A combination may be refused:
+ranks, heads and strides. Before it come rows with one setting that is not the simplest one, for fast paths. An argument takes part if the target honours it alone. A combination may be refused:
 then the check looks for the two settings that are refused together, and asks about the other pairs again.
 """
 
@@ -9,11 +9,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import combinations
+from itertools import combinations, product
 from typing import Any
 
-from ringlab.conformance.checks.arguments import ARGUMENTS, Argument, as_understood
-from ringlab.conformance.checks.check import Check, Measure, Plan, Verdict, by_errors, needs_own_tensors
+from ringlab.conformance.checks.arguments import ARGUMENTS, Argument, as_understood, needs_any_layout
+from ringlab.conformance.checks.check import (
+    NO_REFUSALS,
+    Check,
+    Measure,
+    Plan,
+    Verdict,
+    by_errors,
+    needs_own_tensors,
+)
 from ringlab.conformance.checks.dropout import IN_PAIRS as DROPOUT
 from ringlab.conformance.checks.measuring import measure
 from ringlab.conformance.pairwise_cases import Axes, Chosen, completed, covering_pairs, pairs_in
@@ -53,8 +61,6 @@ _WITHOUT_OUT = ("loss on lse", "backward again", "q and v trained")
 PAIRED = (*(each for each in ARGUMENTS if each.paired), DROPOUT)
 """The arguments that have a place in the table."""
 
-NO_REFUSALS = ("DeadlockError", "IndexError", "KeyError", "ZeroDivisionError")
-"""Errors that are never a refusal of an argument. PeerDiedError may follow from another rank's refusal."""
 _LISTED = 6
 """The most pairs of settings that a report lists as refused together."""
 _ROUNDS = 100
@@ -72,10 +78,22 @@ def _first(plan: Plan) -> list[Run]:
     asked = [argument for argument in PAIRED if argument.needs(plan) is None]
     alone = [run for argument in asked for run in _alone(plan, argument)]
     alone += [run for argument in asked if argument.names == WINDOWS for run in argument.runs(plan)]
-    return [plan.run(P, Argument.length(plan, P)), *alone]
+    return [plan.run(P, Argument.length(plan, P)), *_of_more_layouts(plan).values(), *alone]
 
 
-def _axes(plan: Plan, honoured: Sequence[Argument]) -> Axes:
+def _of_more_layouts(plan: Plan) -> dict[str, Run]:
+    """Return a plain run for each kind of shards that the table adds to the claimed layouts, if the target is right there."""
+    if needs_any_layout(plan):
+        return {}
+    P = plan.ranks(3, 2)[0]
+    more = ("chunks in no order", *(["a short shard between long ones"] if plan.claims.ragged else []))
+    return {
+        layout: plan.run(P, Argument.length(plan, P), layout=layout, causal=plan.claims.causal[-1])
+        for layout in more
+    }
+
+
+def _axes(plan: Plan, honoured: Sequence[Argument], layouts: Sequence[str]) -> Axes:
     """Return the axes, each with the value first that the arguments' own checks use."""
     claims = plan.claims
     ways = [
@@ -88,7 +106,7 @@ def _axes(plan: Plan, honoured: Sequence[Argument]) -> Axes:
     return {
         **{each.what: (None, *range(len(each.values + each.others))) for each in honoured},
         "way": ("", *ways),
-        "layout": claims.layouts[::-1],
+        "layout": tuple(layouts),
         "causal": claims.causal[::-1],
         "P": tuple(
             plan.ranks(3, 2, 4, 1, *([8] if claims.over == RING else []))
@@ -128,9 +146,9 @@ class _Table:
     apart: pairs of axes that are never put together. refused: other settings that the target refuses, one or two.
     """
 
-    def __init__(self, plan: Plan, honoured: Sequence[Argument]) -> None:
+    def __init__(self, plan: Plan, honoured: Sequence[Argument], layouts: Sequence[str]) -> None:
         self.plan, self.honoured = plan, {each.what: each for each in honoured}
-        self.axes = _axes(plan, honoured)
+        self.axes = _axes(plan, honoured, layouts)
         self.apart = _without_meaning(plan, honoured)
         self.refused: set[frozenset[tuple[str, Any]]] = set()
         causal = plan.claims.causal
@@ -177,6 +195,40 @@ class _Table:
         if way := row["way"]:
             changes |= {"use": way, **CALL_PATTERNS[way].changes}
         return replace(run, **changes)
+
+    def single(self) -> list[Chosen]:
+        """Return the rows with one setting that is not the simplest one.
+
+        A fast path is taken where many settings are the simplest ones at once, such as attention of torch on one rank
+        for ungrouped heads, so rows with many others do not test it. In the quick tier, half dtypes and several ranks
+        come with the first value of each argument only.
+        """
+        quick, axes = self.plan.quick, self.axes
+        simplest = {axis: values[0] for axis, values in axes.items()}
+        simplest["layout"] = self.plan.claims.layouts[0]
+        simplest["heads"] = next(heads for heads in axes["heads"] if heads[0] == heads[1])
+        one, dtype, masks = min(axes["P"]), axes["dtype"][0], axes["causal"]
+        rows: list[Chosen] = []
+        settings = [
+            (axis, value) for axis in axes if axis not in ("P", "causal", "dtype") for value in axes[axis]
+        ]
+        for number, (axis, value) in enumerate(settings):
+            of_argument = axis in self.honoured
+            if value == simplest[axis] or (
+                quick and not of_argument and axis not in ("way", "heads", "scale")
+            ):
+                continue
+            places = [*product((one, axes["P"][0]), (dtype, *self.plan.half), masks)]
+            if quick:
+                turn, other = masks[number % len(masks)], masks[(number + 1) % len(masks)]
+                places = [(one, dtype, mask) for mask in (masks if of_argument else (turn,))]
+                if of_argument and value == 0:
+                    places += [(one, (*self.plan.half, dtype)[0], turn), (axes["P"][0], dtype, other)]
+            rows += [
+                {**simplest, "P": P, "dtype": dtype, "causal": causal, axis: value}
+                for P, dtype, causal in dict.fromkeys(places)
+            ]
+        return [row for row in rows if self.fits(row)]
 
     def alone(self, done: Mapping[Run, Ran]) -> list[Chosen]:
         """Return the rows with one argument that its own check has asked about."""
@@ -253,11 +305,14 @@ def _judge(plan: Plan, rans: Sequence[Ran]) -> Verdict:
     honoured, refusing, missing = _honoured(plan, done)
     if missing:
         return Verdict(True, "", more=missing)
-    table = _Table(plan, honoured)
+    layouts = [each for each, run in _of_more_layouts(plan).items() if _is_right(done[run])]
+    table = _Table(plan, honoured, [*plan.claims.layouts[::-1], *layouts])
     rows: dict[Run, Chosen] = {}
     accepted = table.alone(done)
     apart = [table.leave_out(name, layout) for name, layouts in refusing.items() for layout in layouts]
-    while todo := [(table.run(row), row) for row in covering_pairs(table.axes, table.fits, accepted)]:
+    asked: Sequence[Chosen] = table.single() or covering_pairs(table.axes, table.fits, accepted)
+    while asked:
+        todo = [(table.run(row), row) for row in asked]
         rows |= dict(todo)
         if open_or_wrong := _open_or_wrong(plan, table, rows, done):
             return open_or_wrong
@@ -271,6 +326,7 @@ def _judge(plan: Plan, rans: Sequence[Ran]) -> Verdict:
         apart += [table.exclude(each) for run, each in suspects if done[run].trouble is not None]
         if len(refused) == len(todo) and not suspects:
             break  # more than two settings are refused together
+        asked = covering_pairs(table.axes, table.fits, accepted)
     verdict = by_errors(NAMES)(plan, [done[run] for run in rows if done[run].arrays])
     return replace(
         verdict, evidence=f"{verdict.evidence}{_refusals([done[run] for run in rows], apart)}"[:700]
