@@ -45,7 +45,7 @@ from ringlab.conformance.target.calling import (
     from_axes,
     tensors_of,
 )
-from ringlab.conformance.target.claims import DESCENDING, Target
+from ringlab.conformance.target.claims import ORDERS, Target
 
 Tensors = dict[str, Tensor]
 
@@ -359,7 +359,7 @@ class RankPart:
         if not self.target.told_positions_alone:
             return run
         lengths = [len(each) for each in self.positions]
-        for layout in (*self.target.layouts, DESCENDING):
+        for layout in (*self.target.layouts, *ORDERS):
             dealt = self.target.positions(layout, run.S, run.P, run.with_padding)
             if layout != run.layout and [len(each) for each in dealt] == lengths:
                 return replace(run, layout=layout)
