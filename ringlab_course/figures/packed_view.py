@@ -74,7 +74,8 @@ def strip(
                         panel.add_rectangle(ax, *box, facecolor=light, edgecolor="none")
                         colour, weight = dark, "bold" if len(str(text)) <= 4 else "normal"  # else too wide
                         break
-                ax.text(at[token], y, str(text), color=colour, weight=weight, **_SMALL)
+                size = 7.2 if len(str(text)) > 4 else 8.5
+                ax.text(at[token], y, str(text), color=colour, weight=weight, **_SMALL | {"fontsize": size})
         ax.set(xlim=(-0.6, max(at) + 0.7), ylim=(1.2 + 0.85 * rows, -0.95), title=title)
         _explain_colours(drawn, packing, letters)
     return drawn

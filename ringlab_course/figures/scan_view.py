@@ -699,14 +699,14 @@ def survival(alphas: Sequence[float]) -> Figure:
                 ax.text(
                     left + 0.5, top + 0.5, f"{fraction:.3g}", ha="center", va="center", color=INK, fontsize=9
                 )
-        names = {0.5: "state S\nthat enters", **{j + 2.2: f"write of\ntoken {j + 1}" for j in range(C)}}
+        names = {0.5: "state S\nthat enters", **{j + 2.2: f"write of\ntoken {j}" for j in range(C)}}
         for x, name in names.items():
             ax.text(x, -0.15, name, ha="center", va="bottom", color=INK, fontsize=8.5)
         for i in range(C):
             ax.text(
                 -0.2,
                 i + 0.5,
-                f"token {i + 1} (α = {alphas[i]:g}) reads",
+                f"token {i} (α = {alphas[i]:g}) reads",
                 ha="right",
                 va="center",
                 color=INK,
@@ -727,8 +727,8 @@ def describe_survival(alphas: Sequence[float]) -> str:
     """Return the fractions of `survival` in words."""
     *reads, leaves = _surviving(alphas)
     each = "; ".join(
-        f"token {i} reads {state:.3g} of the state and {', '.join(f'{x:.3g}' for x in of[:i])} of the writes so far"
-        for i, (state, *of) in enumerate(reads, start=1)
+        f"token {i} reads {state:.3g} of the state and {', '.join(f'{x:.3g}' for x in of[: i + 1])} of the writes so far"
+        for i, (state, *of) in enumerate(reads)
     )
     kept = ", ".join(f"{x:.3g}" for x in leaves[1:])
     return f"What survives in a chunk: {each}; {leaves[0]:.3g} of the state and {kept} of the writes leave the chunk."

@@ -154,8 +154,8 @@ wrong = {name: which & (ids != ids[6]) for name, which in moves.items()}
 show(*row.strip(lines, wrong, title="Which outputs move if the f of finally changes"))
 
 # %% [markdown]
-# A dot is an output that moves. A token must move its own output and those after it **in its document**, and no other. (Through
-# several layers a change may also travel by way of a third token. With masks like these, that reaches nothing new.) Without
+# A dot is an output that moves. A token must move its own output and those after it **in its document**, and no other. (Several
+# layers add nothing: whatever a token that I see has seen, I see too.) Without
 # documents, the *f* also moves the outputs of `def`. Had we changed a letter of `def`, the last word, we would have seen nothing
 # wrong. So change **each token in turn**:
 
@@ -171,8 +171,8 @@ for name, mask in masks.items():
 # %% [markdown]
 # ## 3 · The bounds of a shard
 #
-# Our mask needs document ids only, but a kernel may want cu_seqlens for the rank's own tokens. The cu_seqlens that we have describe
-# the whole row. In a fork of Megatron-LM, a linear-attention layer computed a rank's own bounds [like
+# Our mask needs the document and the place of each token. But a kernel may want cu_seqlens for the rank's own tokens, and the
+# cu_seqlens that we have describe the whole row. In a fork of Megatron-LM, a linear-attention layer computed a rank's own bounds [like
 # this](https://github.com/ISEEKYAN/Megatron-LM/pull/111). `cp_size` is the number of ranks:
 #
 # ```python
@@ -223,9 +223,7 @@ identify("divided bounds", row.loss(sees=by_bounds))
 
 # %% [markdown]
 # The cure is not to divide. **Keep the bounds of the whole row, and each token's place in it.** Then a rank looks up its tokens'
-# documents, in any layout. `layout.positions(rank)` returns the places of its tokens. (In earlier lessons, with a single document,
-# place and position were the same.) `searchsorted` with `side="right"` counts the bounds that are at most the place. The bound 0 is
-# always among them, so we subtract 1. An empty document repeats a bound, and no place falls into it.
+# documents, in any layout. `layout.positions(rank)` returns the places of its tokens.
 
 # %%
 owned = [row.layout.positions(rank) for rank in range(4)]
@@ -234,13 +232,17 @@ for rank in range(4):
     print(f"rank {rank}: places", *owned[rank], "  documents", *documents)
 
 # %% [markdown]
+# `searchsorted` with `side="right"` counts the bounds that are at most the place. The bound 0 is always among them, so we subtract 1.
+# An empty document repeats a bound, and no place falls into it. A kernel that insists on bounds of its own shard, if this is
+# contiguous, gets the row's bounds, cut off where the shard begins and ends, minus the place where it begins.
+#
 # The division is right only if every document is spread over the ranks in equal parts. A layout that cuts each document into 2P
 # equal chunks and gives each rank two of them (*Two of each*, [lesson 08](08_striped_and_zigzag.ipynb)) does this.
 #
 # ## 4 · Labels
 #
 # The three mistakes that are left are in the three lines of [lesson 14](14_training.ipynb): labels, positions and the mean. With
-# documents, each line changes.
+# documents, the first two lines change, and the third goes wrong more easily.
 #
 # The label of a token is the next token **of its document**. The last token of a document has no label. It gets −100 instead,
 # which the loss ignores. So the labels are the row, shifted by one, with −100 at the end of each document:
@@ -283,8 +285,8 @@ print(f"mean of the lost labels' losses {mean_of_lost:.2f}, of all {loss_right:.
 # Nine labels remain of twelve. The three lost ones are hard on average, so this program reports the **lowest loss of all six**. A
 # low loss is no sign that a program is right.
 #
-# Contiguous shards have few borders. Now deal the same row striped, as one may to balance the work of a causal mask: place t goes
-# to rank t mod 4.
+# Contiguous shards have few borders. Now stripe the same row, as one does to balance the work of a causal mask: place t goes to
+# rank t mod 4. (In the picture, each token has its place as a small number.)
 
 # %% tags=["nbval-ignore-output"]
 predict(
@@ -297,7 +299,7 @@ predict(
 # %%
 dealt = striped(16, 4)
 cut_striped = row.on_each_rank(lambda own: shift(own, ids[own]), dealt)
-title = "Striped, cut first, then shifted: no label is right (small numbers are places)"
+title = "Striped, cut first, then shifted: no label is right"
 show(*row.arrows({title: cut_striped}, dealt))
 compare("18.labels", int(((cut_striped == whole) & (whole != IGNORE)).sum()))
 
@@ -393,8 +395,8 @@ show(*row.bars(means))
 
 # %% [markdown]
 # **A weight must never change because a rank ends.** So count the labels over all ranks, once, before anybody divides. In verl the
-# count [left out the other ranks of the row](https://github.com/verl-project/verl/issues/5983), and then the results of all ranks
-# were added. The loss was about P times too large.
+# count [left out the other ranks of the row](https://github.com/verl-project/verl/issues/5983): each rank divided by its own count.
+# Then the ranks' results were *added*, not averaged, so the loss was about P times too large.
 #
 # ## 7 · The six programs, opened
 #
@@ -431,11 +433,10 @@ equal = np.allclose([programs["D"], loss_right], alone, rtol=0, atol=1e-12)
 print(f"each word alone: {alone:.3f}, equal to program D and to row.loss(): {equal}")
 
 # %% [markdown]
-# Where does each wrong number come from? The first line shows the loss of each letter's prediction of the next one, or a dot if it
-# has no label. The other lines show how much each mistake changes it.
+# Where does each wrong number come from? The first line shows the loss at each letter; a dot means that it has no label. The other lines show how much each mistake changes it.
 
 # %%
-shown = {"A: mean of means": {"weights": of_ranks}, "B: labels cut first": {"labels": cut_labels},
+shown = {"A: only weights": {"weights": of_ranks}, "B: labels cut first": {"labels": cut_labels},
          "C: no documents": {"sees": without_documents}, "E: divided bounds": {"sees": by_bounds},
          "F: index": {"positions": index}}
 lines = {name: row.shown_changes(**given) for name, given in shown.items()}
@@ -448,7 +449,7 @@ show(*row.strip({"D: no mistake": losses} | lines, changed, lower, title=title))
 # %% [markdown]
 # - **A** changes no letter's loss, only the weights.
 # - **B** loses the label of the last letter before a rank's border, where this border falls inside a word.
-# - **C and E**, the wrong masks, change losses all over a word. C spares `while`, because nothing stands before it.
+# - **C and E**, the wrong masks, change the losses of most letters. C spares `while`, because nothing stands before it.
 # - **F** restarts the numbers at every rank's border. If the border falls inside a word, the letters after it are turned wrongly.
 #   The damage shows at *n a l l* alone, because *e* and *y* have no label. Three losses rise there and one falls, so the mean stays
 #   close to that of D.
@@ -481,7 +482,7 @@ compare("18.tests", len(passes["one on each rank"]))
 # without harm. A passes because every rank has three labels. With a single document there is no border to forget, so the two wrong
 # masks pass. This lesson's row lets none pass:
 #
-# - A rank's border falls inside a document (B and F).
+# - A rank's border falls inside a document (B), with at least two tokens after it (F).
 # - There are several documents (C), and at least one has unequal parts on the ranks (E).
 # - Ranks hold different numbers of labels (A).
 #
@@ -501,7 +502,7 @@ compare("18.tests", len(passes["one on each rank"]))
 # %%
 def step(ring, layout):
     """This rank's share of the loss, and the gradients of all weights."""
-    own = copy.deepcopy(decoder)
+    model = copy.deepcopy(decoder)
     tokens = torch.from_numpy(row.tokens)[None]
     # B and F: `shard` makes labels and positions in the whole row, then cuts. Labels are given
     # unshifted; `shard` shifts them within documents.
@@ -511,10 +512,10 @@ def step(ring, layout):
     context = Context(ring, layout, mask=row.packing.mask(), position_ids=positions)
     # A: all ranks' labels are counted before a rank divides.
     count = ring.all_reduce((part["labels"] != IGNORE).sum())
-    logits = own(part["input_ids"], context)[0]
+    logits = model(part["input_ids"], context)[0]
     loss = F.cross_entropy(logits, part["labels"][0], ignore_index=IGNORE, reduction="sum") / count
     loss.backward()
-    return loss.item(), [ring.all_reduce(weight.grad) for weight in own.parameters()]
+    return loss.item(), [ring.all_reduce(weight.grad) for weight in model.parameters()]
 
 # %% [markdown]
 # The test compares its loss and all gradients with those of `each_alone`, in the lesson's layout and two others:
@@ -544,12 +545,12 @@ for name, mask in {"With documents": right, "Without documents": without_documen
     print(f"{name}, {sum(map(len, needed))} of 16 parts of the mask are needed. By rank:", *needed)
 
 # %% [markdown]
-# With documents, rank 2 needs nothing of rank 0's block and may skip the computation. It must pass the block on all the same: rank
-# 0's block reaches rank 3 only through rank 2, and in another row rank 3 may need it.
+# With documents, rank 2 needs nothing of rank 0's block and may skip the computation. It must pass the block on all the same: in
+# another layout, zig-zag for example, a later rank may need a block that this one does not.
 #
 # ## 11 · A choice: an equal share for each document
 #
-# No weight may change because a rank ends. One *may* change where a document ends: in some losses of reinforcement learning a long
+# No weight may change because a rank ends. A weight *may* change where a document ends: in some losses of reinforcement learning a long
 # answer is to have no more say than a short one. Such a loss takes the mean of each document, then the mean of these. So each rank
 # has to know how many labels a document has. But `finally` lies on three ranks, and each counts only its own part:
 
@@ -568,10 +569,11 @@ in_document = np.maximum(sum(counts), 1)[ids]  # at least 1, so that nobody divi
 of_documents = has_label / in_document / np.count_nonzero(sum(counts))
 means = {"Each document with a label has a third: weights change where documents end": of_documents}
 show(*row.bars(means, shares=True))
-print(f"loss {row.loss(weights=of_documents):.3f}")
+three = np.mean([each_alone([word], decoder).item() for word in row.words if len(word) > 1])
+print(f"loss {row.loss(weights=of_documents):.3f}, mean of the three words' means {three:.3f}")
 
 # %% [markdown]
-# This number is right, and yet it is lower than those of all six programs: `finally`, with its hard letters, now counts no more
+# So this number is right, and yet it is lower than those of all six programs: `finally`, with its hard letters, now counts no more
 # than `def`.
 #
 # ## Recap

@@ -49,7 +49,7 @@ show(scan_view.beside(*sizes), scan_view.describe_beside(*sizes))
 #
 # ## 1 · A table in place of a cache
 #
-# First we need to know what the state is, and whether it can stand for a million keys and values.
+# First we need to know what the state is. (Whether it can stand for a million keys and values, section 12 answers.)
 #
 # Here **S is the state**. The number of tokens, S in other lessons, is N.
 #
@@ -175,8 +175,7 @@ def relay(ring, layout):
     return out
 
 # %% [markdown]
-# The virtual clock is that of lesson 05: going through a stretch takes 1 s, and a message takes ½ s. One GPU alone would go through all
-# eight stretches in 8 s.
+# When are the eight ranks done? Compare them with one GPU that goes through all eight stretches.
 
 # %% tags=["nbval-ignore-output"]
 predict(
@@ -184,6 +183,9 @@ predict(
     "Eight ranks in a relay, or one GPU with all eight stretches: which is done first?",
     ["the eight ranks", "both at the same time", "the one GPU"],
 )
+
+# %% [markdown]
+# The virtual clock is that of lesson 05: going through a stretch takes 1 s, and a message takes ½ s. So one GPU alone takes 8 s.
 
 # %%
 even = contiguous(N, P)
@@ -198,8 +200,9 @@ compare("20.relay", first)
 # %% [markdown]
 # An arrow is a state on its way. The outputs are right, and eight ranks are **slower than one**. At most one rank works at any time, and
 # the seven messages come on top. The ranks share the memory and the work, but they work one after the other. So a small message alone is no
-# gain. (Heads are independent, so rank 1 could begin when the state of the first head arrives. But a GPU computes all heads at once. If it
-# takes one after the other, most of it has nothing to do.)
+# gain. (We count one layer alone. Of several linear layers in a row, rank 0 could begin the next one meanwhile. But a softmax layer, in
+# Qwen3-Next every fourth one, brings all ranks together again. Nor does it help that heads are independent: a GPU computes all heads at once.
+# If it took one head after the other, most of the GPU would have nothing to do.)
 #
 # Why does a rank wait? It has all its tokens. It lacks only the state before them. Could it do something useful *for any state*, before it
 # knows which one will come?
@@ -346,7 +349,7 @@ relayed = [state.tolist() for state in enters]
 show(scan_view.entering(eight, drawn, relayed), scan_view.describe_entering(eight, drawn, relayed))
 
 # %% [markdown]
-# The states are the very same. But no rank had to wait for one before it began its work.
+# The states are the very same. But no rank had to wait for a state before it began its work.
 #
 # Check row a of rank 3. After round 1 its *before* is $T_2$. In round 2 rank 1 sends it $T_1 \circ T_0$, and the B of that has (6, 8) in
 # row a. $A_2$ halves it, and $B_2$ adds nothing: 0.5 · (6, 8) + (0, 0) = (3, 4).
@@ -440,26 +443,25 @@ compare("20.share", "about 1 %" if share < 0.03 else "about 10 %" if share < 0.3
 # from its data sheet, and its 14 µs before the first byte of each round from NCCL's tuning model. Both passes are counted in chunks of 64 tokens
 # (section 9).</details>
 #
-# Matrices and experts need no state, so they run on eight GPUs at once in any case. Leave them out, and compare the linear attention alone:
-# in the queue of section 3, on one GPU, and by the scan.
+# Matrices and experts need no state, so they run on eight GPUs at once in any case. So compare the linear attention alone, and then the whole
+# layer: with the queue of section 3, on one GPU, and with the scan.
 
 # %%
 matrices, outputs, extra, _ = asked.values()
 alone = P * outputs
 queue = alone + (P - 1) * (between.latency_s + layer.state_bytes / between.bytes_per_s)
-print(f"{queue * 1e3:.1f} ms in a queue, {alone * 1e3:.1f} ms on one GPU,",
-      f"{(extra + scan + outputs) * 1e3:.1f} ms by the scan")
-print(f"of these the pass for A and B takes {extra * 1e3:.2f} ms, that for outputs",
-      f"{outputs * 1e3:.2f} ms, and the scan {scan * 1e3:.2f} ms")
-print(f"the whole layer: {(matrices + queue) * 1e3:.1f} ms with a queue,",
-      f"{(P * matrices + alone) * 1e3:.1f} ms on one GPU,",
-      f"{(matrices + extra + scan + outputs) * 1e3:.1f} ms with the scan")
+table = {"linear attention": (queue, alone, extra + scan + outputs),
+         "the whole layer": (matrices + queue, P * matrices + alone, sum(asked.values()))}
+print(f"{'':17}{'queue':>8}{'one GPU':>10}{'scan':>8}   (ms)")
+for name, times in table.items():
+    print(f"{name:17}{times[0] * 1e3:8.1f}{times[1] * 1e3:10.1f}{times[2] * 1e3:8.1f}")
+print(f"the pass for A and B takes {extra * 1e3:.2f} ms, and the scan {scan * 1e3:.2f} ms")
 
 # %% [markdown]
-# The puzzle is solved. For linear attention, a queue of eight GPUs is slower than one GPU at real size, too. The whole layer is faster on
-# eight GPUs in any case, because its matrices wait for nobody; but the queue would take a quarter of its time. Transitions need no
-# state, and can be put together in any brackets. So with a scan eight GPUs work at once. They pay with a second pass, which takes more time
-# than the scan.
+# The puzzle is solved. For the linear attention of a single layer, a queue of eight GPUs is slower than one GPU at real size, too. The whole
+# layer is faster on eight GPUs in any case, because its matrices wait for nobody; but the queue would take a quarter of its time. Transitions
+# need no state, and can be put together in any brackets. So with a scan eight GPUs work at once. They pay with a second pass, which here takes
+# more time than the scan.
 #
 # ## 9 · Chunks: the queue of tokens
 #
@@ -467,8 +469,8 @@ print(f"the whole layer: {(matrices + queue) * 1e3:.1f} ms with a queue,",
 # into *chunks* of, say, 64 tokens, and hand a state from chunk to chunk. Between chunks a queue remains, 64 times shorter. Inside a chunk all
 # tokens are computed at once, as with softmax.
 #
-# Here is a chunk of four tokens, counted from 1, that forget and write, but do not correct. The row of a token says what fraction of the
-# state that enters, and of each write, is still there when the token reads:
+# Here is a chunk of four tokens that forget and write, but do not correct. Read a row from left to right: when this
+# token reads, how much is left of the state that entered, and of each write?
 
 # %%
 alphas = (0.5, 0.9, 0.8, 0.5)
@@ -479,8 +481,7 @@ show(scan_view.survival(alphas), scan_view.describe_survival(alphas))
 # it: the triangle **E**. To get a row of E, multiply the row above by the token's own α, and append a 1. The state that leaves keeps what
 # the last token can still read, so **f** (bottom row) is the last row of E.
 #
-# Let our first four tokens forget like this, and let a state enter that has a 1 in every place. The second token (token 1
-# of the example) asks for a. Of the state 0.45 is left, and 0.9 of a ← (7, 5). Its own b ← (4, 1) is all there, but not under a. So it
+# Let our first four tokens forget like this, and let a state enter that has a 1 in every place. Token 1 asks for a. Of the state 0.45 is left, and 0.9 of a ← (7, 5). Its own b ← (4, 1) is all there, but not under a. So it
 # hears 0.45 · (1, 1) + 0.9 · (7, 5) = (6.75, 4.95).
 #
 # For all C tokens of a chunk together this is one line of matrices. A second line is the state that leaves:
@@ -502,14 +503,14 @@ loop = []
 for alpha, query, key, value in zip(alphas, q4, k4, v4, strict=True):  # token by token
     S = alpha * S + torch.outer(key, value)
     loop.append(S.mT @ query)
-print("the second token hears", tuple(round(x, 4) for x in outputs[1].tolist()))
+print("token 1 hears", tuple(round(x, 4) for x in outputs[1].tolist()))
 print("the four outputs and the state of the loop:",
       torch.allclose(outputs, torch.stack(loop)) and torch.allclose(leaves, S))
 
 # %% [markdown]
 # With the delta rule a token writes the difference to what the state says, and this depends on the earlier writes in the chunk. One
-# triangular system of equations per chunk finds all of them ([arXiv 2406.06484](https://arxiv.org/abs/2406.06484)). With these differences in
-# place of V both lines stay. But the differences depend on S, so A is a full matrix again.
+# triangular system of equations per chunk finds all of them ([arXiv 2406.06484](https://arxiv.org/abs/2406.06484)). With β times these
+# differences in place of V both lines stay. But the differences depend on S, so A is a full matrix again.
 #
 # ringlab's `plain.by_chunks` has the delta rule, too. ([Its source](../ringlab/scan/plain.py) is for after the exercise.) We compare it with
 # the loop over 256 tokens.

@@ -2,7 +2,7 @@
 # # Exercise 20 · Rings beyond softmax
 #
 # **You build** linear attention over ranks: one chunk of it, what tokens do to a state, the scan that tells every rank which state
-# enters it, and the layer made of them.
+# enters it, and, from the last two, the layer.
 # **You need** [lesson 20](../notebooks/20_beyond_softmax.ipynb). **Minutes** 75.
 #
 # | stage | function | what is checked |
@@ -105,7 +105,7 @@ check("20.transition")
 # (H, D, Dv) that **enters** this rank: what the tokens of ranks 0 to r − 1 make of zeros. Rank 0 returns zeros.
 #
 # - The messages take ⌈log₂ P⌉ **rounds**: on a clock on which a message takes ½ s, the last one arrives after ⌈log₂ P⌉ · ½ s.
-#   So a scan that includes the own rank, followed by one shift, is a round too many. P is any number, not only a power of two.
+#   So a scan that includes the rank itself, followed by one shift, is a round too many. P is any number, not only a power of two.
 # - In each round a rank sends one A and one B at most. You may always send both, although the lesson's ranks sometimes send B
 #   alone. A hidden check counts them.
 # - In each round the first ranks have nobody to hear from, and the last ranks have nobody to send to.
@@ -184,7 +184,7 @@ check("20.layer")
 # Stuck? `hint("20.layer")` in a new cell helps.
 
 # %% [markdown]
-# ## All four together, on real text
+# ## The layer, on real text
 #
 # When all stages hold, run `on_real_text()` in a new cell. It takes q, k and v of real text, normalises the keys, and compares your layer
 # on 5 virtual ranks and on 4 processes with the recurrence on one. The bytes for 200 tokens and for 400 should be equal on the same number of ranks.
