@@ -26,6 +26,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from ringlab import ShardedCache, VirtualCluster, contiguous, oracle
 from ringlab.cost.hardware import hardware
+from ringlab.cost.models import model
 from ringlab.cost.planner.serve_time import ServeRequest, linear_s, serve_time
 from ringlab.cost.serving import prefill_traffic
 from ringlab.cost.sizes import Attention
@@ -46,7 +47,7 @@ for chunk in (32_768, 512):
     print(f"chunks of {chunk:6,}: the first takes {1e3 * first_s:3.0f} ms,", end=" ")
     print(f"the last {1e3 * last_s:5,.0f} ms")
     runs[f"Chunks of {chunk:,} tokens"] = [(first_s, each - first_s) for each in served.chunks_s]
-both = serve_time(server(sequences=2, context=(2**20 + 4096) // 2))  # the mean: their sum counts
+both = serve_time(server(sequences=2, context=(2**20 + 4096) // 2))  # each with half of the sum
 both_s = both.token_s
 print(f"steps of decode: {1e3 * ben_s:.1f} ms for Ben, {1e3 * both_s:.1f} ms after Ada's prompt")
 drawn = runs, ben_s, both_s
@@ -57,14 +58,14 @@ show(serving_view.turns(*drawn), serving_view.describe_turns(*drawn))
 # whole chunk. Before each of his steps Ben waits for the chunk: up to 9,076 ms for a long one, and at most 147 ms for a short one. So
 # servers cut prompts into short chunks.
 #
-# Two riddles are in this picture.
+# Two riddles are in this picture and the lines above it.
 #
 # - All of Ada's long chunks have 32,768 tokens. Her last takes 9,076 ms. Its purple piece is 660 ms long, like the whole first chunk. What
 #   is the orange piece?
 # - On the right, Ada's prompt is done, and each step computes a token for both. Ben's text is as short as before. Still, a step now takes
 #   16.1 ms, and not 9.7 ms.
 #
-# One thing explains both, and it also decides how 16 GPUs should divide sixteen users (sections 5 to 7).
+# One thing explains both, and it also rules out one way of dividing 16 GPUs among sixteen users (sections 5 to 7).
 #
 # (The times come from ringlab's model of a server, not from a measurement. Of Llama 3 70B only the sizes are borrowed: the real one cannot
 # read a prompt this long. [Serving](../docs/guide/serving.md) says what the model leaves out. Servers can also put Ben's token into the
@@ -168,8 +169,9 @@ show(serving_view.travellers(4), serving_view.describe_travellers(4))
 
 # %% [markdown]
 # The model has 64 query heads and 8 K/V heads, and on Ada's server the 8 ranks of a node divide them. So a rank has, for each of its
-# tokens, 8 queries, but one key and one value. In a prompt that is computed at once, keys and values are fewer bytes, because the other way
-# sends 8 queries for each, and partials in float32 besides. But a chunk has few queries, and the prefix has many keys.
+# tokens, 8 queries, but one key and one value. It exchanges only with its partner in the other node, which has the same heads, so here P = 2.
+# In a prompt that is computed at once, keys and values are fewer bytes, because the other way sends 8 queries for each key and value, and
+# partials in float32 besides. But a chunk has few queries, and the prefix has many keys.
 
 # %% tags=["nbval-ignore-output"]
 predict(
@@ -216,13 +218,16 @@ print(f"a token's queries and partials are as many bytes as {pairs} pairs of key
 # Fewer bytes help only if somebody waits for them. Does Ada?
 
 # %%
+link = hardware("h100").between
+half_s = model("llama3-70b").layers * sent(2**20, "kv") / link.bytes_per_s
+print(f"half of her cache, in all layers, takes {1e3 * half_s:.0f} ms from node to node")
 for name, travels in {"keys and values travel": "kv", "queries travel": "q"}.items():
     served = serve_time(server(sequences=1, context=2**20, chunk=512, travels=travels))
     print(f"if {name}, Ada's last chunk takes {1e3 * served.chunks_s[-1]:.0f} ms")
 
 # %% [markdown]
-# She does. The nodes take longer to exchange their halves of the cache than to compute the chunk. Queries arrive in time. So with chunks of
-# 512, the cache stays where it is from a prefix of about 6,000 tokens on.
+# She does. The nodes take longer to exchange their halves of the cache than to compute the chunk, and queries arrive in time. So it is worth
+# to compare bytes before each chunk: with chunks of 512, the cache stays where it is from a prefix of about 6,000 tokens on.
 #
 # In the end each rank appends its own tokens of the chunk to its own cache. They stay on the rank that computed them, so this sends
 # nothing. ringlab's `prefill` does all of it, and chooses anew for each chunk who travels. We try it on our 200 tokens with 4 ranks. Of
@@ -256,7 +261,7 @@ for chunk, travels, *outs in zip(CHUNKS, chosen, *run.results, strict=True):
 # ## 4 · One step for all
 #
 # Now the prompts are done, and everybody gets tokens. A GPU does little arithmetic for one token of a user, but it reads all of its weights
-# and everything that it has cached. So reading takes more than half of a step.
+# and everything that it has cached. Reading is more than half of a step; most of the rest is messages.
 #
 # In the following cells every user has 131,072 tokens in the cache, one long book. First one user alone:
 
@@ -348,6 +353,12 @@ bars = {f"{n} users, {name}": step for (n, name), step in steps.items() if n in 
 drawn = bars, "From four users on, TP 16 reads longer", 2
 show(serving_view.read_bars(*drawn), serving_view.describe_read_bars(*drawn))
 compare("19.copies", f"{longer[0]}")
+
+# %% [markdown]
+# **From four users on.** TP 16 saves 2.6 ms of the weights, but only once in a step. It loses 0.8 ms with *every* cache. **The more users
+# there are, the more the caches count.** And do sixteen users fit?
+
+# %%
 memory = hardware("h100").memory_bytes
 
 
@@ -361,8 +372,7 @@ for name, way in ways.items():
     print(f"on a GPU of {memory / 1e9:.0f} GB ({memory / 2**30:.0f} GiB)")
 
 # %% [markdown]
-# **From four users on.** TP 16 saves 2.6 ms of the weights, but only once in a step. It loses 0.8 ms with *every* cache. **The more users
-# there are, the more the caches count.** And TP 16 has no room for sixteen users, who need 95 GB on each GPU.
+# With TP 16 they do not: a GPU has no room for 95 GB.
 #
 # ## 6 · One copy of both
 #
@@ -414,14 +424,15 @@ print("rank 0 sends", run.trace.bytes_sent(0), "bytes")
 # %%
 head = 3
 scores = q[0, head, -1] @ k[0, 0].T / D**0.5  # heads 0 to 3 read K/V head 0
-lses = torch.stack([scores[rank::P].logsumexp(0) for rank in range(P)])  # 50 tokens each
+# the cache deals tokens out in turn, 50 to each rank
+lses = torch.stack([scores[rank::P].logsumexp(0) for rank in range(P)])
 outs = torch.stack([scores[rank::P].softmax(0) @ v[0, 0, rank::P] for rank in range(P)])
 shares = torch.exp(lses - lses.logsumexp(0))
 print("shares of the ranks:", ", ".join(f"{share:.1%}" for share in shares))
 print("right to 1e-5:", error(shares @ outs, true[0, head, -1]) < 1e-5)
 
 # %% [markdown]
-# The shares differ, although each rank has 50 tokens. A rank that caches no token of a user yet has lse −∞ and share 0. Servers have got
+# The shares differ, although each rank has 50 tokens. A rank that holds none of a user's tokens has lse −∞ and share 0. Servers have got
 # this merge wrong, and [field reports](../docs/field-reports.md#merges-of-out-lse-decode) has their stories.
 #
 # ## 7 · Back on two nodes
@@ -431,8 +442,8 @@ print("right to 1e-5:", error(shares @ outs, true[0, head, -1]) < 1e-5)
 #
 # The ranks that divide one copy of the weights *add up* their results twice in every layer, by the all-reduce of lesson 14.
 #
-# - In **TP 8 × CP 2** these are the 8 ranks of a node, which have NVLink. Each node has all weights, so it computes all queries itself, and
-#   only partials cross from node to node.
+# - In **TP 8 × CP 2** these are the 8 ranks of a node, which have NVLink. Each node has all weights, so both compute the same new token, each
+#   with all its queries, and only partials cross from node to node.
 # - In **TP 16 + DCP 2** they are all 16 ranks, so every sum crosses from node to node. The two ranks of a K/V head lie inside a node, so
 #   queries and partials do not cross.
 #
@@ -452,11 +463,11 @@ drawn = steps, "One copy of the weights is faster only on one NVLink", 2
 show(serving_view.step_bars(*drawn), serving_view.describe_step_bars(*drawn))
 
 # %% [markdown]
-# On one NVLink, TP 16 + DCP 2 is faster, although 16 ranks add up more slowly than 8. On two nodes its messages cost more than a second
-# copy of the weights.
+# On one NVLink, TP 16 + DCP 2 is faster, although 16 ranks add up more slowly than 8. On two nodes its additional messages take more time
+# than it saves by reading fewer weights.
 #
-# There is a third way. Each node serves eight of the users by itself, with TP 8. A GPU has no more to read than with TP 8 × CP 2, and
-# nothing crosses at all. Is that not the best?
+# There is one more way. Each node serves eight of the users by itself, with TP 8. A GPU has no more to read than with TP 8 × CP 2, and
+# nothing crosses at all. Is that not the best? We ask for the step, for Ada's prompt, and for memory.
 
 # %%
 node = partial(server, token_ranks=1)  # one of the nodes by itself
@@ -470,17 +481,17 @@ for name, way, others in (("one node", node, 7), ("two nodes", server, 15)):
     print(f"with {others} other users a GPU of {memory / 1e9:.0f} GB needs {filled / 1e9:.0f} GB")
 
 # %% [markdown]
-# For sixteen users with a book each it is: 21.4 ms are less than 22.7. But Ada may come again. On one node her prompt takes twice as long,
+# For sixteen users with a book each, yes: 21.4 ms are less than 22.7. But Ada may come again. On one node her prompt takes twice as long,
 # and her cache has no room beside seven others. So the server stays as it is, and each of its sixteen users gets 44 tokens a second. A
 # single user got 96.
 #
-# All three ways of this section keep each cache once. **With many users, no cache should be kept twice.** Whether the weights should be is
-# for the network to decide: on two nodes, 3.8 ms more of messages stand against 2.6 ms less of weights. And whether the nodes should divide
+# All three ways of this section keep each cache once. **With many users, no cache should be kept twice.** Whether to keep the weights twice
+# depends on the network: on two nodes, 3.8 ms more of messages stand against 2.6 ms less of weights. And whether the nodes should divide
 # a text depends on the longest one.
 #
 # ## Recap
 #
-# Look once more at the first picture, and at the bars of section 4. In both, the orange is the time that caches cost. Ada's cache makes
+# Look once more at the upper half of the first picture, and at the bars of section 4. In both, the orange is the time that caches cost. Ada's cache makes
 # each of her chunks longer than the one before, and later each of their common steps.
 #
 # - A chunk of a prompt attends to its cached prefix, a rectangle, and to itself, a triangle. The attention of equal chunks costs

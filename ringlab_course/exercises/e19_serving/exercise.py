@@ -15,8 +15,8 @@
 #
 # `check` runs the visible checks here, in seconds. Some checks stay hidden until you are graded.
 #
-# **Not allowed:** `ringlab.serving`, ringlab's decode, merge, ring attention and formulas of traffic, PyTorch's attention, and changing the
-# arguments of a function.
+# **Not allowed:** `ringlab.serving`, ringlab's decode, merge, ring attention and formulas of traffic, PyTorch's attention, and writing into
+# the tensors that a function gets.
 
 # %%
 import math
@@ -29,8 +29,8 @@ from ringlab_course import check, corpus, hint
 # %% [markdown]
 # ## 19.place · Pieces on ranks
 #
-# An answer grows by a token in every step, and the ranks that cache it should fill evenly. So a sequence is cut into pieces of `interleave`
-# tokens, and piece n lies on rank n mod P, after the pieces that this rank has already. With `interleave` 4 and P = 2, for example, tokens
+# An answer grows by a token in every step, and the ranks that cache it should fill evenly. Caches come in pages, so a rank gets a piece of
+# `interleave` tokens at a time. A sequence is cut into such pieces, and piece n lies on rank n mod P, after the pieces that this rank has already. With `interleave` 4 and P = 2, for example, tokens
 # 0 to 3 are on rank 0, 4 to 7 on rank 1, and 8 to 11 on rank 0 in its slots 4 to 7. `tokens` (n,), int64, are positions in the sequence.
 # Return `(ranks, slots)`, int64: the rank of each token, and its index among the tokens of this sequence on that rank.
 
@@ -141,7 +141,8 @@ check("19.decode")
 #   After d of them you hold the block of rank o = `ring.origin(d)`: its tokens stand at `cached[o]`, then `positions[o]`. With d = 0 it is
 #   your own block. Each of the P blocks gives a partial, and `merge_all` merges them in the end.
 #   `ring.shift(k, v, length=n)` sends k and v to the next rank, and returns the block that *arrives*. n is the number of its tokens. After d
-#   exchanges, the next block to arrive is that of `ring.origin(d + 1)`. Empty blocks are exchanged, too.
+#   exchanges, the next block to arrive is that of rank o = `ring.origin(d + 1)`, so n = len(cached[o]) + len(positions[o]). Empty blocks are
+#   exchanged, too.
 # - The `attend` above has no mask. Here you need one, which compares positions.
 # - Blocks differ in length; a rank may hold no token of the prefix, of the chunk, or of both.
 
