@@ -48,7 +48,7 @@ for name, loss in programs.items():
     print(f"program {name}: loss {loss:.3f}")
 
 # %% [markdown]
-# One program is right. Each of the other five has one mistake, and mistakes of these kinds have been
+# One program is right. Each of the other five has one mistake, and most of these mistakes have been
 # [reported](../docs/field-reports.md) in public libraries. The log of a training run shows one such number, and nothing to compare
 # it with. Which of the six would you trust, and why?
 
@@ -80,8 +80,8 @@ show(*row.strip(lines, title="The same bounds in three ways", bounds=True))
 # In the picture, every gap is the border of a rank, and every change of colour the border of a document. The two kinds of borders
 # have nothing to do with each other: `while` lies on two ranks, `finally` on three, and rank 1 holds tokens of three documents.
 #
-# **However the row is cut, each letter that has to be predicted must have the same loss as in its document alone, and the same
-# weight as any other.**
+# **However the row is cut, each letter that has to be predicted must have the same loss as in its document alone, and in this lesson's
+# loss the same weight as any other.**
 #
 # ## 2 · The mask
 #
@@ -154,8 +154,8 @@ wrong = {name: which & (ids != ids[6]) for name, which in moves.items()}
 show(*row.strip(lines, wrong, title="Which outputs move if the f of finally changes"))
 
 # %% [markdown]
-# A dot is an output that moves. A token must move its own output and those after it **in its document**, and no other. (Several
-# layers add nothing: whatever a token that I see has seen, I see too.) Without
+# A dot is an output that moves. A token must move its own output and those after it **in its document**, and no other. (More
+# layers carry the change no further: if I see a token, I also see every token that it sees.) Without
 # documents, the *f* also moves the outputs of `def`. Had we changed a letter of `def`, the last word, we would have seen nothing
 # wrong. So change **each token in turn**:
 
@@ -192,7 +192,7 @@ print("documents of a rank's four tokens, by divided bounds:", *of_a_rank)
 # So every rank takes its first token for document 0, the second and the third for document 2, and the last for document 3.
 #
 # We model this bug not in a linear-attention layer but in our ring, whose mask now uses these numbers: a query sees every earlier
-# key of the row with its own number, on whichever rank.
+# key of the row with the same document number, on whichever rank.
 
 # %% tags=["nbval-ignore-output"]
 predict(
@@ -233,10 +233,9 @@ for rank in range(4):
 
 # %% [markdown]
 # `searchsorted` with `side="right"` counts the bounds that are at most the place. The bound 0 is always among them, so we subtract 1.
-# An empty document repeats a bound, and no place falls into it. A kernel that insists on bounds of its own shard, if this is
-# contiguous, gets the row's bounds, cut off where the shard begins and ends, minus the place where it begins.
+# An empty document repeats a bound, and no place falls into it.
 #
-# The division is right only if every document is spread over the ranks in equal parts. A layout that cuts each document into 2P
+# When is the division right? Only if every document is spread over the ranks in equal parts. A layout that cuts each document into 2P
 # equal chunks and gives each rank two of them (*Two of each*, [lesson 08](08_striped_and_zigzag.ipynb)) does this.
 #
 # ## 4 · Labels
@@ -286,7 +285,7 @@ print(f"mean of the lost labels' losses {mean_of_lost:.2f}, of all {loss_right:.
 # low loss is no sign that a program is right.
 #
 # Contiguous shards have few borders. Now stripe the same row, as one does to balance the work of a causal mask: place t goes to
-# rank t mod 4. (In the picture, each token has its place as a small number.)
+# rank t mod 4.
 
 # %% tags=["nbval-ignore-output"]
 predict(
@@ -304,7 +303,7 @@ show(*row.arrows({title: cut_striped}, dealt))
 compare("18.labels", int(((cut_striped == whole) & (whole != IGNORE)).sum()))
 
 # %% [markdown]
-# None is right. Two neighbours in the row are never on the same rank, so every token stands at a border.
+# None is right. (The small numbers are places.) Two neighbours in the row are never on the same rank, so every token stands at a border.
 #
 # The cure: **shift in the whole row, within documents, and let the labels travel with their tokens.** The same holds for loss
 # weights and for everything else that belongs to a token.
@@ -411,7 +410,7 @@ compare("18.right", left)
 # %% [markdown]
 # If you chose B because its loss is the lowest, you chose the program that lost three labels, two of them hard.
 #
-# Is D really right? That it is left over is no proof. The reference is **every document alone, in one process, without a row and
+# Is D really right? That it is left over proves it only if one of the six is right, and so far you have only our word. The reference is **every document alone, in one process, without a row and
 # without a ring**, since then there is no border that could be forgotten.
 
 # %%
@@ -433,7 +432,8 @@ equal = np.allclose([programs["D"], loss_right], alone, rtol=0, atol=1e-12)
 print(f"each word alone: {alone:.3f}, equal to program D and to row.loss(): {equal}")
 
 # %% [markdown]
-# Where does each wrong number come from? The first line shows the loss at each letter; a dot means that it has no label. The other lines show how much each mistake changes it.
+# Where does each wrong number come from? Under each letter of the first line stands the loss of predicting the next one; a dot means
+# that there is nothing to predict. The other lines show how much each mistake changes it.
 
 # %%
 shown = {"A: only weights": {"weights": of_ranks}, "B: labels cut first": {"labels": cut_labels},
@@ -443,7 +443,7 @@ lines = {name: row.shown_changes(**given) for name, given in shown.items()}
 changed = {name: np.array(each) != "" for name, each in lines.items()}
 lower = {name: np.char.startswith(each, "−") for name, each in lines.items()}
 losses = [f"{loss:.2f}" if loss else "·" for loss in row.token_losses()]
-title = "The right losses, and how each mistake changes them"
+title = "A changes no loss, B drops three, F touches four, C and E most"
 show(*row.strip({"D: no mistake": losses} | lines, changed, lower, title=title))
 
 # %% [markdown]
@@ -451,8 +451,8 @@ show(*row.strip({"D: no mistake": losses} | lines, changed, lower, title=title))
 # - **B** loses the label of the last letter before a rank's border, where this border falls inside a word.
 # - **C and E**, the wrong masks, change the losses of most letters. C spares `while`, because nothing stands before it.
 # - **F** restarts the numbers at every rank's border. If the border falls inside a word, the letters after it are turned wrongly.
-#   The damage shows at *n a l l* alone, because *e* and *y* have no label. Three losses rise there and one falls, so the mean stays
-#   close to that of D.
+#   The damage shows at *n a l l* alone, because *e* and *y* have no label. The rises add up to 0.78, and the fall is 0.50. They nearly
+#   cancel, so the mean stays close to that of D.
 #
 # ## 8 · A row that exposes all five
 #
@@ -482,12 +482,12 @@ compare("18.tests", len(passes["one on each rank"]))
 # without harm. A passes because every rank has three labels. With a single document there is no border to forget, so the two wrong
 # masks pass. This lesson's row lets none pass:
 #
-# - A rank's border falls inside a document (B), with at least two tokens after it (F).
+# - A rank's border falls inside a document (B), with at least two more of its tokens on that rank (F).
 # - There are several documents (C), and at least one has unequal parts on the ranks (E).
 # - Ranks hold different numbers of labels (A).
 #
-# A single document is a natural test, too. The test that cleared the division in the fork of Megatron-LM used single documents,
-# [says the report](https://github.com/ISEEKYAN/Megatron-LM/pull/111). And axolotl's `batch_ring` ignored documents. With several in a
+# A single document is a natural test, too. The test that the division had passed in the fork of Megatron-LM used single documents,
+# [says the report](https://github.com/ISEEKYAN/Megatron-LM/pull/111). And `batch_ring`, one of axolotl's ways around a ring, ignored documents. With several in a
 # row its first loss was [1.83 times](https://github.com/axolotl-ai-cloud/axolotl/issues/3608) that of one GPU. With a single document
 # its loss is [bitwise right](https://github.com/axolotl-ai-cloud/axolotl/pull/3867), and nothing shows.
 #
@@ -545,14 +545,23 @@ for name, mask in {"With documents": right, "Without documents": without_documen
     print(f"{name}, {sum(map(len, needed))} of 16 parts of the mask are needed. By rank:", *needed)
 
 # %% [markdown]
-# With documents, rank 2 needs nothing of rank 0's block and may skip the computation. It must pass the block on all the same: in
-# another layout, zig-zag for example, a later rank may need a block that this one does not.
+# With documents, rank 2 needs nothing of rank 0's block and may skip the computation. Must it pass the block on? Here nobody after it needs
+# the block either. In a zig-zag layout of the same row somebody does:
+
+# %%
+dealt = zigzag(16, 4)
+owned_zigzag = [dealt.positions(rank) for rank in range(4)]
+needed = [[r for r in range(4) if right[np.ix_(own, owned_zigzag[r])].any()] for own in owned_zigzag]
+print("zig-zag, needed by rank:", *needed)
+
+# %% [markdown]
+# Rank 1 needs rank 2's block. It comes by way of ranks 3 and 0, and neither needs it. So a rank passes every block on.
 #
 # ## 11 · A choice: an equal share for each document
 #
 # No weight may change because a rank ends. A weight *may* change where a document ends: in some losses of reinforcement learning a long
 # answer is to have no more say than a short one. Such a loss takes the mean of each document, then the mean of these. So each rank
-# has to know how many labels a document has. But `finally` lies on three ranks, and each counts only its own part:
+# has to know how many labels a document has. But `finally` lies on three ranks, and each counts only its own part (*y*, on rank 3, has no label):
 
 # %%
 counts = [np.bincount(ids[own][has_label[own]], minlength=4) for own in owned]

@@ -47,7 +47,7 @@ for chunk in (32_768, 512):
     print(f"chunks of {chunk:6,}: the first takes {1e3 * first_s:3.0f} ms,", end=" ")
     print(f"the last {1e3 * last_s:5,.0f} ms")
     runs[f"Chunks of {chunk:,} tokens"] = [(first_s, each - first_s) for each in served.chunks_s]
-both = serve_time(server(sequences=2, context=(2**20 + 4096) // 2))  # each with half of the sum
+both = serve_time(server(sequences=2, context=(2**20 + 4096) // 2))  # the model takes the mean
 both_s = both.token_s
 print(f"steps of decode: {1e3 * ben_s:.1f} ms for Ben, {1e3 * both_s:.1f} ms after Ada's prompt")
 drawn = runs, ben_s, both_s
@@ -120,7 +120,7 @@ print(f"than the one before it; {len(longer_s)} times, that is {longer_s.sum():.
 
 # %% [markdown]
 # Every chunk takes the same 0.271 s longer: one more square each time. 31 of them are the 8.4 s of the orange piece. That solves the first
-# riddle: **the triangle stays, the rectangle grows with the cache.**
+# riddle, and the "one thing" is her cache: **the triangle stays, the rectangle grows with the cache.**
 #
 # ### Where a chunk begins
 #
@@ -170,8 +170,9 @@ show(serving_view.travellers(4), serving_view.describe_travellers(4))
 # %% [markdown]
 # The model has 64 query heads and 8 K/V heads, and on Ada's server the 8 ranks of a node divide them. So a rank has, for each of its
 # tokens, 8 queries, but one key and one value. It exchanges only with its partner in the other node, which has the same heads, so here P = 2.
-# In a prompt that is computed at once, keys and values are fewer bytes, because the other way sends 8 queries for each key and value, and
-# partials in float32 besides. But a chunk has few queries, and the prefix has many keys.
+#
+# Without a prefix, keys and values are fewer bytes: for each key and value the other way sends 8 queries, and 8 partials in float32. But a
+# chunk has few queries, and a prefix has many keys.
 
 # %% tags=["nbval-ignore-output"]
 predict(
@@ -226,8 +227,9 @@ for name, travels in {"keys and values travel": "kv", "queries travel": "q"}.ite
     print(f"if {name}, Ada's last chunk takes {1e3 * served.chunks_s[-1]:.0f} ms")
 
 # %% [markdown]
-# She does. The nodes take longer to exchange their halves of the cache than to compute the chunk, and queries arrive in time. So it is worth
-# to compare bytes before each chunk: with chunks of 512, the cache stays where it is from a prefix of about 6,000 tokens on.
+# She does. The nodes take longer to exchange their halves of the cache than to compute the chunk, and queries arrive in time. (Half of the attention and all products
+# with weights come on top of the 430 ms. Only the attention to a rank's own half is computed meanwhile.) So it is worth comparing bytes before each
+# chunk: with chunks of 512, the cache stays where it is from a prefix of about 6,000 tokens on.
 #
 # In the end each rank appends its own tokens of the chunk to its own cache. They stay on the rank that computed them, so this sends
 # nothing. ringlab's `prefill` does all of it, and chooses anew for each chunk who travels. We try it on our 200 tokens with 4 ranks. Of
@@ -261,7 +263,7 @@ for chunk, travels, *outs in zip(CHUNKS, chosen, *run.results, strict=True):
 # ## 4 · One step for all
 #
 # Now the prompts are done, and everybody gets tokens. A GPU does little arithmetic for one token of a user, but it reads all of its weights
-# and everything that it has cached. Reading is more than half of a step; most of the rest is messages.
+# and everything that it has cached. Reading is more than half of a step, and the rest is messages.
 #
 # In the following cells every user has 131,072 tokens in the cache, one long book. First one user alone:
 
@@ -278,9 +280,8 @@ print(f"with messages a step takes {1e3 * alone.total_s:.1f} ms:", end=" ")
 print(f"{1 / alone.total_s:.0f} tokens a second")
 
 # %% [markdown]
-# The weights take more than six times as long as the cache. And for sixteen tokens in place of one, the arithmetic, 0.4 ms, still fits into
-# the time in which the weights are read. (The chunks of section 1 read the weights, too, however short they are. So chunks of a few tokens
-# would be a waste.)
+# The weights take more than six times as long as the cache. Even for sixteen tokens the arithmetic takes only 0.4 ms, and
+# runs while the weights are read.
 
 # %% tags=["nbval-ignore-output"]
 predict(
@@ -442,8 +443,8 @@ print("right to 1e-5:", error(shares @ outs, true[0, head, -1]) < 1e-5)
 #
 # The ranks that divide one copy of the weights *add up* their results twice in every layer, by the all-reduce of lesson 14.
 #
-# - In **TP 8 × CP 2** these are the 8 ranks of a node, which have NVLink. Each node has all weights, so both compute the same new token, each
-#   with all its queries, and only partials cross from node to node.
+# - In **TP 8 × CP 2** these are the 8 ranks of a node, which have NVLink. Each node has all weights, so both compute the new token, and each
+#   has all of that token's queries. Only partials cross from node to node.
 # - In **TP 16 + DCP 2** they are all 16 ranks, so every sum crosses from node to node. The two ranks of a K/V head lie inside a node, so
 #   queries and partials do not cross.
 #
@@ -459,11 +460,11 @@ steps = {f"{place}, {way}": serve_time(sixteen(hardware=machine, **GRIDS[way]))
          for way in ("TP 8 × CP 2", "TP 16 + DCP 2")}
 held = {way: f"{held_gb(sixteen(**GRIDS[way])):.0f} GB" for way in GRIDS}
 print("on each GPU:", ", ".join(f"{size} with {way}" for way, size in held.items()))
-drawn = steps, "One copy of the weights is faster only on one NVLink", 2
+drawn = steps, "TP 16 + DCP 2 is faster only on one NVLink", 2
 show(serving_view.step_bars(*drawn), serving_view.describe_step_bars(*drawn))
 
 # %% [markdown]
-# On one NVLink, TP 16 + DCP 2 is faster, although 16 ranks add up more slowly than 8. On two nodes its additional messages take more time
+# On one NVLink, TP 16 + DCP 2 is faster, although its messages take longer there, too. On two nodes its additional messages take more time
 # than it saves by reading fewer weights.
 #
 # There is one more way. Each node serves eight of the users by itself, with TP 8. A GPU has no more to read than with TP 8 × CP 2, and
@@ -481,9 +482,9 @@ for name, way, others in (("one node", node, 7), ("two nodes", server, 15)):
     print(f"with {others} other users a GPU of {memory / 1e9:.0f} GB needs {filled / 1e9:.0f} GB")
 
 # %% [markdown]
-# For sixteen users with a book each, yes: 21.4 ms are less than 22.7. But Ada may come again. On one node her prompt takes twice as long,
-# and her cache has no room beside seven others. So the server stays as it is, and each of its sixteen users gets 44 tokens a second. A
-# single user got 96.
+# For sixteen users with a book each, yes: 21.4 ms are less than 22.7. But Ada may come again. On one node her prompt takes twice as long, and so
+# does each chunk for which her neighbours wait. Nor does her cache have room beside seven others, unless some move to the other node. So
+# the server stays as it is, and each of its sixteen users gets 44 tokens a second. A single user got 96.
 #
 # All three ways of this section keep each cache once. **With many users, no cache should be kept twice.** Whether to keep the weights twice
 # depends on the network: on two nodes, 3.8 ms more of messages stand against 2.6 ms less of weights. And whether the nodes should divide

@@ -43,13 +43,13 @@ sizes = P, block, layer.state_bytes
 show(scan_view.beside(*sizes), scan_view.describe_beside(*sizes))
 
 # %% [markdown]
-# What travels on the right is 128 times smaller, and it travels once. But there is a catch. On the left all ranks work at the same time. On
+# What travels on the right is 128 times smaller, and each rank sends only one. But there is a catch. On the left all ranks work at the same time. On
 # the right rank 7 waits for the state of rank 6, and rank 6 waits for that of rank 5. **Eight GPUs stand in a queue. Is that any faster
 # than one GPU?**
 #
 # ## 1 · A table in place of a cache
 #
-# First we need to know what the state is. (Whether it can stand for a million keys and values, section 12 answers.)
+# First we need to know what the state is. (Section 12 asks whether one matrix can stand for a million keys and values.)
 #
 # Here **S is the state**. The number of tokens, S in other lessons, is N.
 #
@@ -200,9 +200,12 @@ compare("20.relay", first)
 # %% [markdown]
 # An arrow is a state on its way. The outputs are right, and eight ranks are **slower than one**. At most one rank works at any time, and
 # the seven messages come on top. The ranks share the memory and the work, but they work one after the other. So a small message alone is no
-# gain. (We count one layer alone. Of several linear layers in a row, rank 0 could begin the next one meanwhile. But a softmax layer, in
-# Qwen3-Next every fourth one, brings all ranks together again. Nor does it help that heads are independent: a GPU computes all heads at once.
-# If it took one head after the other, most of the GPU would have nothing to do.)
+# gain.
+#
+# <details><summary>Could rank 0 not begin the next layer meanwhile, or rank 1 after the first head?</summary>We count one layer alone. Of
+# several linear layers in a row, rank 0 could begin the next one meanwhile. But a softmax layer, in Qwen3-Next every fourth one, brings all
+# ranks together again. And a GPU computes all heads at once. If it took one head after the other, most of the GPU would have nothing to
+# do.</details>
 #
 # Why does a rank wait? It has all its tokens. It lacks only the state before them. Could it do something useful *for any state*, before it
 # knows which one will come?
@@ -269,7 +272,7 @@ compare("20.adding", {0: "on none", 1: "on rank 0", 2: "on ranks 0 and 1", 4: "o
 # %% [markdown]
 # It is right on ranks 0 and 1 only, so a test with two ranks would find nothing. On rank 2 the sum still holds a ← (7, 5) of rank 0, which
 # rank 1 has overwritten. The sum leaves out A: rank 1 keeps only $A_1 B_0$ of what rank 0 wrote. So the A of the ranks between must travel
-# as well. An A is as large as a state, however many tokens there are. How do ranks put these pairs together?
+# as well. An A is D × D, however many tokens there are. How do ranks put these pairs together?
 #
 # ## 6 · Brackets move again
 #
@@ -277,7 +280,7 @@ compare("20.adding", {0: "on none", 1: "on rank 0", 2: "on ranks 0 and 1", 4: "o
 #
 # $$(A', B') \circ (A, B) = (A' A,\; A' B + B').$$
 #
-# The later stretch stands on the left, as in a product of matrices. Now take three ranks. Together, ranks 0 to 2 make of zeros the state
+# The later stretch stands on the left, as in a product of matrices. Now take three ranks. From zeros, ranks 0 to 2 together make the state
 # that enters rank 3.
 
 # %% tags=["nbval-ignore-output"]
@@ -401,7 +404,7 @@ show(scan_view.timeline(charts, alone=8.0), scan_view.describe_timeline(charts))
 # %% tags=["nbval-ignore-output"]
 predict(
     "20.share",
-    "What share of the layer's forward do the ranks spend on the scan?",
+    "What share of the layer's forward do the ranks spend on the messages of the scan?",
     ["about 1 %", "about 10 %", "about half"],
 )
 
@@ -434,7 +437,8 @@ share = scan / sum(asked.values())
 compare("20.share", "about 1 %" if share < 0.03 else "about 10 %" if share < 0.3 else "about half")
 
 # %% [markdown]
-# It is about 1 %: a quarter of a millisecond, next to 25 ms of work for each of these GPUs. The scan's time does not depend on the number of
+# It is about 1 %: a quarter of a millisecond, next to 25 ms of work for each of these GPUs. (With the pass for A and B, which only the scan
+# needs, it is 5 %.) The scan's time does not depend on the number of
 # tokens. So its share grows where a rank has few tokens: with 8,192 on each rank it is 14 %.
 #
 # <details><summary>These times are computed, not measured: from which speeds?</summary>They are in ringlab's table of an H100. The peak is 989 TFLOP/s in 16 bits, from NVIDIA's white paper. The matrices run at
@@ -459,7 +463,7 @@ print(f"the pass for A and B takes {extra * 1e3:.2f} ms, and the scan {scan * 1e
 
 # %% [markdown]
 # The puzzle is solved. For the linear attention of a single layer, a queue of eight GPUs is slower than one GPU at real size, too. The whole
-# layer is faster on eight GPUs in any case, because its matrices wait for nobody; but the queue would take a quarter of its time. Transitions
+# layer is faster on eight GPUs in any case, because its matrices wait for nobody; but with the queue, linear attention would be a quarter of the layer's time. Transitions
 # need no state, and can be put together in any brackets. So with a scan eight GPUs work at once. They pay with a second pass, which here takes
 # more time than the scan.
 #
@@ -531,7 +535,7 @@ for chunk in (1, 16, 64, 256):
 # $$A^\top dS + G .$$
 #
 # The first part comes back from later ranks, through A. The second part, G, comes from the stretch's own outputs. An output
-# depends on S linearly, so its gradient with respect to S does not contain S, and a rank finds G alone. Rank 1 of our example shows
+# is a matrix times S, plus something without S. So its gradient with respect to S does not contain S, and a rank finds G alone. Rank 1 of our example shows
 # it, with random gradients:
 
 # %%
@@ -657,10 +661,10 @@ compare("20.fits", str(exact))
 
 # %% [markdown]
 # At best a state of D × D numbers gives back **D** pairs exactly: there are no more than D independent keys. The delta rule, which goes
-# through the pairs once, blurs the earlier ones. Beyond 16 pairs the plain sum is even worse than a state of zeros, which gives back nothing.
+# through the pairs once, blurs all but the last. Beyond 16 pairs the plain sum is even worse than a state of zeros, which gives back nothing.
 #
 # So a real head, with D = 128, gives back at most 128 pairs exactly, if their values are arbitrary. A long text may write a million. This is
-# probably why models such as Qwen3-Next keep some softmax layers: their rings carry far more, but they forget nothing.
+# probably why models such as Qwen3-Next keep some softmax layers. These send far more, but forget nothing.
 #
 # ## Recap
 #

@@ -82,8 +82,8 @@ check("19.merge")
 # ## 19.decode · Decode with divided heads
 #
 # One new token. The weights are shared out by heads, so this rank has the queries of its own H/P heads: `q` (B, H/P, 1, D); rank r has
-# heads r·H/P to (r + 1)·H/P − 1. The cache is shared out by tokens: `k` and `v` (B, K, L, D) are all K heads of this rank's L tokens, the
-# new one included on the rank that owns it. L differs from rank to rank, and may be 0. Query head h reads K/V head h // (H // K).
+# heads r·H/P to (r + 1)·H/P − 1. The cache is shared out by tokens: `k` and `v` (B, K, L, D) are all K heads of this rank's L tokens, and the
+# owner's L already counts the new one. L differs from rank to rank, and may be 0. Query head h reads K/V head h // (H // K).
 # Return out (B, H/P, 1, D) of this rank's heads over the tokens of **all** ranks.
 #
 # - `ring.rank` is this rank, `ring.world_size` is P. `ring.all_gather(x)` returns the list of all ranks' x.
