@@ -551,7 +551,8 @@ for name, mask in {"With documents": right, "Without documents": without_documen
 # %%
 dealt = zigzag(16, 4)
 owned_zigzag = [dealt.positions(rank) for rank in range(4)]
-needed = [[r for r in range(4) if right[np.ix_(own, owned_zigzag[r])].any()] for own in owned_zigzag]
+needed = [[r for r in range(4) if right[np.ix_(own, owned_zigzag[r])].any()]
+          for own in owned_zigzag]
 print("zig-zag, needed by rank:", *needed)
 
 # %% [markdown]
