@@ -15,8 +15,9 @@ The function is called, by name, with those of these arguments for which it has 
     micro_batches replicas            or other names, see `OPTIONS`: the number of parts of the sequences
     recompute evaluate                or other names: flags to recompute activations, and to skip gradients
     attention_mask                    (B, S) int64: 0 for the padding of sequences of different lengths
-    steps checkpoint                  or other names: the number of steps to make with this batch, whose last one counts; a folder
-                                      to go on from, if it has a checkpoint, and to save into after the last step
+    steps checkpoint                  or other names: the total number of steps with this batch, those before a checkpoint included,
+                                      whose last one counts; a folder to go on from, if it has a checkpoint, and to save into
+                                      after the last step
 
 It returns the loss, or (loss, gradients), where the gradients are a mapping, a sequence or the model that
 holds them, or (loss, gradients, metrics), where metrics are numbers of the batch by name. Every rank returns the whole
