@@ -439,6 +439,51 @@ def test_a_check_without_its_parameter_does_not_apply() -> None:
     assert does_not_apply(report) == places | BY_PARAMETER
 
 
+def test_a_decode_that_cannot_know_the_length_of_each_sequence_is_not_asked_about_unequal_ones() -> None:
+    def decode(
+        ring: Any, q: Tensor, k: Tensor, v: Tensor, lengths: list[int], positions: Tensor,
+        block_table: Tensor | None = None, k_new: Tensor | None = None, v_new: Tensor | None = None,
+    ) -> Any:  # fmt: skip
+        used, total = (torch.full((len(q),), n) for n in (len(positions), sum(lengths)))
+        more = {"block_table": block_table, "k_new": k_new, "v_new": v_new}
+        return full(ring, q, k, v, positions, used, total, **more)
+
+    only = [
+        "pages",
+        "new keys",
+        "shared pages",
+        "reused pages",
+        "lengths of sequences",
+        "empty sequences",
+        "pairs",
+    ]
+    report = check_decode(decode, only=only, ranks=(2,))
+    assert failed(report) == {} and does_not_apply(report) == {"lengths of sequences", "empty sequences"}
+    (shared,) = (each.evidence for each in report.findings if each.name == "shared pages")
+    assert "life forked equally" in shared
+
+
+def test_a_decode_that_knows_its_own_slots_alone_is_not_asked_where_shorter_sequences_end() -> None:
+    def decode(
+        ring: Any, q: Tensor, k: Tensor, v: Tensor, lengths: list[int], positions: Tensor, cache_seqlens: Tensor,
+        window: int = 0, block_table: Tensor | None = None, k_new: Tensor | None = None, v_new: Tensor | None = None,
+    ) -> Any:  # fmt: skip
+        whole = torch.full((len(q),), sum(lengths))
+        more = {"window": window, "block_table": block_table, "k_new": k_new, "v_new": v_new}
+        return full(ring, q, k, v, positions, cache_seqlens, whole, **more)
+
+    only = ["lengths of sequences", "empty sequences", "shared pages", "reused pages", "pairs"]
+    assert failed(check_decode(decode, only=only, ranks=(2,))) == {}
+
+
+def test_a_growing_cache_is_not_asked_of_a_decode_that_cannot_know_its_slots() -> None:
+    def decode(ring: Any, q: Tensor, k: Tensor, v: Tensor) -> Any:
+        n = k.shape[2]
+        return over_a_ring()(ring, q, k, v, n, [n], torch.zeros(n, dtype=torch.int64))
+
+    assert failed(check_decode(decode, only=["other sizes"], ranks=(2,))) == {}
+
+
 @pytest.mark.parametrize("bad", [None, torch.zeros(1), (torch.zeros(2, 2, 1, 16), torch.zeros(1))])
 def test_what_is_no_result_is_named(bad: Any) -> None:
     found = failed(check_decode(lambda ring, q, k, v: bad, only=["values"], ranks=(2,)))["values"]

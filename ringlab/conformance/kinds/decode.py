@@ -20,9 +20,10 @@ The function is called, by name, with those of these arguments for which it has 
     ring comm group rank world_size   as for a ring (see `ringlab.conformance.target.claims`); the group may be a part of the
                       world, and rank and world_size are those in it
 
-If sequences differ in length, `length`, `lengths` and `positions` are those of the longest one. Slots are in no
-particular order, but the tokens of a call are in the last ones in use. A table, new keys, what is needed to copy pages, and
-arguments of attention are given only in the checks that ask about them, or if they are required.
+If sequences differ in length, `length`, `lengths` and `positions` are those of the longest one, so only a function with
+parameters of `LOCAL_LENGTHS` or `TOTAL_LENGTHS` is called with such sequences. Slots are in no particular order, but the
+tokens of a call are in the last ones in use. A table, new keys, what is needed to copy pages, and arguments of attention are
+given only in the checks that ask about them, or if they are required.
 
 It returns out (B, H, n, D) in the dtype of q, or (out, lse), where lse (B, H, n) is a natural logarithm in
 float32 (float64 for float64). Every rank returns the whole results. Query i is token S − n + i: it sees
@@ -36,7 +37,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import chain, product
 from typing import Any, TypeAlias
 
@@ -71,6 +72,7 @@ from ringlab.conformance.kinds.decode_cases import (
     NEW_KEYS,
     NEW_VALUES,
     TABLES,
+    TOTAL_LENGTHS,
     Case,
     Result,
     arguments_of,
@@ -78,7 +80,7 @@ from ringlab.conformance.kinds.decode_cases import (
     result,
 )
 from ringlab.conformance.kinds.memory import LAID
-from ringlab.conformance.kinds.page_lives import BY_CALLER, CALLS, COUNTED, LISTED
+from ringlab.conformance.kinds.page_lives import BY_CALLER, CALLS, COUNTED, EQUAL, LISTED
 from ringlab.conformance.pairwise_cases import Axes, covering_pairs
 from ringlab.conformance.report.findings import Report
 from ringlab.conformance.run.run import Run, sinks_of, slopes_of
@@ -295,7 +297,7 @@ ARGUMENTS = (
     Argument("lengths of sequences", "sequences of different lengths in no order, down to one token", "shorter", (*_values("shorter", 3, 15, 23), (("shorter", 15), ("B", 3)), (("shorter", 22), ("B", 7))), (("positions", *LOCAL_LENGTHS),)),
     Argument("empty sequences", "a sequence without a token, as in a batch that is filled up: the results of the others, or an error", "empty", (*_values("empty", True), (("empty", True), ("B", 4))), (("positions", *LOCAL_LENGTHS),)),
     Argument("pages", "a cache in pages, which lie in random order", "paged", ((("paged", 4),), (("paged", 4), ("S", 37))), (LENGTHS,), larger=((("paged", 1), ("S", 300)), (("paged", 48), ("S", 300)))),
-    Argument("new keys", "keys and values of new tokens that it writes itself, in several calls", "appended", ((("appended", True),), (("appended", True), ("new", (1, 1, 1)))), (LENGTHS,)),
+    Argument("new keys", "keys and values of new tokens that it writes itself, in several calls", "appended", ((("appended", True),), (("appended", True), ("new", (1, 1, 1)))), PLACES),
     Argument("rolling cache", "slots whose tokens are in no order, as when they were used before: the oracle's result, or an error", "rolled", ((("rolled", True),), (("rolled", True), ("dealt", "in stretches")))),
 )  # fmt: skip
 DEALT = ("in turn", "in stretches")
@@ -322,8 +324,23 @@ def _base_axes(calls: DecodeCalls, ranks: tuple[int, ...]) -> dict[str, tuple[Se
     }
 
 
-def _fits(chosen: Mapping[str, Settings]) -> bool:
-    """Return whether these settings have a meaning together."""
+def _tells_lengths(calls: DecodeCalls) -> Callable[[Case], bool]:
+    """Return a function: whether the target can know the length of each sequence, as far as a case needs it.
+
+    The number of slots on this rank does not say where a sequence ends, which decides what new tokens and windows see.
+    """
+    whole = not lacks((TOTAL_LENGTHS, ("positions", *LOCAL_LENGTHS)), calls.function)
+    own = not lacks((LOCAL_LENGTHS,), calls.function)
+
+    def tells(case: Case) -> bool:
+        places = max(case.new) > 1 or case.window or case.alibi or case.appended
+        return whole or (own and not places) or not (case.shorter or case.empty or case.life)
+
+    return tells
+
+
+def _fits(chosen: Mapping[str, Settings], tells_lengths: Callable[[Case], bool]) -> bool:
+    """Return whether these settings have a meaning together, for a function that can know these lengths."""
     changes = [change for settings in chosen.values() for change in settings]
     case = replace(Case(1), **dict(changes))
     visible = case.padding + case.shorter + sum(case.new) <= case.S
@@ -340,6 +357,7 @@ def _fits(chosen: Mapping[str, Settings]) -> bool:
         and cut
         and not alone
         and not (case.softcap and case.alibi)
+        and tells_lengths(case)
     )
 
 
@@ -350,7 +368,7 @@ def _pairs(calls: DecodeCalls, ranks: tuple[int, ...]) -> list[Case]:
     if {"pages", "lengths of sequences"} <= settings.keys():
         settings["pages"] = *settings["pages"], CUT_BACK
     axes: Axes = {**_base_axes(calls, ranks), **settings}
-    rows = covering_pairs(axes, _fits)
+    rows = covering_pairs(axes, partial(_fits, tells_lengths=_tells_lengths(calls)))
     return [replace(Case(ranks[0]), **dict(chain.from_iterable(row.values()))) for row in rows]
 
 
@@ -447,14 +465,15 @@ def _many_new(ranks: tuple[int, ...]) -> list[Case]:
     return [Case(P, S, (n,)) for P in (1, *ranks[:1]) for S, n in ((60, 37), (560, 530))]
 
 
-def _sizes(ranks: tuple[int, ...]) -> list[Case]:
+def _sizes(calls: DecodeCalls, ranks: tuple[int, ...]) -> list[Case]:
     """Return calls with sizes beyond those of the other checks, each alone, and within a power of two or just over it."""
     heads = [{"H": H, "K": K} for H, K in ((1, 1), (3, 3), (10, 2), (132, 12))]
     dims = [{"D": D} for D in (8, 40, 80, 264)]
     batches = [{"B": B} for B in (1, 3, 9)]
     every: list[dict[str, Any]] = [*heads, *dims, *batches]
     usual = [Case(P, **sizes) for P in (1, *ranks[:1]) for sizes in every]
-    return [*usual, Case(ranks[0], 9, B=300), Case(ranks[0], 140, (1,) * 130, B=1)]
+    many = [] if lacks((LENGTHS,), calls.function) else [Case(ranks[0], 140, (1,) * 130, B=1)]
+    return [*usual, Case(ranks[0], 9, B=300), *many]
 
 
 def _lives(life: str, *copied: str) -> Callable[[DecodeCalls, tuple[int, ...]], list[Case]]:
@@ -464,7 +483,9 @@ def _lives(life: str, *copied: str) -> Callable[[DecodeCalls, tuple[int, ...]], 
     """
 
     def cases(calls: DecodeCalls, ranks: tuple[int, ...]) -> list[Case]:
-        several, writes = (not lacks(needs, calls.function) for needs in (PLACES, (NEW_KEYS, NEW_VALUES)))
+        several, writes = (
+            not lacks(needs, calls.function) for needs in (PLACES, (*PLACES, NEW_KEYS, NEW_VALUES))
+        )
         ways = [how for how in copied if not lacks(COPIERS[how], calls.function)]
         found = []
         for P in (1, ranks[len(ranks) // 2]):
@@ -478,7 +499,8 @@ def _lives(life: str, *copied: str) -> Callable[[DecodeCalls, tuple[int, ...]], 
                 case = Case(P, common + CALLS * n, (n,), DEALT[dealt], paged=paged, life=life, common=common)
                 found += [replace(case, appended=True, copied=how)] if writes else []
                 found += [case] if how == BY_CALLER else []
-        return found
+        tells = _tells_lengths(calls)
+        return [case if tells(case) else replace(case, life=EQUAL.get(life, life)) for case in found]
 
     return cases
 
@@ -524,7 +546,7 @@ CHECKS: tuple[DecodeCheck, ...] = (
     CallCheck("long caches", "650, 4,200 and 66,000 tokens on a rank, which exceed the chunks, splits and 16 bits of kernels: the oracle's result, or an error", lambda ranks: [], itself, _differs, more=_long, large=True),
     CallCheck("large numbers", "a pool of 66,001 pages, and each argument in a cache of 5,000 tokens: the oracle's result, or an error", lambda ranks: [], itself, _differs, more=_large_numbers),
     CallCheck("many new tokens", "37 and 530 new tokens, as in a chunk of a prompt: the oracle's result, or an error", lambda ranks: [], itself, _differs, PLACES, more=_if_taken(_many_new), large=True),
-    CallCheck("other sizes", "batches, heads, head dims and numbers of calls that are small, large, and no power of two: the oracle's result, or an error", lambda ranks: [], itself, _differs, more=_if_taken(_sizes), large=True),
+    CallCheck("other sizes", "batches, heads, head dims and numbers of calls that are small, large, and no power of two: the oracle's result, or an error", lambda ranks: [], itself, _differs, more=_sizes, large=True),
     CallCheck("other modes", "calls under inference_mode, and with another default dtype", lambda ranks: [Case(P, **mode) for P in (1, *ranks[:1]) for mode in MODES], itself, _differs),
     CallCheck("two at once", "a call while another thread makes one, over a ring", lambda ranks: [Case(P, beside=True) for P in ranks if P > 1][:2], itself, _differs_beside),
     CallCheck("two groups", "two process groups of a world at once, each with a cache of its own", _two_groups, itself, _differs_in_groups, (GROUPS,)),
@@ -537,7 +559,7 @@ CHECKS: tuple[DecodeCheck, ...] = (
     *(each.alone for each in ARGUMENTS),
     CallCheck("shared pages", "sequences that share the pages of a common prefix, and grow alone and together: the oracle's result, or an error", lambda ranks: [], itself, _differs, (TABLES, LENGTHS), more=_lives("forked", BY_CALLER)),
     CallCheck("reused pages", "pages of sequences that ended, which others get while a fork still has some of them: the oracle's result, or an error", lambda ranks: [], itself, _differs, (TABLES, LENGTHS), more=_lives("reused", BY_CALLER)),
-    CallCheck("copied pages", "shared pages that the function has to copy before it writes to them: what other sequences have there stays", lambda ranks: [], itself, _differs, (TABLES, LENGTHS, NEW_KEYS, NEW_VALUES, (*COPIES, *COUNTS)), more=_lives("forked", LISTED, COUNTED)),
+    CallCheck("copied pages", "shared pages that the function has to copy before it writes to them: what other sequences have there stays", lambda ranks: [], itself, _differs, (TABLES, *PLACES, NEW_KEYS, NEW_VALUES, (*COPIES, *COUNTS)), more=_lives("forked", LISTED, COUNTED)),
     CallCheck("pairs", "every two settings together: arguments, dtypes, heads, numbers of new tokens, ranks", lambda ranks: [], itself, _differ_together, more=_pairs),
     CallCheck("side effects", "arguments, random numbers and modes as they were, in every call", lambda ranks: [], itself, changed_inputs, more=made(lambda ranks: [Case(P) for P in (1, *ranks)], lambda case: not case.appended)),
 )  # fmt: skip

@@ -78,8 +78,21 @@ def _reused(common: int, new: int) -> list[Event]:
     ]  # fmt: skip
 
 
-LIVES: dict[str, Callable[[int, int], list[Event]]] = {"forked": _forked, "reused": _reused}
+def _forked_equally(common: int, new: int) -> list[Event]:
+    """Return the events of `_forked` with the shorter sequence in a call of its own."""
+    events = _forked(common, new)
+    at = events.index(Call((D, B, A)))
+    return [*events[:at], Call((D, B)), Call((A,)), *events[at + 1 :]]
+
+
+LIVES: dict[str, Callable[[int, int], list[Event]]] = {
+    "forked": _forked,
+    "forked equally": _forked_equally,
+    "reused": _reused,
+}
 """Events by the name of a life, for a number of common tokens and of new tokens in each call."""
+EQUAL = {"forked": "forked equally"}
+"""By the name of a life with sequences of different lengths in one call, the life without such calls."""
 BY_CALLER, LISTED, COUNTED = "", "listed", "counted"
 """The ways to copy a shared page before its first write: the caller does it; or the decode does it, with a list of pages, or
 with the numbers of sequences that have each page, and a list of free ones."""
