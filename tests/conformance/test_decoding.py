@@ -248,6 +248,45 @@ def own_partial_first(
     ).to(q.dtype)
 
 
+def gathers_the_cache(
+    ring: Any, q: Tensor, k: Tensor, v: Tensor, length: int, lengths: list[int], positions: Tensor
+) -> Tensor:
+    keys, values, places = (
+        torch.cat(ring.all_gather(x.contiguous(), [(*x.shape[:-2], n, x.shape[-1]) for n in lengths]), -2)
+        for x in (k[:, :, :length], v[:, :, :length], positions[:, None])
+    )
+    return local(q, keys, values, sum(lengths), places[:, 0])[0].to(q.dtype)
+
+
+def gathers_short_caches(
+    ring: Any, q: Tensor, k: Tensor, v: Tensor, length: int, lengths: list[int], positions: Tensor
+) -> Tensor:
+    decode = gathers_the_cache if sum(lengths) <= 512 else over_a_ring()
+    found: Any = decode(ring, q, k, v, length, lengths, positions)
+    return found if decode is gathers_the_cache else found[0]  # type: ignore[no-any-return]
+
+
+def sends_the_partial_of_each_tile(
+    ring: Any, q: Tensor, k: Tensor, v: Tensor, length: int, lengths: list[int], positions: Tensor
+) -> Tensor:
+    most = -(-max(lengths) // 64)
+    parts = [
+        local(q, k[:, :, :length][:, :, at], v[:, :, :length][:, :, at], sum(lengths), positions[at])
+        for at in (slice(64 * tile, 64 * tile + 64) for tile in range(most))
+    ]
+    outs, lses = (torch.cat(ring.all_gather(torch.stack(each))) for each in zip(*parts, strict=True))
+    return by_softmax(outs, lses).to(q.dtype)
+
+
+def passes_all_partials_on(
+    ring: Any, q: Tensor, k: Tensor, v: Tensor, length: int, lengths: list[int], positions: Tensor
+) -> Tensor:
+    """Gather the partials of all ranks, and then what each of them has gathered, as if it were its own."""
+    out, lse = local(q, k[:, :, :length], v[:, :, :length], sum(lengths), positions)
+    outs, lses = (ring.all_gather(torch.stack(ring.all_gather(x)))[0] for x in (out, lse))
+    return by_softmax(outs, lses).to(q.dtype)
+
+
 def of_this_rank(ring: Any, q: Tensor, k: Tensor, v: Tensor, lengths: list[int], positions: Tensor) -> Tensor:
     return local(q, k, v, sum(lengths), positions)[0].nan_to_num().to(q.dtype)
 
@@ -274,6 +313,10 @@ WRONG: dict[str, tuple[str, Callable[..., Any]]] = {
     "the cache is read as if dims lay densely": ("dims apart", dims_as_if_dense),
     "partials in the default dtype": ("other modes", over_a_ring(part=in_the_default_dtype)),
     "partials of two calls in one buffer": ("two at once", in_a_kept_buffer),
+    "the whole cache is gathered": ("bytes", gathers_the_cache),
+    "short caches are gathered": ("bytes", gathers_short_caches),
+    "a partial of each tile is sent": ("bytes", sends_the_partial_of_each_tile),
+    "all ranks' partials are sent by each rank": ("bytes", passes_all_partials_on),
     "a NaN becomes 0": ("NaN", over_a_ring(part=nan_becomes_zero)),
     "each rank merges its own partial first": ("equal ranks", own_partial_first),
 }  # fmt: skip
@@ -437,6 +480,16 @@ def test_a_check_without_its_parameter_does_not_apply() -> None:
     places = {"new tokens", "new tokens in half", "short prefix", "uncleared, new tokens", "many new tokens"}
     places |= {"rolling cache", "large numbers"}
     assert does_not_apply(report) == places | BY_PARAMETER
+
+
+def test_the_evidence_names_the_bytes_of_two_lengths() -> None:
+    found = failed(check_decode(gathers_the_cache, only=["bytes"], ranks=(2,)))["bytes"]
+    assert found.startswith("rank 0 sends ") and "with 1,100 tokens in the cache, and" in found
+    assert ": more with each token of the cache" in found
+    found = failed(check_decode(passes_all_partials_on, only=["bytes"], ranks=(2,)))["bytes"]
+    assert found.startswith(
+        "a rank sends 3,264 bytes, and at most 2,880 are allowed: 1,152 bytes bring the partials"
+    )
 
 
 def test_a_decode_that_cannot_know_the_length_of_each_sequence_is_not_asked_about_unequal_ones() -> None:

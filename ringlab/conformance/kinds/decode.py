@@ -448,6 +448,49 @@ def _large_numbers(calls: DecodeCalls, ranks: tuple[int, ...]) -> list[Case]:
     return pool + [Case(P, 5000, **dict(LONG[check])) for check in LONG if check in honoured]
 
 
+SHORT, LONGER = 100, 1_100
+"""The numbers of tokens in the caches between which the bytes of a call are compared."""
+SLACK = 128
+"""By how many bytes a longer cache may lengthen what a rank sends. Numbers may take more digits; a token's place takes a byte."""
+ENOUGH = 2.5
+"""How many times the partials of all queries a rank may send to each other rank: twice, as they may be in float64, or come
+back merged, and something more for names and shapes."""
+
+
+def _caches(calls: DecodeCalls, ranks: tuple[int, ...]) -> list[Case]:
+    """Return metered calls with a long cache: plain, and in pages and with new keys if the function takes them."""
+    honoured = {each.check for each in _honoured(calls, ranks)}
+    ways: list[dict[str, Any]] = [{}]
+    ways += [{"paged": 16}] * ("pages" in honoured) + [{"appended": True}] * ("new keys" in honoured)
+    ways += [{"new": (3,)}] * (not lacks(PLACES, calls.function))
+    several = [P for P in ranks if P > 1][-1:]
+    sizes: dict[str, Any] = {"H": 8, "K": 8, "metered": True}
+    return [Case(P, LONGER, **sizes, **way) for P in several for way in ways]
+
+
+def _shorter(case: Case) -> Case:
+    return replace(case, S=SHORT)
+
+
+def _sends_the_cache(calls: DecodeCalls, case: Case) -> str:
+    """Return a sentence if what a rank sends grows with the cache, or is more than its partials, or ""."""
+    short, longer = ([each.sent for each in ranks] for ranks in calls.of(_shorter(case), case))
+    rank = int(np.argmax([after - before for before, after in zip(short, longer, strict=True)]))
+    if longer[rank] - short[rank] > SLACK:
+        bytes_of = (
+            f"{longer[rank]:,} bytes with {case.S:,} tokens in the cache, and {short[rank]:,} with {SHORT}"
+        )
+        return f"rank {rank} sends {bytes_of}: more with each token of the cache, and not only partials of the new tokens ({case})"
+    rows = case.B * case.H * sum(case.new)
+    partials = rows * (case.D + 2) * state_dtype(getattr(torch, case.dtype)).itemsize
+    most = int(ENOUGH * (case.P - 1) * partials)
+    sent = max(*short, *longer)
+    if sent > most:
+        enough = f"{(case.P - 1) * partials:,} bytes bring the partials of all its queries to the other ranks"
+        return f"a rank sends {sent:,} bytes, and at most {most:,} are allowed: {enough} ({case})"
+    return ""
+
+
 def _two_groups(ranks: tuple[int, ...]) -> list[Case]:
     several = [P for P in ranks if P > 1][-1:]
     return [Case(P, dtype=dtype, world=TWO_GROUPS) for P in several for dtype in ("float32", "bfloat16")]
@@ -543,6 +586,7 @@ CHECKS: tuple[DecodeCheck, ...] = (
     CallCheck("uncleared slots", "slots that are not in use", lambda ranks: [Case(P, S, uncleared="10,000") for P in ranks for S in (24, max(1, P - 1))], itself, _differs, (LENGTHS,)),
     CallCheck("uncleared, new tokens", "several new tokens, and slots that are not in use", lambda ranks: [Case(P, new=(3,), uncleared="10,000") for P in ranks], itself, _differs, PLACES),
     CallCheck("NaN in slots", "slots that are not in use, and hold NaN: whether they must be cleared first", lambda ranks: [Case(P, S, uncleared="NaN") for P in ranks for S in (1, 24)], itself, _reached_by_nan, (LENGTHS,)),
+    CallCheck("bytes", f"what a rank sends in a call: no more with {LONGER:,} tokens in the cache than with {SHORT}, and little more than its partials", lambda ranks: [], lambda case: [_shorter(case), case], _sends_the_cache, more=_caches),
     CallCheck("long caches", "650, 4,200 and 66,000 tokens on a rank, which exceed the chunks, splits and 16 bits of kernels: the oracle's result, or an error", lambda ranks: [], itself, _differs, more=_long, large=True),
     CallCheck("large numbers", "a pool of 66,001 pages, and each argument in a cache of 5,000 tokens: the oracle's result, or an error", lambda ranks: [], itself, _differs, more=_large_numbers),
     CallCheck("many new tokens", "37 and 530 new tokens, as in a chunk of a prompt: the oracle's result, or an error", lambda ranks: [], itself, _differs, PLACES, more=_if_taken(_many_new), large=True),

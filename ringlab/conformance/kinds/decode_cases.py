@@ -30,6 +30,7 @@ from ringlab.conformance.kinds.page_lives import (
     with_common_tokens,
 )
 from ringlab.conformance.run.arguments import window_and_softcap
+from ringlab.conformance.run.meters import Metered, PassMeter
 from ringlab.conformance.run.run import Run, inputs, sinks_of, slopes_of
 from ringlab.conformance.run.troubles import WrongResult
 from ringlab.conformance.target.argument_names import ALIBI, PADDING, SINKS, SOFTCAPS, VALID, WINDOWS
@@ -90,7 +91,8 @@ class Case:
     lie in memory, a key of `ringlab.conformance.kinds.memory.LAID`. default: the default dtype of new tensors. inference: whether
     calls are made under inference_mode. beside: whether another call is made in a second thread, between a
     rank's result and the message with it. world: "of two groups" if every second rank makes the calls in a process group of its
-    own, with other inputs, while the others do the same. The other fields are those of a `Run`.
+    own, with other inputs, while the others do the same. metered: whether the bytes that a rank sends are counted. The other
+    fields are those of a `Run`.
     """
 
     P: int
@@ -127,6 +129,7 @@ class Case:
     inference: bool = False
     beside: bool = False
     world: str = ""
+    metered: bool = False
 
     def __str__(self) -> str:
         return ", ".join([f"P={self.P}", *unusual(self, Case(self.P))])
@@ -209,11 +212,15 @@ class Case:
 
 @dataclass
 class Result:
-    """One rank's out of all calls, its lse if it returns one, and the names of inputs that a call changed."""
+    """One rank's out of all calls, its lse if it returns one, and the names of inputs that a call changed.
+
+    sent: the bytes that the rank sent in all calls of a metered case, without messages of a few integers.
+    """
 
     out: Float[Tensor, "B H n Dv"]
     lse: Float[Tensor, "B H n"] | None
     changed: list[str]
+    sent: int = 0
 
 
 class _Cache:
@@ -301,9 +308,17 @@ def result(function: Callable[..., Any], case: Case, ring: Ring | None, rank: in
     paged = case.paged or (0 if needs.isdisjoint(TABLES) else PAGE)
     appended = case.appended or not needs.isdisjoint((*NEW_KEYS, *NEW_VALUES))
     q, k, v, _ = case.inputs(seed)
+    meter = PassMeter(rank, case.P, lambda: None, strict=False)
+    if case.metered and ring is not None:
+        counting = Metered(ring.comm)
+        ring, counting.meter = Ring(counting), meter
+    over_processes = case.metered and ring is None
 
     def made(given: dict[str, Any]) -> Any:
-        with torch.inference_mode() if case.inference else nullcontext():
+        with (
+            torch.inference_mode() if case.inference else nullcontext(),
+            meter.watch() if over_processes else nullcontext(),
+        ):
             return call(function, (), {**given, **around(ring, rank, case.P, group)})
 
     if case.life:
@@ -348,7 +363,7 @@ def result(function: Callable[..., Any], case: Case, ring: Ring | None, rank: in
     out = torch.cat([each.out for each in found], dim=2)
     lses = [each.lse for each in found if each.lse is not None]
     lse = torch.cat(lses, dim=2) if len(lses) == len(found) else None
-    return Result(out, lse, [name for each in found for name in each.changed])
+    return Result(out, lse, [name for each in found for name in each.changed], meter.sent)
 
 
 @lru_cache(maxsize=8)
