@@ -481,9 +481,9 @@ def everything(rows: Tensor, keys: Tensor) -> Tensor:
 
 
 def asked(attend: Any, *only: str, **claims: Any) -> Any:
-    """Return the report of some checks about a target that gathers the keys of two ranks."""
-    target = Target(attend, layouts=("contiguous",), schedule="any", ragged=False, ranks=(2,), **claims)
-    return quick(target, only=only)
+    """Return the report of some checks about a target that gathers the keys of all ranks, by default of two."""
+    usual: dict[str, Any] = {"layouts": ("contiguous",), "schedule": "any", "ragged": False, "ranks": (2,)}
+    return quick(Target(attend, **{**usual, **claims}), only=only)
 
 
 def test_arguments_of_opposite_masks_and_keys_of_another_sequence_are_asked_in_pairs() -> None:
@@ -535,17 +535,38 @@ def test_documents_of_each_sequence_are_one_of_two_forms(wrong: bool) -> None:
     assert wrong or "documents of each sequence" in evidence(report, "documents")
 
 
-@pytest.mark.parametrize("what", ["right", "refused", "wrong"])
+@pytest.mark.parametrize("what", ["right", "refused", "wrong", "few are wrong"])
 def test_key_value_heads_that_the_ranks_do_not_divide_are_repeated_or_refused(what: str) -> None:
     def attend(q, k, v, *, ring, causal):
         H, K = q.shape[1], k.shape[1]
-        if K > 2 and what == "refused" and K % 2:
-            raise ValueError("2 ranks cannot divide 3 heads")
-        heads = torch.arange(H) * K // H if K % 2 == 0 or K == 1 or what != "wrong" else torch.arange(H) % K
+        if what == "refused" and K % ring.world_size:
+            raise ValueError(f"{ring.world_size} ranks cannot divide {K} heads")
+        heads = torch.arange(H) * K // H
+        if (what == "wrong" and K > ring.world_size and K % ring.world_size) or (
+            what == "few are wrong" and 1 < K < ring.world_size
+        ):
+            heads = torch.arange(H) % K
         return over_all(ring, q, k[:, heads], v[:, heads], everything, causal=causal)
 
-    report = asked(attend, "uneven heads", "grouped heads", split_heads=True)
-    assert report.failed == (["uneven heads"] if what == "wrong" else [])
+    report = asked(attend, "uneven heads", "grouped heads", split_heads=True, ranks=(2, 4))
+    assert report.failed == (["uneven heads"] if "wrong" in what else [])
+
+
+@pytest.mark.parametrize("split", [True, False])
+def test_a_target_without_grouped_heads_is_never_asked_about_them(split: bool) -> None:
+    def attend(q, k, v, *, ring, causal, sinks=None, alibi_slopes=None):
+        if q.shape[1] != k.shape[1] or (split and k.shape[1] % ring.world_size):
+            raise ValueError(f"{q.shape[1]} query heads and {k.shape[1]} key/value heads")
+        biased = None
+        if alibi_slopes is not None:
+            biased = lambda scores, rows, keys: scores - alibi_slopes[:, None, None] * (keys - rows).abs()  # noqa: E731
+        return over_all(ring, q, k, v, everything, causal=causal, **({"changed": biased} if biased else {}))
+
+    checks = ["masks", "alibi", "uneven heads", "pairs", "strided"]
+    report = asked(attend, *checks, split_heads=split, grouped=False)
+    assert report.failed == [] and "key/value heads" not in evidence(report, "alibi") + evidence(
+        report, "pairs"
+    )
 
 
 @pytest.mark.parametrize("wrong", [False, True])

@@ -37,6 +37,31 @@ from ringlab.plain_step import step
 CHECKOUT = Path(__file__).resolve().parents[2]
 
 
+SPLIT, WHOLE = "claim Target(split_heads=True)", "claim Target(grouped=False) or --no-grouped"
+
+
+@pytest.mark.parametrize(
+    ("claims", "says"),
+    [
+        ({}, [SPLIT, WHOLE]),
+        ({"grouped": False}, [SPLIT]),
+        ({"split_heads": True, "schedule": "any"}, [WHOLE]),
+    ],
+)
+def test_the_claims_that_help_a_target_which_refuses_heads_are_named(claims: Any, says: list[str]) -> None:
+    def attend(q: Any, k: Any, v: Any, *, ring: Any, positions: Any, causal: bool) -> Any:
+        H, K = q.shape[1], k.shape[1]
+        if H != K or K % (2 * ring.world_size):
+            raise ValueError(f"{H} query heads and {K} key/value heads")
+        return plain_ring.attend(q, k, v, ring=ring, positions=positions, causal=causal)
+
+    given = {"ranks": (4,), "layouts": ("zigzag",), "isolate": False, **claims}
+    found = check(attend, only=["forward", "dq", "masks", "ragged"], **given).sentences
+    advice = " ".join(each for each in found if each.startswith("It refuses heads in "))
+    assert [each for each in (SPLIT, WHOLE) if each in advice] == says
+    assert not any("It refuses heads" in each for each in check(attend, only=["forward"], **given).sentences)
+
+
 RIGHT, WRONG = "ringlab.plain_ring:attend", "ringlab.conformance.mutants:no_scale"
 
 

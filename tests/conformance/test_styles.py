@@ -58,14 +58,27 @@ def test_a_fault_in_a_style_is_found(name: str, right: str, wrong: str, found_by
     assert check(faulty, quick=True, only=(found_by,), isolate=False).failed == [found_by]
 
 
-def test_ranks_that_share_out_heads_are_given_heads_that_they_divide() -> None:
-    plan = Plan(STYLES["ulysses"].target().claims(), quick=True, seed=0)
-    asked = [each for each in checks.CHECKS if each.needs(plan) is None and each.name != "uneven heads"]
-    runs = [run for each in asked for run in each.runs(plan)]
+@pytest.mark.parametrize("grouped", [True, False])
+@pytest.mark.parametrize("split", [True, False])
+def test_a_target_is_given_the_heads_that_it_claims(split: bool, grouped: bool) -> None:
+    style = STYLES["ulysses" if split else "all_gather"].target()
+    plan = Plan(replace(style, grouped=grouped).claims(), quick=False, seed=0)
+    asked = {each.name: each.runs(plan) for each in checks.CHECKS if each.needs(plan) is None}
+    uneven = asked.pop("uneven heads", [])
+    runs = [run for each in asked.values() for run in each]
     assert {run.P for run in runs} == {1, 2, 3, 4, 8, 16}
-    assert any(run.K == 1 < run.P for run in runs) and any(1 < run.K < run.P for run in runs)
-    uneven = [run for run in runs if run.H % run.P or run.H % run.K or (run.K % run.P and run.P % run.K)]
-    assert uneven == []
+    assert grouped == any(run.K < run.H for run in runs) and not any(run.H % run.K for run in runs)
+    assert not split or [run for run in runs if run.H % run.P or run.K % run.P] == []
+    assert split == any(run.H % run.P for run in uneven)
+    assert grouped or not any(run.K < run.H for run in uneven)
+
+
+def test_ranks_that_share_out_heads_are_asked_about_other_heads_in_one_check() -> None:
+    plan = Plan(STYLES["ulysses"].target().claims(), quick=True, seed=0)
+    (check_of_heads,) = [each for each in checks.CHECKS if each.name == "uneven heads"]
+    runs = check_of_heads.runs(plan)
+    heads = {(run.P, run.H, run.K) for run in runs}
+    assert {(4, 5, 5), (4, 20, 5), (4, 8, 2), (4, 8, 1)} < heads
 
 
 def test_an_entry_is_read_with_all_that_it_claims() -> None:

@@ -81,7 +81,8 @@ class Argument:
     that the argument needs, or None for any mask. form_of: the argument of which this is another form; if one
     form is honoured, results with another one do not count. by_mask: whether a target that takes ringlab's Mask, or
     FlexAttention's, gets the argument in the mask. also: names of which the target has to take one too.
-    paired: whether the table of pairs passes the argument.
+    paired: whether the table of pairs passes the argument. of_heads: whether it is a number of heads that the ranks do not
+    divide.
     """
 
     check: str
@@ -95,17 +96,16 @@ class Argument:
     also: tuple[str, ...] = ()
     paired: bool = True
     form_of: str = ""
+    of_heads: bool = False
 
     def places(self, plan: Plan, layout: str = "") -> list[Place]:
         """Return the places for tests: a layout, by default the last one, with each mask.
 
         If the table of pairs does not ask about the argument on one rank, there are places for that too.
         """
-        at, P = layout or plan.claims.layouts[-1], plan.ranks(3, 2)[0]
+        at, P = layout or plan.claims.layouts[-1], plan.ranks(*((4, 3) if self.of_heads else (3, 2)))[0]
         masks = [mask for mask in plan.claims.causal[::-1] if self.fits(plan, mask)]
-        alone = (
-            P > 1 and 1 in plan.claims.ranks and not (self.paired or layout) and "K" not in self.fields(plan)
-        )
+        alone = P > 1 and 1 in plan.claims.ranks and not (self.paired or layout or self.of_heads)
         return [(at, mask, ranks) for ranks in ((P, 1) if alone else (P,)) for mask in masks]
 
     def fits(self, plan: Plan, causal: bool) -> bool:
@@ -167,8 +167,10 @@ class Argument:
         changed = self.fields(plan)
         if "B" in changed and plan.claims.axes == "LHD":
             return "the target takes one sequence"
-        if "K" in changed and not (plan.claims.split_heads and plan.claims.grouped):
-            return "the target does not claim that ranks divide grouped heads"
+        if self.of_heads and not plan.claims.split_heads:
+            return "the target does not claim that ranks divide the heads"
+        if self.of_heads and not plan.claims.grouped and self.what != UNEVEN:
+            return "the target claims no grouped heads"
         if {"key_documents", "documents_of"} & changed and plan.claims.whole_documents:
             return "a layout cuts the documents of queries"
         if self.places(plan):
@@ -329,7 +331,7 @@ def _of_heads(**given: Any) -> tuple[Changes, Changes]:
     """Return changes to an argument with a value for each of more heads, and to one with the inner values in reverse order."""
 
     def changes(run: Run) -> dict[str, Any]:
-        return {**given, "H": 2 * run.H}
+        return {**given, "H": 2 * run.H, "K": run.K * (1 if run.H > run.K else 2)}
 
     return changes, lambda run: {**changes(run), "turned": True}
 
@@ -345,10 +347,23 @@ def _numbered_in_each(numbers: str, run: Run) -> dict[str, Any]:
     return {"B": 2, "documents_of": (lengths, lengths[::-1]), "numbered": numbers}
 
 
+UNEVEN = "query heads that the ranks do not divide"
+
+
 def _uneven_heads(run: Run) -> dict[str, Any]:
+    """Return more heads than ranks, whose number the ranks do not divide, for queries and keys."""
+    return {"H": run.P + 1, "K": run.P + 1}
+
+
+def _uneven_key_heads(run: Run) -> dict[str, Any]:
     """Return more key/value heads than ranks, whose number the ranks do not divide; they divide the query heads."""
     K = run.P + 1
     return {"H": K * run.P, "K": K}
+
+
+def _few_key_heads(run: Run) -> dict[str, Any]:
+    """Return two key/value heads, or one if two are not fewer than the ranks, for query heads that the ranks divide."""
+    return {"H": 2 * run.P, "K": 2 if run.P % 2 == 0 and run.P > 2 else 1}
 
 
 def _padded(run: Run, *lengths: int) -> dict[str, Any]:
@@ -638,7 +653,10 @@ ARGUMENTS = (
     Argument("padding", "", "padding with holes", (*PADDING, *VALID), (_with_holes,), by_mask=False),
     _TwoOrders("padding", "", "padding in two orders", (*PADDING, *VALID), (_with_holes, _in_reverse(_with_holes, "holes")), by_mask=False, paired=False),
     Argument("joint tokens", "keys that all ranks hold, in front and at the end: each counts once", "joint tokens", JOINT_KEYS, tuple(_always(joint=at) for at in ("front", "rear")), causal=False, by_mask=False),
-    Argument("uneven heads", "key/value heads that the ranks do not divide, if ranks divide the heads: the oracle's result, or an error", "uneven heads", (), (_uneven_heads,), paired=False),
+    Argument("uneven heads", "if ranks divide the heads: fewer key/value heads than ranks, and heads that the ranks do not divide: the oracle's result, or an error", UNEVEN, (), (_uneven_heads,), paired=False, of_heads=True),
+    Argument("uneven heads", "", "key/value heads that the ranks do not divide", (), (_uneven_key_heads,), paired=False, of_heads=True),
+    Argument("uneven heads", "", "fewer key/value heads than ranks", (), (_few_key_heads,), paired=False, of_heads=True),
+    Argument("uneven heads", "", "one key/value head", (), (lambda run: {"H": 2 * run.P, "K": 1},), paired=False, of_heads=True),
     Argument("value dims", "a head dim of v that is not that of q and k: the oracle's result, or an error", "head dim of v", (), (_always(dv=8), _always(dv=24))),
     _Dtypes("mixed dtypes", "keys, values or both in bfloat16 beside float32, in float32 beside float64, and values in bfloat16 beside float16: the oracle's result, or an error", "dtype of keys and values", (), _of_dtypes("float32", "bfloat16", "bfloat16"), paired=False, claimed=("float32", "bfloat16")),
     _Dtypes("mixed dtypes", "", "dtype of keys", (), _of_dtypes("float32", "bfloat16", "float32"), paired=False, claimed=("float32", "bfloat16")),

@@ -52,18 +52,18 @@ class Plan:
         """Return a run within the claims, with `changes` to the default fields.
 
         By default it has the first layout, float32 if that is claimed, and two query heads on one key/value
-        head if grouped heads are claimed.
+        head. Heads are not grouped if that is not claimed, and there are more of them if the ranks have to divide them.
         """
         plain = Run(
-            P, S, self.claims.layouts[0], self.mask, H=2, K=1 if self.claims.grouped else 2,
+            P, S, self.claims.layouts[0], self.mask, H=2, K=1,
             dtype=self.dtypes("float32")[0], seed=self.seed, backward=self.claims.backward,
         )  # fmt: skip
         run = replace(plain, **changes)
         even = run.S if self.claims.ragged else -(-run.S // (2 * P)) * 2 * P
         run = replace(run, S=even, B=1 if self.claims.axes == "LHD" else run.B)
-        if not self.claims.split_heads:
-            return run
-        return replace(run, H=lcm(run.H, P), K=run.K if P % run.K == 0 else lcm(run.K, P))
+        K = run.K if self.claims.grouped else run.H
+        groups, K = run.H // K, lcm(K, P) if self.claims.split_heads else K
+        return replace(run, H=groups * K, K=K)
 
 
 NO_REFUSALS = ("DeadlockError", "IndexError", "KeyError", "ZeroDivisionError")
@@ -214,6 +214,10 @@ def needs_ranks(plan: Plan) -> str | None:
 
 def needs_ring(plan: Plan) -> str | None:
     """Return the reason why messages and memory are not checked, or None."""
+    if plan.claims.split_heads:
+        return (
+            "the target claims that ranks divide the heads, so that no keys and values travel around a ring"
+        )
     if plan.claims.schedule != "ring":
         return f"the target claims schedule {plan.claims.schedule!r}, which promises nothing about this"
     return needs_ranks(plan)

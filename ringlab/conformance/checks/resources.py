@@ -43,7 +43,7 @@ dK = dSᵀ Q. A ring that keeps P needs four in backward."""
 
 def _metered(plan: Plan, P: int, **changes: object) -> Run:
     """Return a metered run with 64 tokens per rank and one key/value head."""
-    run = plan.run(P, P * _SHARE, D=_D, H=2, K=1 if plan.claims.grouped else 2, meter=True)
+    run = plan.run(P, P * _SHARE, D=_D, H=2, K=1, meter=True)
     return Run(**{**run.__dict__, **changes})
 
 

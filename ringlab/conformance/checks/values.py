@@ -87,10 +87,10 @@ def _masks(plan: Plan) -> list[Run]:
     on 8 and 16 ranks.
     """
     ranks = plan.ranks(2, 3, 4) if plan.quick else plan.ranks(2, 3, 4, 8)
-    heads = partial(plan.run, causal=True, B=2, H=4, K=2 if plan.claims.grouped else 4)
+    heads = partial(plan.run, causal=True, B=2, H=4, K=2)
     scale = 0.5 if plan.claims.scale else None
     many = [P for P in (8, 16) if P in plan.claims.ranks and (P == 8 or plan.claims.over == RING)]
-    more = {"B": 5, **({"H": 6} if plan.claims.grouped else {})}
+    more = {"B": 5, "H": 6}
     return [
         run
         for layout in plan.claims.layouts
@@ -130,12 +130,12 @@ def _groups(plan: Plan) -> list[Run]:
 def _many(plan: Plan) -> list[Run]:
     """Return short runs with more sequences and heads than a byte counts, and than the threads of a warp or a block."""
     P, half = plan.ranks(2)[0], plan.half or plan.dtypes("float32")
-    grouped, masks = plan.claims.grouped, plan.claims.causal
+    masks = plan.claims.causal
     return [
         plan.run(P, 8, B=260, D=8, causal=masks[-1]),
-        plan.run(P, 8, B=33, H=36, K=12 if grouped else 36, D=8, causal=masks[0]),
+        plan.run(P, 8, B=33, H=36, K=12, D=8, causal=masks[0]),
         plan.run(P, 8, B=3, H=72, K=72, D=8, dtype=half[0], causal=masks[-1]),
-        plan.run(P, 8, H=264, K=132 if grouped else 264, D=8, causal=masks[-1]),
+        plan.run(P, 8, H=264, K=132, D=8, causal=masks[-1]),
     ]
 
 
@@ -164,10 +164,7 @@ def _long(plan: Plan) -> list[Run]:
     rising = partial(run, causal=plan.claims.causal[-1], values="rising", layout=plan.claims.layouts[-1])
     lengths = {"bfloat16": 600, "float16": 1_100}
     return [
-        *(
-            run(600 * P, causal=causal, H=2, K=1 if plan.claims.grouped else 2)
-            for causal in plan.claims.causal
-        ),
+        *(run(600 * P, causal=causal, H=2, K=1) for causal in plan.claims.causal),
         *(replace(run(1_100 * P, causal=plan.claims.causal[-1]), P=ranks) for ranks in (P, *one)),
         *([] if plan.quick else [run(2_100 * P, causal=plan.claims.causal[-1])]),
         *(rising(lengths[dtype] * P, dtype=dtype) for dtype in lengths if dtype in plan.claims.dtypes),
@@ -313,7 +310,7 @@ def _scaled(plan: Plan) -> list[Run]:
 
 def _strided(plan: Plan) -> list[Run]:
     """Return runs of each form of inputs in memory; those in one buffer are dense for one sequence."""
-    heads = partial(plan.run, H=4, K=2 if plan.claims.grouped else 4)
+    heads = partial(plan.run, H=4, K=2)
     P, Q = (plan.ranks(2, 3) * 2)[:2]
     mask = plan.claims.causal[-1]
     return [

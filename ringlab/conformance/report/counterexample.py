@@ -150,7 +150,7 @@ def smaller_runs(counter: Run, claims: Claims) -> list[Run]:
     grouped = 1 < counter.K < counter.H  # the fault may need several key/value heads
     heads = [(lean.H, lean.K), *([(counter.H, counter.K)] if grouped else [])]
     ranks = [P for P in (1, 2, 3) if P <= counter.P and P in claims.ranks]
-    ranks = [P for P in ranks if not claims.split_heads or lean.H % P == 0]
+    ranks = [P for P in ranks if not claims.split_heads or lean.H % P == lean.K % P == 0]
     of_a_rank = (1, 2, 4) if claims.ragged else (2, 4)
     sizes = [(P, P * tokens) for P in ranks for tokens in of_a_rank if P * tokens <= counter.S]
     candidates = [replace(lean, P=P, S=S, H=H, K=K) for P, S in sizes for H, K in dict.fromkeys(heads)]

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from ringlab.conformance.checks import LOADS
 from ringlab.conformance.report.counterexample import small
 from ringlab.conformance.run.memory_forms import WORDS
-from ringlab.conformance.run.run import ENDLESS, GIVEN, HUNG, SLOW, in_words
+from ringlab.conformance.run.run import ENDLESS, GIVEN, HUNG, RAISED, SLOW, in_words
 from ringlab.errors import apart
 
 NO_TARGET = "not run: the target could not be imported"
@@ -26,6 +26,8 @@ INVALID = ("BackendError", "CannotCall")
 IGNORED = "accepted and ignored"
 """The words by which evidence names an argument that changes no result."""
 _LONGEST = 200  # the most characters that are shown of a fault without a name
+_HEADS = re.compile(r"\bheads?\b(?! dim)", re.IGNORECASE)
+_SEVERAL = 3  # so many checks with refused heads are a missing claim
 _LISTED = 6  # the most tokens, or stretches of tokens, in a sentence
 _DOES = {
     "raised": "The target raises",
@@ -60,6 +62,7 @@ def sentences(findings: Sequence[_Finding], right_if: str) -> list[str]:
         _in_float32(findings),
         "" if right_if else beside(findings),
         "" if right_if else _silent_backward(findings),
+        "" if right_if else _refused_heads(findings),
         "" if right_if else _others(findings),
         f"{left} other check{'s were' if left > 1 else ' was'} not run." if left else "",
     ]
@@ -89,6 +92,25 @@ def _silent_backward(findings: Sequence[_Finding]) -> str:
         "Its backward sends nothing, so dk and dv lack what the queries of other ranks add: autograd does not record "
         "messages. A torch.autograd.Function, or differentiable collectives, send these gradients home."
     )
+
+
+def _refused_heads(findings: Sequence[_Finding]) -> str:
+    """Return the claims that would help a target that refuses heads in several checks, or ""."""
+    failed = [each.where for each in findings if not each.ok and each.where and "trouble" in each.where]
+    runs = [
+        each["run"]
+        for each in failed
+        if each["trouble"]["kind"] == RAISED and _HEADS.search(each["trouble"]["text"])
+    ]
+    if len(runs) < _SEVERAL:
+        return ""
+    undivided = any(run["H"] % run["P"] or run["K"] % run["P"] for run in runs)
+    claims = ["if its ranks divide the heads, claim Target(split_heads=True)"] if undivided else []
+    if any(run["K"] < run["H"] for run in runs):
+        claims.append(
+            "if it takes as many key/value heads as query heads only, claim Target(grouped=False) or --no-grouped"
+        )
+    return f"It refuses heads in {len(runs)} checks: {'; '.join(claims)}." if claims else ""
 
 
 def _others(findings: Sequence[_Finding]) -> str:

@@ -75,8 +75,8 @@ class Target:
     causal: the masks that it computes. grouped: whether it supports fewer key/value heads than query heads.
     ragged: whether it supports lengths that are not divisible by the ranks, so that some ranks hold fewer
     tokens, or none. backward: whether it has gradients.
-    split_heads: whether ranks divide the heads, as in Ulysses, so that P divides H, and one of P and K
-    divides the other.
+    split_heads: whether ranks divide the heads, as in Ulysses, so that P divides H and K. One check, `uneven heads`, asks about
+    other heads, which may be refused.
     axes: "BHLD", "BLHD", "LBHD", or "LHD" for sequences without a batch. schedule: "ring" promises P − 1 hops
     to one neighbour and no gather; "any" promises nothing about messages and memory.
     alignment: which keys a causal mask shows if there are more keys than queries: "bottom-right", as in
