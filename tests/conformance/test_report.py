@@ -53,7 +53,7 @@ def test_the_claims_that_help_a_target_which_refuses_heads_are_named(claims: Any
         H, K = q.shape[1], k.shape[1]
         if H != K or K % (2 * ring.world_size):
             raise ValueError(f"{H} query heads and {K} key/value heads")
-        return plain_ring.attend(q, k, v, ring=ring, positions=positions, causal=causal)
+        return plain_ring.attend(ring, q, k, v, positions=positions, causal=causal)
 
     given = {"ranks": (4,), "layouts": ("zigzag",), "isolate": False, **claims}
     found = check(attend, only=["forward", "dq", "masks", "ragged"], **given).sentences
