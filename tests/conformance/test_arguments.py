@@ -13,13 +13,13 @@ import torch
 from torch import Tensor
 
 from ringlab import Mask, plain_ring, ring_attention
-from ringlab.conformance.checks.arguments import ARGUMENT_CHECKS
+from ringlab.conformance.checks.arguments import ARGUMENT_CHECKS, ARGUMENTS
 from ringlab.conformance.checks.check import Plan
 from ringlab.conformance.checks.measuring import expected
 from ringlab.conformance.mutants import MUTANTS
 from ringlab.conformance.pairwise_cases import covering_pairs
 from ringlab.conformance.report.text import summary
-from ringlab.conformance.run.run import JOINT, NUMBERED, Run, inputs, joint_of, sinks_of, slopes_of
+from ringlab.conformance.run.run import JOINT, NUMBERED, Ran, Run, inputs, joint_of, sinks_of, slopes_of
 from ringlab.conformance.target.claims import LENGTHS, ORDERS, Target, as_target
 from ringlab.errors import BackendError
 from ringlab.layout import per_document
@@ -98,6 +98,19 @@ def test_segment_ids_differ_by_one_and_by_what_a_conversion_cuts_off() -> None:
         ids = torch.tensor(NUMBERED[numbers])
         assert len(ids.unique()) == len(ids)
         assert all(len(ids.to(dtype).unique()) < len(ids) for dtype in dtypes)
+
+
+def test_segment_ids_have_gaps_and_come_in_no_order() -> None:
+    ascending, mixed = (torch.tensor(NUMBERED[numbers]) for numbers in ("with gaps", "in no order"))
+    assert (ascending.diff() > 0).all() and (ascending.diff() > 1).any()
+    assert (mixed.diff() > 0).any() and (mixed.diff() < 0).any()
+
+
+def test_values_that_pairs_does_not_ask_about_are_judged_on_one_rank_too() -> None:
+    plan = Plan(MUTANTS["documents_hide_without_skipping"].target().claims(), quick=True, seed=0)
+    (many,) = [each for each in ARGUMENTS if each.what == "many documents"]
+    done = {run: Ran(run) for run in many.runs(plan)}
+    assert {ran.run.P for ran in many.made(plan, done)} == {1, 3}
 
 
 def test_a_run_with_slopes_of_each_sequence_has_the_results_of_each_sequence_alone() -> None:
@@ -381,7 +394,8 @@ def test_packed_documents_come_under_every_name_of_the_field() -> None:
         whole = torch.zeros(layout.S, dtype=torch.int64)
         whole[torch.from_numpy(layout.positions(ring.rank))] = segment_ids
         whole = ring.all_reduce(whole)
-        return masked(ring, layout, tuple(torch.bincount(whole).tolist()), (q, k, v))
+        lengths = tuple(whole.unique_consecutive(return_counts=True)[1].tolist())
+        return masked(ring, layout, lengths, (q, k, v))
 
     for function in (by_cu_seqlens, by_segments):
         report = quick(function, only=("documents",), causal=(True,), layouts=("zigzag",), ranks=(3,))
@@ -599,7 +613,7 @@ def window(sides: str) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("sides", "found"), [("", []), ("equal", ["window", "pairs"]), ("no limit is 0", ["pairs"])]
+    ("sides", "found"), [("", []), ("equal", ["window", "pairs"]), ("no limit is 0", ["window", "pairs"])]
 )
 def test_windows_are_asked_with_unequal_sides_and_no_limit(sides: str, found: list[str]) -> None:
     assert asked(window(sides), "window", "pairs").failed == found

@@ -22,6 +22,7 @@ from ringlab.conformance.kinds.decode import check_decode
 from ringlab.conformance.kinds.merge import check_merge
 from ringlab.conformance.mutants import SOURCE
 from ringlab.conformance.run.loading import load, resolve
+from ringlab.conformance.run.meters import PassMeter
 from ringlab.conformance.run.run import Meter, Ran, Run, Trouble, inputs, join
 from ringlab.conformance.target.calling import call, written
 from ringlab.conformance.target.claims import as_target
@@ -376,6 +377,31 @@ def test_a_ring_that_learns_its_lengths_from_its_ranks_passes() -> None:
     report = check(learns, quick=True, isolate=False, only=names)
     assert {each.name: each.evidence for each in report.findings if not each.ok} == {}
     assert "results are those of the shorter sequence" in report.findings[-1].evidence
+
+
+@pytest.mark.parametrize(("numbers", "before"), [(12, True), (12, False), (400, True)])
+def test_ranks_may_agree_on_shapes_before_data_by_short_messages(numbers: int, before: bool) -> None:
+    """Shapes and a digest, about 100 bytes a rank, are no data; a longer message is, and so is one after the blocks."""
+
+    def agrees(ring: Ring, q: Tensor, k: Tensor, v: Tensor, *, causal: bool, positions: Any) -> Any:
+        found = None if before else plain_ring.attend(ring, q, k, v, causal=causal, positions=positions)
+        said = ring.all_gather(torch.full((numbers,), q.shape[2]))
+        if any(not torch.equal(each, said[0]) for each in said):
+            raise ValueError("all shards need one length")
+        return found or plain_ring.attend(ring, q, k, v, causal=causal, positions=positions)
+
+    report = check(agrees, quick=True, isolate=False, only=("rounds", "bytes"))
+    assert report.ok == (numbers == 12 and before) and ("bytes" in report.failed) != report.ok
+
+
+def test_a_pass_has_few_headers() -> None:
+    meter, flag = PassMeter(0, 4, lambda: None, False, block=16_384), torch.zeros(1)
+    for _ in range(9):
+        meter.message([flag], 1)
+    assert (meter.exchanges, meter.sent) == (1, 4)
+    without = PassMeter(0, 4, lambda: None, False)
+    without.message([flag], 1)
+    assert without.exchanges == 1
 
 
 SUMMED_BY_RANK = """

@@ -134,7 +134,8 @@ class Argument:
 
     def made(self, plan: Plan, done: Mapping[Run, Ran], layouts: Sequence[str] = ()) -> list[Ran]:
         """Return the outcomes of this argument's runs in these layouts, by default in the last one and the others."""
-        every = [run for layout in layouts or plan.claims.layouts[::-1] for run in self.runs(plan, layout)]
+        places = layouts or ("", *plan.claims.layouts[::-1])  # "" has the places on one rank too
+        every = [run for layout in places for run in self.runs(plan, layout)]
         return [done[run] for run in dict.fromkeys(every) if run in done]
 
     def runs_in(self, plan: Plan, place: Place) -> list[Run]:
@@ -202,7 +203,10 @@ class Argument:
             return Verdict(True, other[:300])
         where = ", ".join(dict.fromkeys(_where(ran.run) for ran in refused))
         only = ", ".join(dict.fromkeys(_where(ran.run) for ran in given))
-        words = [f"only {only}: {verdict.evidence}" if given else "", f"refused: {troubles[0]} ({where})"]
+        words = [
+            f"only {only}: {verdict.evidence}" if given and verdict.evidence else "",
+            f"refused: {troubles[0]} ({where})",
+        ]
         return Verdict(True, "; ".join(words).removeprefix("; ")[:500])
 
     def _of_values(self, plan: Plan, given: Sequence[Ran]) -> Verdict:
@@ -399,6 +403,20 @@ def _sides(causal: tuple[int, int], full: tuple[int, int]) -> Changes:
     return lambda run: {"sides": causal if run.causal else full}
 
 
+_LIMITS: dict[str, Callable[[Run], int]] = {
+    "none": lambda run: -1,
+    "0": lambda run: 0,
+    "few": lambda run: 3,
+    "beyond a shard": lambda run: _shard(run) + 2,
+}
+"""The limits of one side of a window, by words for a report."""
+
+
+def _limited(left: str, right: str) -> Changes:
+    """Return a change to a window with these limits before and after a row's own key."""
+    return lambda run: {"sides": (_LIMITS[left](run), _LIMITS[right](run))}
+
+
 def _padding_of_each(run: Run) -> dict[str, Any]:
     """Return padding that differs between two sequences, of which one has none."""
     return {"B": 2, "pads_of": (-7, 0) if run.causal else (7, 0)}
@@ -434,6 +452,18 @@ def _meaning(ran: Ran, meaning: str) -> Ran:
     if ran.run.causal or not ran.run.window or meaning == BOTH:
         return ran
     return replace(ran, run=replace(ran.run, window_of=meaning))
+
+
+def window_is_clear(plan: Plan, run: Run) -> bool:
+    """Return whether the keys that a window hides in this run are certain before its results are compared."""
+    return all(each.fits(plan, run.causal) for each in ARGUMENTS if each.what == "window") and (
+        _meanings(plan, [run]) == ("",)
+    )
+
+
+def takes_lengths(plan: Plan) -> bool:
+    """Return whether the target gets the lengths of all packed documents."""
+    return bool({*CU_SEQLENS} & {*plan.claims.takes}) or plan.claims.any_mask
 
 
 class _Window(Argument):
@@ -474,6 +504,21 @@ def as_understood(plan: Plan, done: Mapping[Run, Ran]) -> tuple[Plan, dict[Run, 
 
 def _more_keys(run: Run) -> dict[str, Any]:
     return {"keys": 2 * run.S, "alignment": BOTTOM_RIGHT}
+
+
+class _Sides(Argument):
+    """A window with a limit on each side, which may hide no key, as a limit of later keys under a causal mask."""
+
+    def _wrong(self, before: Ran, with_it: Sequence[Ran]) -> Verdict | None:
+        """Return a failing verdict if the runs in one place show a fault; a window that hides no key changes nothing."""
+        seen = before.run.visible()
+        hiding = [ran for ran in with_it if ran.trouble or not np.array_equal(ran.run.visible(), seen)]
+        return super()._wrong(before, hiding)
+
+    def _of_values(self, plan: Plan, given: Sequence[Ran]) -> Verdict:
+        """Return the verdict without evidence of right results, because there are many of these windows."""
+        verdict = super()._of_values(plan, given)
+        return replace(verdict, evidence="") if verdict.ok else verdict
 
 
 class _Cross(Argument):
@@ -624,8 +669,9 @@ def _shard(run: Run) -> int:
 
 
 ARGUMENTS = (
-    _Window("window", "windows that it takes, shorter and longer than a shard, with unequal sides too: the oracle's result, or an error", "window", WINDOWS, (_always(window=3), lambda run: {"window": _shard(run) + 3}), others=(lambda run: {"window": run.S + 5},)),
+    _Window("window", "windows that it takes, shorter and longer than a shard; each pair of no limit, 0, a few keys and more than a shard on its two sides: the oracle's result, or an error", "window", WINDOWS, (_always(window=3), lambda run: {"window": _shard(run) + 3}), others=(lambda run: {"window": run.S + 5},)),
     Argument("window", "", "window sides", SIDES, (_sides((5, -1), (3, 7)),), by_mask=False, others=(lambda run: {"sides": (_shard(run) + 2, 0) if run.causal else (-1, 2)}, _always(sides=(-1, -1)))),
+    *(_Sides("window", "", f"window sides ({left}, {right})", SIDES, (_limited(left, right),), by_mask=False, paired=False) for left in _LIMITS for right in _LIMITS if {left, right} != {"none"}),
     Argument("soft cap", "soft caps that it takes: the oracle's result, or an error", "soft cap", (*SOFTCAPS, *FLEX_SCORES), (_always(softcap=0.75), _always(softcap=30.0)), by_mask=False),
     Argument("prefix", "a prefix that every row sees: the oracle's result, or an error", "prefix", PREFIXES, (_always(prefix=3), lambda run: {"prefix": run.S - 3}), causal=True),
     Argument("sinks", "sinks that it takes, with scores of some hundreds too: the oracle's result, or an error", "sinks", SINKS, (_always(sinks=True), _always(sinks=True, values="large")), by_mask=False),
@@ -639,7 +685,7 @@ ARGUMENTS = (
     _Trained("trained arguments", "", "additive bias", BIASES, _trained(bias=True, trained="additive bias"), by_mask=False, paired=False),
     _Trained("trained arguments", "", "ALiBi slopes", ALIBI, _trained(alibi=1.0, trained="ALiBi slopes"), by_mask=False, paired=False),
     _Trained("trained arguments", "", "scale", SCALES, _trained(scale=0.3, trained="scale"), by_mask=False, paired=False),
-    Argument("documents", "packed documents that it takes: even ones; an empty one, one token, one longer than a shard; 300 of them; the same ones in another order; ids beyond 2²⁴, 2³¹ and 2⁵³; other ones of the keys", "packed documents", DOCUMENTS, (_documents(12), _documents(5, 0, 1, 13)), others=(_ended_early, _documents(0, 1, 1, 0, 0, 2, 1, 3, 7, 1))),
+    Argument("documents", "packed documents that it takes: even ones; an empty one, one token, one longer than a shard; 300 of them; the same ones in another order; ids beyond 2²⁴, 2³¹ and 2⁵³, with gaps, and in no order; other ones of the keys", "packed documents", DOCUMENTS, (_documents(12), _documents(5, 0, 1, 13)), others=(_ended_early, _documents(0, 1, 1, 0, 0, 2, 1, 3, 7, 1))),
     Argument("documents", "", "many documents", DOCUMENTS, (_many_documents,), paired=False),
     Argument("documents", "", "documents of each sequence", IDS, (_documents_of_each,), by_mask=False, form_of="packed documents"),
     _TwoOrders("documents", "", "packed documents in two orders", DOCUMENTS, _ORDERS, paired=False),
@@ -692,7 +738,11 @@ def _check(name: str) -> Check:
             return wrong
         if more := tuple(run for each in verdicts for run in each.more):
             return Verdict(True, "", more=more)
-        said = [each.evidence for each in verdicts if not each.evidence.startswith("does not apply")]
+        said = [
+            each.evidence
+            for each in verdicts
+            if each.evidence and not each.evidence.startswith("does not apply")
+        ]
         unguarded = [each.evidence for each in verdicts if each.evidence.startswith(UNGUARDED)]
         also = [each.removeprefix("does not apply: ") for each in unguarded if said]
         return Verdict(True, "; ".join([*said, *also] or [*unguarded, verdicts[0].evidence][:1])[:700])

@@ -120,7 +120,7 @@ ORDER_CHECKS = (
     Check("causality", "a changed token moves nothing before it, a changed row of dout no gradient after it", "quick", Measure.MASKS, _probes, _causality, needs_causal),
     Check("determinism", "equal calls give equal bits, in long shards too", "quick", Measure.CALLER, _equal_and_long, _noting("determinism", "equal bits")),
     Check("inputs kept", "q, k, v and dout are as they were", "quick", Measure.CALLER, _equal, _noting("inputs", "nothing was changed"), needs_own_tensors),
-    Check("aliasing", "results share no memory with inputs, with each other, or with a later call", "quick", Measure.CALLER, _equal, _noting("aliasing", "each result has memory of its own"), needs_own_tensors),
+    Check("aliasing", "results share no memory with inputs, with each other, or with a later call, and backward does not overwrite out or lse", "quick", Measure.CALLER, _equal, _noting("aliasing", "each result has memory of its own"), needs_own_tensors),
     Check("two layers", "a second forward before the first one's backward changes none of its gradients", "quick", Measure.CALLER, _equal, _noting("layers", "gradients are those of a call alone"), needs_backward),
     Check("early reads", "receive buffers hold NaN until they are waited for; what is sent may not change", "quick", Measure.FAULTS, _early, by_errors(NAMES), needs_ranks),
 )  # fmt: skip

@@ -106,7 +106,13 @@ def _both(part: _Part, shards: tuple[Tensor, ...], dout: Tensor | None = None) -
     if not part.run.backward:
         return _results(out, lse)
     dout = shards[3] if dout is None else dout
-    return {**_results(out, lse), **_named(part.gradients(leaves, dout, out, lse))}
+    returned = _results(out, lse)
+    kept = {name: x.clone() for name, x in returned.items()}
+    gradients = _named(part.gradients(leaves, dout, out, lse))
+    for name, x in returned.items():
+        if not torch.allclose(x, kept[name], rtol=0.0, atol=0.0, equal_nan=True):
+            part.note("use", f"backward overwrites {name}, which the forward returned")
+    return {**kept, **gradients}
 
 
 def _results(out: Tensor, lse: Tensor | None) -> Tensors:
@@ -297,8 +303,9 @@ def _of_gradients(part: _Part) -> Tensors:
     *qkv, dout = part.shards()
     leaves = _leaves(tuple(qkv))
     out, _ = part.attend(leaves)
+    kept = out.detach().clone()
     first = torch.autograd.grad(out, leaves, dout, create_graph=True)
-    found = {"out": out.detach(), **{name: x.detach() for name, x in zip(GRADIENTS, first, strict=True)}}
+    found = {"out": kept, **{name: x.detach() for name, x in zip(GRADIENTS, first, strict=True)}}
     loss = sum((x * x.detach()).sum() for x in first if x.requires_grad)
     second: tuple[Tensor | None, ...] = (None, None, None)
     if isinstance(loss, Tensor):

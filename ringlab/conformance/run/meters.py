@@ -32,6 +32,11 @@ _NUMBERS = 2
 """The most integers for each rank in an uncounted message: the numbers of its queries and of its keys."""
 
 
+_HEADER, _PART = 1024, 64
+"""The most bytes of an uncounted message before the first data of a pass, and by which a block of K and V is divided for
+a further limit. Ranks may compare shapes and dtypes by such messages, whose cost no block shows."""
+
+
 _SENDS = ("send", "isend")
 
 
@@ -45,6 +50,7 @@ class PassMeter:
     """Measures one pass of one rank; every thread that works for the pass enters `watch()`.
 
     queries: sums of the rank's q, as it is and scaled, by which a message with q is known in any order of axes.
+    block: the bytes of a block of K and V, which says how short a header is; if it is 0, all messages are data.
     """
 
     def __init__(
@@ -54,6 +60,7 @@ class PassMeter:
         on_send: Callable[[], None],
         strict: bool,
         queries: tuple[float, ...] = (),
+        block: int = 0,
     ) -> None:
         self.queries, self.sends_queries = queries, False
         self.rank, self.world_size = rank, world_size
@@ -61,6 +68,7 @@ class PassMeter:
         self.memory = MemoryMeter(rank)
         self.sent = self.exchanges = self.flops = 0
         self.sizes = 0, 0
+        self.header, self.headers = min(_HEADER, block // _PART), 0
         self.peers: set[int] = set()
         self.collectives: set[str] = set()
         self._here = threading.local()
@@ -83,8 +91,8 @@ class PassMeter:
             self._here.active = False
 
     def message(self, tensors: Sequence[Shaped[Tensor, "..."]], to: int | None) -> None:
-        """Count a message to rank `to`, unless it only tells how many tokens the ranks hold."""
-        if not tensors or self.tells_lengths(tensors):
+        """Count a message to rank `to`, unless it only tells how many tokens the ranks hold, or is a header."""
+        if not tensors or self.tells_lengths(tensors) or self.is_header(tensors):
             return
         size = sum(tensor.nbytes for tensor in tensors)
         self.sent += size
@@ -108,6 +116,17 @@ class PassMeter:
         """
         whole = not any(x.is_floating_point() or x.is_complex() for x in tensors)
         return whole and sum(x.numel() for x in tensors) <= _NUMBERS * self.world_size
+
+    def is_header(self, tensors: Sequence[Shaped[Tensor, "..."]]) -> bool:
+        """Return whether the tensors are a short message before any data, of which a pass has two for each rank at most.
+
+        A gather of one such message from each rank takes P − 1 hops, and one of objects is two collectives.
+        """
+        short = sum(tensor.nbytes for tensor in tensors) <= self.header
+        if self.exchanges or not short or self.headers >= 2 * self.world_size:
+            return False
+        self.headers += 1
+        return True
 
     def report(self) -> Meter:
         """Return the figures so far."""
@@ -168,7 +187,7 @@ class _Operators(TorchDispatchMode):
         # A collective is counted as if this rank sent its tensors, or a share of them, to each other rank
         # once.
         brought = _tensors(args[1] if len(args) > 1 and _tensors(args[1]) else args[0])
-        if meter.tells_lengths(brought):
+        if meter.tells_lengths(brought) or meter.is_header(brought):
             return
         share = meter.world_size if name.startswith(("alltoall", "reduce_scatter", "_reduce_scatter")) else 1
         meter.collectives.add(name)

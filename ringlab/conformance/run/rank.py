@@ -417,7 +417,7 @@ class RankPart:
 
         strict: whether receive buffers are first filled with NaN.
         """
-        meter = PassMeter(self.rank, self.run.P, self.on_send, strict, self.queries)
+        meter = PassMeter(self.rank, self.run.P, self.on_send, strict, self.queries, self.run.block_bytes)
         if self.metered is not None:
             self.metered.meter = meter
         try:
@@ -458,6 +458,7 @@ class RankPart:
         leaves = tuple(x.requires_grad_(self.run.backward) for x in qkv)
         out, lse = self.attend(leaves, metered=True)
         found = {"out": out.detach(), **({} if lse is None else {"lse": lse.detach()})}
+        returned = {name: x.clone() for name, x in found.items()}
         if self.run.backward:
             with self._pass():
                 gradients = self.gradients(leaves, dout, out, lse)
@@ -468,6 +469,10 @@ class RankPart:
             if not torch.equal(x.detach(), before):
                 self.note("inputs", f"{name} was changed")
         self._aliases(found, dict(zip(("q", "k", "v", "dout"), shards, strict=True)))
+        for name, x in returned.items():
+            if by := self._differs(name, found[name], self._whole_precision(name, x)):
+                self.note("aliasing", f"backward overwrites {name}, which the forward returned, by {by}")
+                found[name] = x  # the values of forward are right or wrong by themselves
         return found
 
     def _known(self) -> dict[str, Any]:

@@ -35,9 +35,12 @@ NUMBERED = {
     "above 2²⁴": (2**24, 2**24 + 1, 2**24 + 257, 2**24 + 257 + 2**16, 2**25 + 2, 2**25 + 3),
     "above 2³¹": (2**31, 2**31 + 1, 2**31 + 1 + 2**32, 2**31 + 1 + 2**33, 2**40, 2**40 + 1),
     "above 2⁵³": (2**53, 2**53 + 1, 2**53 + 2, 2**53 + 3, 2**62, 2**62 + 1),
+    "with gaps": (2, 5, 9, 10, 40, 300),
+    "in no order": (5, 2, 9, 300, 0, 7),
 }
 """The numbers of documents, by words for a report. Some differ by 1, which float32 or float64 rounds away, and some by a
-power of 2, which a conversion to 8, 16 or 32 bits cuts off."""
+power of 2, which a conversion to 8, 16 or 32 bits cuts off. Ids that are counted, or sorted, are those of other documents
+if they have gaps, or do not ascend along the sequence, as the ids of a data set."""
 SPELLINGS: dict[str, Callable[[bool], Any]] = {"": bool, "1": int, "numpy.bool_": np.bool_}
 """The forms in which configuration files and arrays give a bool."""
 JOINT = 5
@@ -170,6 +173,11 @@ class Run:
     def ends(self) -> bool:
         """Return whether the fault of this run ends its processes."""
         return self.fault not in ("", "stalls")
+
+    @property
+    def block_bytes(self) -> int:
+        """Return the bytes of one rank's K and V together."""
+        return 2 * self.B * self.K * (self.S // self.P) * self.D * getattr(torch, self.dtype).itemsize
 
     @property
     def mask(self) -> Mask:
