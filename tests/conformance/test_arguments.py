@@ -972,4 +972,5 @@ def test_a_fast_path_on_one_rank_is_asked_with_each_argument_alone(argument: str
         return ring_attention(q, k, v, ring=ring, layout=layout, causal=causal, return_lse=True, **kept)
 
     found = failed(quick(attend, only=("soft cap", "sinks", "value dims", "pairs")))
-    assert [*found] == ["pairs"] and "P=1" in found["pairs"] and "heads=(2, 2)" in found["pairs"]
+    assert "pairs" in found and {*found} <= {"pairs", "sinks"}
+    assert "P=1" in found["pairs"] and "heads=(2, 2)" in found["pairs"]

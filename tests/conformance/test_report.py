@@ -444,7 +444,9 @@ import math
 import torch
 
 def right(outs, lses, base=2.718281828459045):
-    weights = torch.nan_to_num((lses * math.log(base)).softmax(0)).unsqueeze(-1)
+    lses = lses * math.log(base)
+    total = lses.logsumexp(0)
+    weights = torch.exp(lses - total.masked_fill(total == -math.inf, 0.0)).unsqueeze(-1)
     return (weights * outs.to(lses.dtype)).sum(0).to(outs.dtype)
 
 def in_base_2(outs, lses):
