@@ -43,11 +43,14 @@ def test_no_small_number_of_chunks_divides_the_longest_shards(ragged: bool) -> N
         assert run.S % (2 * run.P) == 0 or ragged
 
 
-def test_a_target_may_refuse_the_longest_shards() -> None:
+@pytest.mark.parametrize(("error", "refused"), [(ValueError, True), (IndexError, False)])
+def test_a_target_may_refuse_the_longest_shards(error: type[Exception], refused: bool) -> None:
+    """An error that is no refusal, such as an index beyond a table, fails."""
+
     def attend(ring: Any, q: Any, k: Any, v: Any, *, causal: bool, positions: Any) -> Any:
         if k.shape[2] > 4_096:
-            raise ValueError("no more than 4,096 keys on a rank")
+            raise error("no more than 4,096 keys on a rank")
         return plain_ring.attend(ring, q, k, v, causal=causal, positions=positions)
 
     (_, finding) = quick(Target(attend, backward=False), only=("long shards",)).findings
-    assert finding.ok and "not asked: raised: ValueError: no more than 4,096" in finding.evidence
+    assert finding.ok == refused and "not asked: " * refused + f"raised: {error.__name__}" in finding.evidence

@@ -19,6 +19,7 @@ from jaxtyping import Float
 
 from ringlab.conformance.checks.check import (
     LENGTH,
+    NO_REFUSALS,
     Check,
     Measure,
     Plan,
@@ -199,8 +200,10 @@ def _long_results(plan: Plan, rans: Sequence[Ran]) -> Verdict:
     if not verdict.ok or not longest:
         return replace(verdict, more=tuple(_longer(plan))) if verdict.ok else verdict
     for ran in longest:
-        if ran.trouble is not None and ran.trouble.kind not in (RAISED, SLOW):
-            return Verdict(False, f"{ran.trouble} ({ran.run})")
+        if (it := ran.trouble) is None:
+            continue
+        if it.kind not in (RAISED, SLOW) or it.text.startswith(NO_REFUSALS):
+            return Verdict(False, f"{it} ({ran.run})")
     right = [ran for ran in longest if ran.trouble is None]
     left = [f"not asked: {ran.trouble} ({ran.run})" for ran in longest if ran.trouble is not None]
     found = by_errors(NAMES)(plan, right) if right else Verdict(True, "")

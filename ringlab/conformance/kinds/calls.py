@@ -29,7 +29,7 @@ from ringlab.comm.virtual.cluster import VirtualCluster
 from ringlab.comm.virtual.threads import in_another_thread
 from ringlab.conformance.checks import LOADS, refuse_unknown
 from ringlab.conformance.checks.arguments import FORMS
-from ringlab.conformance.checks.pairs import NO_REFUSALS
+from ringlab.conformance.checks.check import NO_REFUSALS
 from ringlab.conformance.report.findings import Finding, Report
 from ringlab.conformance.run.caller_state import changed, kept_modes, state
 from ringlab.conformance.run.folder import leave, rank_path, ranks_left
