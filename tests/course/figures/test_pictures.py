@@ -242,7 +242,7 @@ SAYS = {
     "steps of users": (named(serving_view, "step_bars", DECODED, "Title"), ("1 in all: weights 5.3, caches 0.8, messages 4.4 ms, 10.5 ms: 96 tokens/s, 96 each", "16 in all: weights 5.3, caches 12.8")),
     "reading of users": (named(serving_view, "read_bars", DECODED, "Title", 2), ("1 in all: weights 5.3 and caches 0.8, together 6.1 ms", "16 in all: weights 5.3 and caches 12.8, together 18.1 ms")),
     "copies": (named(serving_view, "copies", WAYS), ("heads: two copies of every cache", "rows: two copies of the weights, Each rank reads 17.6 GB of weights and 2.7 GB of each cache", "small: one copy of everything")),
-    "survival": (named(scan_view, "survival", [0.5, 0.9, 0.8]), ("token 3 reads 0.36 of the state and 0.72, 0.8, 1 of the writes so far",)),
+    "survival": (named(scan_view, "survival", [0.5, 0.9, 0.8]), ("token 2 reads 0.36 of the state and 0.72, 0.8, 1 of the writes so far",)),
 }  # fmt: skip
 
 
