@@ -17,6 +17,7 @@ from ringlab.conformance.checks.arguments import ARGUMENT_CHECKS
 from ringlab.conformance.checks.call_patterns import CALL_CHECKS
 from ringlab.conformance.checks.check import Plan
 from ringlab.conformance.checks.measuring import expected, measure
+from ringlab.conformance.checks.placed_shards import SHARD_CHECKS
 from ringlab.conformance.mutants import MUTANTS
 from ringlab.conformance.run.call_patterns import _FEW, CALL_PATTERNS
 from ringlab.conformance.run.run import MANY_MORE_LENGTHS, Run
@@ -61,7 +62,7 @@ def test_the_bounds_know_a_gradient_of_lse(dtype: str) -> None:
 
 
 def test_ringlabs_own_ring_honours_or_refuses_every_argument_that_it_takes() -> None:
-    names = [each.name for each in (*CALL_CHECKS, *ARGUMENT_CHECKS)]
+    names = [each.name for each in (*CALL_CHECKS, *ARGUMENT_CHECKS, *SHARD_CHECKS)]
     report = quick(ring_attention, only=names, layouts=("contiguous", "zigzag"))
     assert failed(report) == {}
     left = {each.name for each in report.findings if not each.applies}

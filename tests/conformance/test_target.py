@@ -18,6 +18,7 @@ from ringlab.conformance import Target, check, checks
 from ringlab.conformance.checks.arguments import ARGUMENT_CHECKS
 from ringlab.conformance.checks.check import Plan, Verdict
 from ringlab.conformance.checks.dropout import DROPOUT_CHECKS
+from ringlab.conformance.checks.placed_shards import SHARD_CHECKS
 from ringlab.conformance.kinds.decode import check_decode
 from ringlab.conformance.kinds.merge import check_merge
 from ringlab.conformance.mutants import SOURCE
@@ -174,7 +175,10 @@ def test_what_is_not_claimed_is_not_asked() -> None:
             "frozen inputs",
         ),
         *("changed in place", "recomputation", "second derivatives", "default dtype", "other threads"),
-        *({each.name for each in (*ARGUMENT_CHECKS, *DROPOUT_CHECKS)} - {"value dims", "cross-attention"}),
+        *(
+            {each.name for each in (*ARGUMENT_CHECKS, *SHARD_CHECKS, *DROPOUT_CHECKS)}
+            - {"value dims", "cross-attention"}
+        ),
     }
 
 

@@ -11,6 +11,7 @@ from ringlab.conformance.checks.dropout import DROPOUT_CHECKS
 from ringlab.conformance.checks.faults import FAULT_CHECKS
 from ringlab.conformance.checks.order import ORDER_CHECKS
 from ringlab.conformance.checks.pairs import PAIR_CHECKS
+from ringlab.conformance.checks.placed_shards import SHARD_CHECKS
 from ringlab.conformance.checks.resources import RESOURCE_CHECKS
 from ringlab.conformance.checks.values import PRECISION_CHECKS, VALUE_CHECKS
 from ringlab.errors import BackendError
@@ -18,7 +19,7 @@ from ringlab.errors import BackendError
 LOADS = "loads"
 """The check before all others: the target can be imported and its claims are valid."""
 CHECKS: tuple[Check, ...] = (
-    *VALUE_CHECKS, *PRECISION_CHECKS, *ORDER_CHECKS, *CALL_CHECKS, *ARGUMENT_CHECKS, *PAIR_CHECKS, *DROPOUT_CHECKS, *RESOURCE_CHECKS, *FAULT_CHECKS,
+    *VALUE_CHECKS, *PRECISION_CHECKS, *ORDER_CHECKS, *CALL_CHECKS, *ARGUMENT_CHECKS, *SHARD_CHECKS, *PAIR_CHECKS, *DROPOUT_CHECKS, *RESOURCE_CHECKS, *FAULT_CHECKS,
 )  # fmt: skip
 
 

@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 
 from ringlab.conformance.checks.check import (
-    NO_REFUSALS,
     UNGUARDED,
     Check,
     Measure,
@@ -23,14 +22,11 @@ from ringlab.conformance.checks.check import (
     Verdict,
     by_errors,
     needs_backward,
-    needs_causal,
     needs_own_tensors,
-    needs_positions,
 )
 from ringlab.conformance.checks.measuring import gradient_of_trained, measure
 from ringlab.conformance.run.run import (
     ENDLESS,
-    GIVEN,
     NUMBERED,
     RAISED,
     SAME_MEMORY,
@@ -58,16 +54,16 @@ from ringlab.conformance.target.argument_names import (
     VALID,
     WINDOWS,
 )
-from ringlab.conformance.target.claims import BOTH, BOTTOM_RIGHT, LEFT, LENGTHS, ORDERS, PAST, TOP_LEFT
+from ringlab.conformance.target.claims import BOTH, BOTTOM_RIGHT, LEFT, PAST, TOP_LEFT
 from ringlab.conformance.tolerance import NAMES
 from ringlab.errors import apart
-from ringlab.layout import layout_names
 
 Changes = Callable[[Run], dict[str, Any]]
 Place = tuple[str, bool, int]
 """A layout, whether the mask is causal, and a number of ranks."""
 
-_LENGTH = 24
+ARGUMENT_LENGTH = 24
+"""The least number of tokens of most runs with an argument."""
 
 
 @dataclass(frozen=True)
@@ -122,7 +118,7 @@ class Argument:
     @staticmethod
     def length(plan: Plan, P: int) -> int:
         """Return the number of tokens of a run on P ranks."""
-        return max(32, 16 * P) if plan.claims.whole_documents else max(_LENGTH, 6 * P)
+        return max(32, 16 * P) if plan.claims.whole_documents else max(ARGUMENT_LENGTH, 6 * P)
 
     def runs(self, plan: Plan, layout: str = "") -> list[Run]:
         """Return, for every place, a run without the argument, and a run with each of its values."""
@@ -184,9 +180,9 @@ class Argument:
         If the last layout refuses all values, the other layouts are asked too.
         """
         given, refused = [], []
-        places = dict.fromkeys(_place(ran.run) for ran in rans)
+        places = dict.fromkeys(place_of(ran.run) for ran in rans)
         for place in places:
-            before, *with_it = (ran for ran in rans if _place(ran.run) == place)
+            before, *with_it = (ran for ran in rans if place_of(ran.run) == place)
             if wrong := self._wrong(before, with_it):
                 return wrong
             refused += [ran for ran in with_it if ran.trouble is not None]
@@ -249,7 +245,8 @@ def _honoured(verdict: Verdict) -> bool:
     return verdict.ok and not verdict.more and not verdict.evidence.startswith(("refused", "does not apply"))
 
 
-def _place(run: Run) -> Place:
+def place_of(run: Run) -> Place:
+    """Return the layout, the mask and the number of ranks of a run."""
     return run.layout, run.causal, run.P
 
 
@@ -387,7 +384,7 @@ def _padding(more: int, shards: int = 0) -> Changes:
     """
 
     def changes(run: Run) -> dict[str, Any]:
-        pad = min(shards * _shard(run) + more, run.S - 5)
+        pad = min(shards * shard_of(run) + more, run.S - 5)
         return {"pads": (-pad if run.causal else pad,)}
 
     return changes
@@ -407,7 +404,7 @@ _LIMITS: dict[str, Callable[[Run], int]] = {
     "none": lambda run: -1,
     "0": lambda run: 0,
     "few": lambda run: 3,
-    "beyond a shard": lambda run: _shard(run) + 2,
+    "beyond a shard": lambda run: shard_of(run) + 2,
 }
 """The limits of one side of a window, by words for a report."""
 
@@ -427,7 +424,7 @@ def _with_holes(run: Run) -> dict[str, Any]:
 
     A fourth sequence consists of padding, as in the last batch of a data set.
     """
-    S, shard = run.S, _shard(run) if run.P > 1 else run.S // 3
+    S, shard = run.S, shard_of(run) if run.P > 1 else run.S // 3
     ones = S // 2 | 1  # so that the rest are tokens
     in_turn = (0, *[1] * ones, S - ones)
     return {"B": 4, "holes": ((3, 2, 4, 1, S - 10), (shard, shard, S - 2 * shard), in_turn, (0, S))}
@@ -466,7 +463,7 @@ def takes_lengths(plan: Plan) -> bool:
     return bool({*CU_SEQLENS} & {*plan.claims.takes}) or plan.claims.any_mask
 
 
-class _Window(Argument):
+class Window(Argument):
     """A window, which one number does not define without a causal mask."""
 
     def changes(self, plan: Plan, run: Run, value: int) -> dict[str, Any]:
@@ -478,7 +475,7 @@ class _Window(Argument):
     def _of_values(self, plan: Plan, given: Sequence[Ran]) -> Verdict:
         """Return the verdict by the claimed meaning, or else by the first one that fits all results."""
         verdicts = {
-            each: super(_Window, self)._of_values(plan, [_meaning(ran, each) for ran in given])
+            each: super(Window, self)._of_values(plan, [_meaning(ran, each) for ran in given])
             for each in _meanings(plan, [ran.run for ran in given])
         }
         found = next((each for each in verdicts if verdicts[each].ok), next(iter(verdicts)))
@@ -664,13 +661,14 @@ def _of_dtypes(of_queries: str, of_keys: str, of_values: str) -> tuple[Changes, 
     return _always(**changes), _always(**changes, values="large")
 
 
-def _shard(run: Run) -> int:
+def shard_of(run: Run) -> int:
+    """Return the tokens of a mean shard, rounded down."""
     return run.S // run.P
 
 
 ARGUMENTS = (
-    _Window("window", "windows that it takes, shorter and longer than a shard; each pair of no limit, 0, a few keys and more than a shard on its two sides: the oracle's result, or an error", "window", WINDOWS, (_always(window=3), lambda run: {"window": _shard(run) + 3}), others=(lambda run: {"window": run.S + 5},)),
-    Argument("window", "", "window sides", SIDES, (_sides((5, -1), (3, 7)),), by_mask=False, others=(lambda run: {"sides": (_shard(run) + 2, 0) if run.causal else (-1, 2)}, _always(sides=(-1, -1)))),
+    Window("window", "windows that it takes, shorter and longer than a shard; each pair of no limit, 0, a few keys and more than a shard on its two sides: the oracle's result, or an error", "window", WINDOWS, (_always(window=3), lambda run: {"window": shard_of(run) + 3}), others=(lambda run: {"window": run.S + 5},)),
+    Argument("window", "", "window sides", SIDES, (_sides((5, -1), (3, 7)),), by_mask=False, others=(lambda run: {"sides": (shard_of(run) + 2, 0) if run.causal else (-1, 2)}, _always(sides=(-1, -1)))),
     *(_Sides("window", "", f"window sides ({left}, {right})", SIDES, (_limited(left, right),), by_mask=False, paired=False) for left in _LIMITS for right in _LIMITS if {left, right} != {"none"}),
     Argument("soft cap", "soft caps that it takes: the oracle's result, or an error", "soft cap", (*SOFTCAPS, *FLEX_SCORES), (_always(softcap=0.75), _always(softcap=30.0)), by_mask=False),
     Argument("prefix", "a prefix that every row sees: the oracle's result, or an error", "prefix", PREFIXES, (_always(prefix=3), lambda run: {"prefix": run.S - 3}), causal=True),
@@ -754,7 +752,7 @@ def _check(name: str) -> Check:
 def _neutral(plan: Plan) -> list[Run]:
     takes = {*plan.claims.takes, *plan.claims.through}
     P = plan.ranks(2)[0]
-    plain = plan.run(P, _LENGTH, layout=plan.claims.layouts[-1], causal=plan.claims.causal[-1])
+    plain = plan.run(P, ARGUMENT_LENGTH, layout=plan.claims.layouts[-1], causal=plan.claims.causal[-1])
     spelled = [each for each in SPELLINGS if each] if {"causal", "is_causal"} & takes else []
     return [
         *(replace(plain, neutral=name) for name in sorted({*NEUTRAL} & takes)),
@@ -762,7 +760,7 @@ def _neutral(plan: Plan) -> list[Run]:
     ]
 
 
-def _as_without(plan: Plan, rans: Sequence[Ran]) -> Verdict:
+def as_without(plan: Plan, rans: Sequence[Ran]) -> Verdict:
     """Return the verdict: each neutral value, form of a bool, or offset gives the plain result, or is refused."""
     right = [ran for ran in rans if ran.trouble is None]
     for ran in rans:
@@ -781,126 +779,7 @@ def _needs_neutral(plan: Plan) -> str | None:
     return None if _neutral(plan) else "the target takes no argument that a number may switch off"
 
 
-def _far(plan: Plan) -> list[Run]:
-    """Return runs whose positions pass the ends of int16, of uint16 and of the whole numbers in float32.
-
-    There 16 bits are negative or begin again, and a half dtype, or float32, gives neighbours one position. Windows
-    and ALiBi use distances, which may be rounded too.
-    """
-    P = plan.ranks(2)[0]
-    plain = plan.run(P, _LENGTH, layout=plan.claims.layouts[-1], causal=True)
-    of_distance = [
-        replace(plain, **each.changes(plan, plain, 0))
-        for each in ARGUMENTS
-        if each.what in _BY_DISTANCE and each.needs(plan) is None
-    ]
-    halves = [replace(plain, dtype=dtype) for dtype in plan.half]
-    far = [(each, (2**16, 2**24)) for each in (*halves, *of_distance)]
-    return [
-        replace(run, offset=end - run.S // 2)
-        for run, ends in ((plain, (2**15, 2**16, 2**24)), *far)
-        for end in ends
-    ]
-
-
-_BY_DISTANCE = ("window", "window sides", "ALiBi slopes")
-"""The arguments whose effect depends on how far apart two positions are, wherever they are."""
-
-
-def _needs_far(plan: Plan) -> str | None:
-    return needs_positions(plan) or needs_causal(plan)
-
-
-_BY_PLACE = (
-    "window",
-    "window sides",
-    "prefix",
-    "ALiBi slopes",
-    "additive bias",
-    "packed documents",
-    "padding mask",
-)
-"""The arguments whose effect depends on the positions of rows and keys."""
-
-
-def _placed(plan: Plan) -> list[Argument]:
-    """Return the arguments by position that the target takes, the window also with one token more than a mean shard."""
-    asked = [each for each in ARGUMENTS if each.what in _BY_PLACE and each.needs(plan) is None]
-    return [
-        replace(each, values=(*each.values, _beyond_a_shard)) if isinstance(each, _Window) else each
-        for each in asked
-    ]
-
-
-def _beyond_a_shard(run: Run) -> dict[str, Any]:
-    return {"window": _shard(run) + 1}
-
-
-def _shards(plan: Plan) -> list[str]:
-    """Return the names of the shards of other orders, and of other lengths if the target claims these."""
-    ranks = [P for P in plan.claims.ranks if P > 1]
-    return [*ORDERS, *(LENGTHS if plan.claims.ragged and ranks else ())]
-
-
-def _by_positions(plan: Plan) -> list[Run]:
-    """Return plain runs with all such shards, on one rank too; runs of arguments with some of them.
-
-    The contiguous shards come first, since a ring may keep something of them by a length, or a first and last token.
-    """
-    P = plan.ranks(3, 2)[0]
-    plain = [
-        plan.run(P, Argument.length(plan, P), layout=layout, causal=causal)
-        for layout in ("contiguous", *_shards(plan))
-        for causal in plan.claims.causal
-    ]
-    alone = [
-        plan.run(1, 16, layout=layout, causal=causal, K=2)
-        for layout in ORDERS
-        for causal in plan.claims.causal
-    ]
-    asked = [each for each in _shards(plan) if each in LENGTHS or each == "chunks in no order"]
-    given = [run for each in _placed(plan) for layout in asked for run in each.runs(plan, layout)]
-    return [*plain, *(alone if 1 in plan.claims.ranks else []), *given]
-
-
-def _as_placed(plan: Plan, rans: Sequence[Ran]) -> Verdict:
-    """Return the verdict: shards are refused, or they and each argument that is not refused with them give the oracle's results."""
-    for ran in rans:
-        if ran.trouble is not None and (
-            ran.trouble.kind != RAISED or ran.trouble.text.startswith(NO_REFUSALS)
-        ):
-            return Verdict(False, f"{ran.trouble} ({ran.run})", ran.run)
-    done = {ran.run: ran for ran in rans}
-    plain = [ran for ran in rans if _is_plain(ran.run)]
-    right = [ran for ran in plain if ran.trouble is None]
-    verdicts = [by_errors(NAMES)(plan, right)] if right else []
-    taken = {_place(ran.run) for ran in right}
-    for each in _placed(plan):
-        made = each.made(plan, done, _shards(plan))
-        verdicts.append(
-            each.judge(plan, [ran for ran in made if _place(ran.run) in taken and ran.trouble is None])
-        )
-    if wrong := next((each for each in verdicts if not each.ok), None):
-        return wrong
-    refused = [f"refused: {ran.trouble} ({ran.run})" for ran in plain if ran.trouble is not None]
-    said = [each.evidence for each in verdicts if each.evidence]
-    return Verdict(True, "; ".join([*said, *refused[:1]])[:700])
-
-
-def _is_plain(run: Run) -> bool:
-    return not any(getattr(run, field) for field in GIVEN)
-
-
-def needs_any_layout(plan: Plan) -> str | None:
-    """Return the reason why the target is not asked about shards other than those of layouts, or None."""
-    if {*layout_names()} <= {*plan.claims.layouts}:
-        return needs_positions(plan)
-    return needs_positions(plan) or f"the target claims the layouts {', '.join(plan.claims.layouts)} only"
-
-
 ARGUMENT_CHECKS = (
     *(_check(name) for name in dict.fromkeys(each.check for each in ARGUMENTS)),
-    Check("neutral values", "numbers with which callers switch an argument off, such as a soft cap of 0, and causal as 1: the plain result, or an error", "quick", Measure.ARGUMENTS, _neutral, _as_without, _needs_neutral, tolerant=True),
-    Check("far positions", "positions beyond 32,767, 65,535 and 16,777,216, as in a later part of a long sequence: the same result, or an error", "quick", Measure.ARGUMENTS, _far, _as_without, _needs_far, tolerant=True),
-    Check("any shards", "tokens in orders, and shards of lengths, that only positions can say, with windows, documents and other arguments: the oracle's result, or an error", "quick", Measure.ARGUMENTS, _by_positions, _as_placed, needs_any_layout, tolerant=True),
+    Check("neutral values", "numbers with which callers switch an argument off, such as a soft cap of 0, and causal as 1: the plain result, or an error", "quick", Measure.ARGUMENTS, _neutral, as_without, _needs_neutral, tolerant=True),
 )  # fmt: skip

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from itertools import combinations, product
 from typing import Any
 
-from ringlab.conformance.checks.arguments import ARGUMENTS, Argument, as_understood, needs_any_layout
+from ringlab.conformance.checks.arguments import ARGUMENTS, Argument, as_understood
 from ringlab.conformance.checks.check import (
     NO_REFUSALS,
     Check,
@@ -24,6 +24,7 @@ from ringlab.conformance.checks.check import (
 )
 from ringlab.conformance.checks.dropout import IN_PAIRS as DROPOUT
 from ringlab.conformance.checks.measuring import measure
+from ringlab.conformance.checks.placed_shards import needs_any_layout
 from ringlab.conformance.pairwise_cases import Axes, Chosen, completed, covering_pairs, pairs_in
 from ringlab.conformance.run.call_patterns import CALL_PATTERNS
 from ringlab.conformance.run.run import RAISED, Ran, Run, Trouble, in_words

@@ -1,0 +1,154 @@
+"""Checks of shards that no layout describes: positions far from 0, and tokens in orders and of lengths of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from ringlab.conformance.checks.arguments import (
+    ARGUMENT_LENGTH,
+    ARGUMENTS,
+    Argument,
+    Window,
+    as_without,
+    place_of,
+    shard_of,
+)
+from ringlab.conformance.checks.check import (
+    NO_REFUSALS,
+    Check,
+    Measure,
+    Plan,
+    Verdict,
+    by_errors,
+    needs_causal,
+    needs_positions,
+)
+from ringlab.conformance.run.run import GIVEN, RAISED, Ran, Run
+from ringlab.conformance.target.claims import LENGTHS, ORDERS
+from ringlab.conformance.tolerance import NAMES
+from ringlab.layout import layout_names
+
+
+def _far(plan: Plan) -> list[Run]:
+    """Return runs whose positions pass the ends of int16, of uint16 and of the whole numbers in float32.
+
+    There 16 bits are negative or begin again, and a half dtype, or float32, gives neighbours one position. Windows
+    and ALiBi use distances, which may be rounded too.
+    """
+    P = plan.ranks(2)[0]
+    plain = plan.run(P, ARGUMENT_LENGTH, layout=plan.claims.layouts[-1], causal=True)
+    of_distance = [
+        replace(plain, **each.changes(plan, plain, 0))
+        for each in ARGUMENTS
+        if each.what in _BY_DISTANCE and each.needs(plan) is None
+    ]
+    halves = [replace(plain, dtype=dtype) for dtype in plan.half]
+    far = [(each, (2**16, 2**24)) for each in (*halves, *of_distance)]
+    return [
+        replace(run, offset=end - run.S // 2)
+        for run, ends in ((plain, (2**15, 2**16, 2**24)), *far)
+        for end in ends
+    ]
+
+
+_BY_DISTANCE = ("window", "window sides", "ALiBi slopes")
+"""The arguments whose effect depends on how far apart two positions are, wherever they are."""
+
+
+def _needs_far(plan: Plan) -> str | None:
+    return needs_positions(plan) or needs_causal(plan)
+
+
+_BY_PLACE = (
+    "window",
+    "window sides",
+    "prefix",
+    "ALiBi slopes",
+    "additive bias",
+    "packed documents",
+    "padding mask",
+)
+"""The arguments whose effect depends on the positions of rows and keys."""
+
+
+def _placed(plan: Plan) -> list[Argument]:
+    """Return the arguments by position that the target takes, the window also with one token more than a mean shard."""
+    asked = [each for each in ARGUMENTS if each.what in _BY_PLACE and each.needs(plan) is None]
+    return [
+        replace(each, values=(*each.values, _beyond_a_shard)) if isinstance(each, Window) else each
+        for each in asked
+    ]
+
+
+def _beyond_a_shard(run: Run) -> dict[str, Any]:
+    return {"window": shard_of(run) + 1}
+
+
+def _shards(plan: Plan) -> list[str]:
+    """Return the names of the shards of other orders, and of other lengths if the target claims these."""
+    ranks = [P for P in plan.claims.ranks if P > 1]
+    return [*ORDERS, *(LENGTHS if plan.claims.ragged and ranks else ())]
+
+
+def _by_positions(plan: Plan) -> list[Run]:
+    """Return plain runs with all such shards, on one rank too; runs of arguments with some of them.
+
+    The contiguous shards come first, since a ring may keep something of them by a length, or a first and last token.
+    """
+    P = plan.ranks(3, 2)[0]
+    plain = [
+        plan.run(P, Argument.length(plan, P), layout=layout, causal=causal)
+        for layout in ("contiguous", *_shards(plan))
+        for causal in plan.claims.causal
+    ]
+    alone = [
+        plan.run(1, 16, layout=layout, causal=causal, K=2)
+        for layout in ORDERS
+        for causal in plan.claims.causal
+    ]
+    asked = [each for each in _shards(plan) if each in LENGTHS or each == "chunks in no order"]
+    given = [run for each in _placed(plan) for layout in asked for run in each.runs(plan, layout)]
+    return [*plain, *(alone if 1 in plan.claims.ranks else []), *given]
+
+
+def _as_placed(plan: Plan, rans: Sequence[Ran]) -> Verdict:
+    """Return the verdict: shards are refused, or they and each argument that is not refused with them give the oracle's results."""
+    for ran in rans:
+        if ran.trouble is not None and (
+            ran.trouble.kind != RAISED or ran.trouble.text.startswith(NO_REFUSALS)
+        ):
+            return Verdict(False, f"{ran.trouble} ({ran.run})", ran.run)
+    done = {ran.run: ran for ran in rans}
+    plain = [ran for ran in rans if _is_plain(ran.run)]
+    right = [ran for ran in plain if ran.trouble is None]
+    verdicts = [by_errors(NAMES)(plan, right)] if right else []
+    taken = {place_of(ran.run) for ran in right}
+    for each in _placed(plan):
+        made = each.made(plan, done, _shards(plan))
+        verdicts.append(
+            each.judge(plan, [ran for ran in made if place_of(ran.run) in taken and ran.trouble is None])
+        )
+    if wrong := next((each for each in verdicts if not each.ok), None):
+        return wrong
+    refused = [f"refused: {ran.trouble} ({ran.run})" for ran in plain if ran.trouble is not None]
+    said = [each.evidence for each in verdicts if each.evidence]
+    return Verdict(True, "; ".join([*said, *refused[:1]])[:700])
+
+
+def _is_plain(run: Run) -> bool:
+    return not any(getattr(run, field) for field in GIVEN)
+
+
+def needs_any_layout(plan: Plan) -> str | None:
+    """Return the reason why the target is not asked about shards other than those of layouts, or None."""
+    if {*layout_names()} <= {*plan.claims.layouts}:
+        return needs_positions(plan)
+    return needs_positions(plan) or f"the target claims the layouts {', '.join(plan.claims.layouts)} only"
+
+
+SHARD_CHECKS = (
+    Check("far positions", "positions beyond 32,767, 65,535 and 16,777,216, as in a later part of a long sequence: the same result, or an error", "quick", Measure.ARGUMENTS, _far, as_without, _needs_far, tolerant=True),
+    Check("any shards", "tokens in orders, and shards of lengths, that only positions can say, with windows, documents and other arguments: the oracle's result, or an error", "quick", Measure.ARGUMENTS, _by_positions, _as_placed, needs_any_layout, tolerant=True),
+)  # fmt: skip
