@@ -14,6 +14,7 @@ from typing import Any
 from zlib import crc32
 
 import hypothesis
+import jaxtyping._decorator
 import numpy
 import pytest
 import torch
@@ -28,6 +29,9 @@ CHECKOUT = Path(__file__).resolve().parents[1]
 # it is first imported, and nothing has imported it yet.
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
+
+# Otherwise jaxtyping imports jax, 125 MB in each worker, only to shorten jax's tracebacks.
+jaxtyping._decorator._tb_flag = False
 
 # Install the shape check before any module of ringlab is imported, because functions of modules that are
 # already imported escape the check. Check only modules that name an array type: the check wraps every
