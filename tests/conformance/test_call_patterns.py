@@ -312,6 +312,7 @@ def test_second_derivatives_may_be_right() -> None:
     assert finding.ok and "refused" not in finding.evidence
 
 
+@pytest.mark.thorough
 def test_a_ring_that_an_error_leaves_half_changed_is_found() -> None:
     """After an error the ring drops what it kept for backward, or counts a call that has not ended."""
     mark, begun = [0], [0]
@@ -335,6 +336,7 @@ def test_a_ring_that_an_error_leaves_half_changed_is_found() -> None:
     assert quick(plain_ring.attend, only=("calls in flight", "side effects")).failed == []
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("room", "ok", "runs"), [(8, True, 2), (64, True, 3), (None, False, 3)])
 def test_a_cache_by_length_with_a_limit_passes(room: int | None, ok: bool, runs: int) -> None:
     """A cache that is full after 64 lengths is told from one without a limit by many more lengths."""
@@ -353,6 +355,7 @@ def test_a_cache_by_length_with_a_limit_passes(room: int | None, ok: bool, runs:
         assert "never freed" in failed(report)["many calls"] and "160 lengths" in failed(report)["many calls"]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("room", "every", "grows"), [(32, 1, False), (128, 1, False), (None, 6, True)])
 def test_a_pool_of_buffers_with_a_limit_passes(room: int | None, every: int, grows: bool) -> None:
     """A pool that is full after up to 128 calls is told from a buffer that each sixth call leaves behind."""

@@ -43,6 +43,7 @@ def test_no_small_number_of_chunks_divides_the_longest_shards(ragged: bool) -> N
         assert run.S % (2 * run.P) == 0 or ragged
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("error", "refused"), [(ValueError, True), (IndexError, False)])
 def test_a_target_may_refuse_the_longest_shards(error: type[Exception], refused: bool) -> None:
     """An error that is no refusal, such as an index beyond a table, fails."""

@@ -324,6 +324,7 @@ def test_a_step_without_gradients_is_never_said_to_have_right_ones() -> None:
     assert does_not_apply(check_step(alone, **only)) == {"gradients"}
 
 
+@pytest.mark.thorough
 def test_a_step_that_takes_packed_batches_only_passes() -> None:
     def packed(ring: Any, tokens: Tensor, labels: Tensor, cu_seqlens: Tensor) -> Any:
         assert tokens.shape == labels.shape == (1, int(cu_seqlens[-1]))

@@ -273,6 +273,7 @@ def test_messages_that_do_not_fit_are_refused(
         run(program)
 
 
+@pytest.mark.thorough
 def test_eight_thousand_ranks_are_simulated_without_their_operations() -> None:
     P = 8192
     done = simulate.simulate(Attention(H=1, K=1, D=4), zigzag(2 * P, P), H100)

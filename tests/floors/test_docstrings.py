@@ -10,24 +10,21 @@ import doctest
 import importlib
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from tools.house import docstrings
 from tools.house.docstrings import CHECKOUT, KINDS
 
-PACKAGE = docstrings.read()
-MISSING = docstrings.missing(PACKAGE)
 
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_nothing_is_missing(kind: str) -> None:
-    assert MISSING[kind] == []
+def test_nothing_is_missing() -> None:
+    missing = docstrings.missing(docstrings.read())
+    assert {kind: missing[kind] for kind in KINDS if missing[kind]} == {}
 
 
 def test_the_package_was_read() -> None:
-    names = {name.rpartition(".")[2] for name, _ in docstrings.exported(PACKAGE)}
+    package = docstrings.read()
+    names = {name.rpartition(".")[2] for name, _ in docstrings.exported(package)}
     assert {
         "ring_attention",
         "zigzag",
@@ -38,22 +35,19 @@ def test_the_package_was_read() -> None:
         "attention",
     } <= names
     assert (
-        sum(1 for module in PACKAGE.modules.values() for _ in docstrings.public_functions(module.tree)) > 800
+        sum(1 for module in package.modules.values() for _ in docstrings.public_functions(module.tree)) > 800
     )
 
 
 PATIENCE = 20.0
-"""Seconds of processor time; an example takes one at most."""
+"""Seconds of processor time for the examples of one module; an example takes one at most."""
 
-
-def examples(root: Path = CHECKOUT / "ringlab") -> Iterator[tuple[str, str, str]]:
-    """Yield (module, name, docstring) of each docstring with an example."""
-    for path in sorted(root.rglob("*.py")):
-        text = path.read_text(encoding="utf-8")
-        if ">>> " in text:
-            parts = path.relative_to(root.parent).with_suffix("").parts
-            module = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
-            yield from ((module, name, said) for name, said in documented(text) if ">>> " in said)
+MODULES = {
+    ".".join(path.relative_to(CHECKOUT).with_suffix("").parts).removesuffix(".__init__"): text
+    for path in sorted((CHECKOUT / "ringlab").rglob("*.py"))
+    if ">>> " in (text := path.read_text(encoding="utf-8"))
+}
+"""The text of each module with an example."""
 
 
 def documented(source: str) -> Iterator[tuple[str, str]]:
@@ -79,21 +73,12 @@ def failures(module: str, name: str, docstring: str) -> str:
     return "".join(said)
 
 
-CASES = [
-    pytest.param(*case, id=f"{case[0]}.{case[1]}", marks=[pytest.mark.needs_triton] * ("triton" in case[0]))
-    for case in examples()
-]
-
-
-@pytest.mark.parametrize("module, name, docstring", CASES)
-def test_an_example_prints_what_it_says(module: str, name: str, docstring: str) -> None:
+@pytest.mark.parametrize(
+    "module", [pytest.param(each, marks=[pytest.mark.needs_triton] * ("triton" in each)) for each in MODULES]
+)
+def test_each_example_of_a_module_prints_what_it_says(module: str) -> None:
     begin = time.process_time()
-    assert failures(module, name, docstring) == ""
+    found = [(name, said) for name, said in documented(MODULES[module]) if ">>> " in said]
+    assert sum(said.count(">>> ") for _, said in found) == MODULES[module].count(">>> ") > 0
+    assert "".join(failures(module, name, said) for name, said in found) == ""
     assert time.process_time() - begin < PATIENCE
-
-
-def test_no_example_is_overlooked() -> None:
-    written = sum(
-        path.read_text(encoding="utf-8").count(">>> ") for path in (CHECKOUT / "ringlab").rglob("*.py")
-    )
-    assert sum(docstring.count(">>> ") for _, _, docstring in examples()) == written >= 5

@@ -463,7 +463,7 @@ def takes_lengths(plan: Plan) -> bool:
     return bool({*CU_SEQLENS} & {*plan.claims.takes}) or plan.claims.any_mask
 
 
-class Window(Argument):
+class WindowArgument(Argument):
     """A window, which one number does not define without a causal mask."""
 
     def changes(self, plan: Plan, run: Run, value: int) -> dict[str, Any]:
@@ -475,7 +475,7 @@ class Window(Argument):
     def _of_values(self, plan: Plan, given: Sequence[Ran]) -> Verdict:
         """Return the verdict by the claimed meaning, or else by the first one that fits all results."""
         verdicts = {
-            each: super(Window, self)._of_values(plan, [_meaning(ran, each) for ran in given])
+            each: super(WindowArgument, self)._of_values(plan, [_meaning(ran, each) for ran in given])
             for each in _meanings(plan, [ran.run for ran in given])
         }
         found = next((each for each in verdicts if verdicts[each].ok), next(iter(verdicts)))
@@ -667,7 +667,7 @@ def shard_of(run: Run) -> int:
 
 
 ARGUMENTS = (
-    Window("window", "windows that it takes, shorter and longer than a shard; each pair of no limit, 0, a few keys and more than a shard on its two sides: the oracle's result, or an error", "window", WINDOWS, (_always(window=3), lambda run: {"window": shard_of(run) + 3}), others=(lambda run: {"window": run.S + 5},)),
+    WindowArgument("window", "windows that it takes, shorter and longer than a shard; each pair of no limit, 0, a few keys and more than a shard on its two sides: the oracle's result, or an error", "window", WINDOWS, (_always(window=3), lambda run: {"window": shard_of(run) + 3}), others=(lambda run: {"window": run.S + 5},)),
     Argument("window", "", "window sides", SIDES, (_sides((5, -1), (3, 7)),), by_mask=False, others=(lambda run: {"sides": (shard_of(run) + 2, 0) if run.causal else (-1, 2)}, _always(sides=(-1, -1)))),
     *(_Sides("window", "", f"window sides ({left}, {right})", SIDES, (_limited(left, right),), by_mask=False, paired=False) for left in _LIMITS for right in _LIMITS if {left, right} != {"none"}),
     Argument("soft cap", "soft caps that it takes: the oracle's result, or an error", "soft cap", (*SOFTCAPS, *FLEX_SCORES), (_always(softcap=0.75), _always(softcap=30.0)), by_mask=False),

@@ -10,7 +10,7 @@ from ringlab.conformance.checks.arguments import (
     ARGUMENT_LENGTH,
     ARGUMENTS,
     Argument,
-    Window,
+    WindowArgument,
     as_without,
     place_of,
     shard_of,
@@ -77,7 +77,7 @@ def _placed(plan: Plan) -> list[Argument]:
     """Return the arguments by position that the target takes, the window also with one token more than a mean shard."""
     asked = [each for each in ARGUMENTS if each.what in _BY_PLACE and each.needs(plan) is None]
     return [
-        replace(each, values=(*each.values, _beyond_a_shard)) if isinstance(each, Window) else each
+        replace(each, values=(*each.values, _beyond_a_shard)) if isinstance(each, WindowArgument) else each
         for each in asked
     ]
 
