@@ -135,6 +135,7 @@ def jobs_of(block: str) -> list[Any]:
     return [job for job in JOBS if block not in ("cudnn", "flash-4") or max(job[0].D, job[0].Dv) <= 128]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("block", LIBRARIES)
 def test_every_case_on_a_librarys_functions(block: str) -> None:
     """Calls obey the rules of the library's functions, and results are within the bounds of the oracle."""

@@ -25,6 +25,8 @@ from ringlab.errors import BackendError
 from ringlab.layout import per_document
 from tests.conformance.reports import evidence, failed, quick
 
+pytestmark = pytest.mark.thorough
+
 WHOLE_PADDING = """whole = torch.zeros(len(self.padding), sum(map(len, self.positions)), dtype=torch.int64)
             whole[:, mine] = self.padding.long()
             whole = self.ring.all_reduce(whole).bool()[:, None, None]
@@ -207,7 +209,6 @@ def test_a_ring_that_refuses_other_lengths_and_dims_passes() -> None:
     assert failed(report) == {} and all("refused: raised" in each.evidence for each in report.findings[1:])
 
 
-@pytest.mark.thorough
 def test_a_layout_may_cut_each_document_by_itself() -> None:
     """A layout may deal each padded document to the ranks by zig-zag, as kernels for packed sequences do."""
     asked: list[tuple[int, ...]] = []
@@ -811,7 +812,6 @@ def flexible(by: str, wrong: bool) -> Any:
     return {"mask_mod": by_mask, "block_mask": by_block_mask, "score_mod": by_score}[by]
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize("by", ["mask_mod", "block_mask", "score_mod"])
 def test_functions_of_flex_attention_carry_every_mask(by: str) -> None:
     only = ("forward", "masks", "window", "documents", "prefix", "soft cap", "alibi", "pairs")
@@ -822,7 +822,6 @@ def test_functions_of_flex_attention_carry_every_mask(by: str) -> None:
     assert {"masks", "window"} <= {*wrong.failed} and "forward" not in wrong.failed
 
 
-@pytest.mark.thorough
 def test_unequal_shards_have_a_place_in_pairs() -> None:
     def attend(q, k, v, *, ring, layout, causal, window=None, softcap=None, wrong=False):
         cap = None if wrong and layout.S % layout.P else softcap
@@ -836,7 +835,6 @@ def test_unequal_shards_have_a_place_in_pairs() -> None:
     assert [*found] == ["pairs"] and "more tokens=5" in found["pairs"]
 
 
-@pytest.mark.thorough
 def test_dropout_has_a_place_in_pairs() -> None:
     """Under no_grad, kept weights are not scaled by 1/(1 − p)."""
 
@@ -852,7 +850,6 @@ def test_dropout_has_a_place_in_pairs() -> None:
     assert [*found] == ["pairs"] and "dropout" in found["pairs"] and "way=no_grad" in found["pairs"]
 
 
-@pytest.mark.thorough
 def test_an_argument_that_one_layout_alone_takes_is_asked_there_and_said_so() -> None:
     def attend(q, k, v, *, ring, layout, causal, window=None, softcap=None, wrong=""):
         if window and layout.name == "zigzag":
@@ -882,7 +879,6 @@ def one_at_a_time(
     return ring_attention(q, k, v, ring=ring, layout=layout, mask=mask, softcap=softcap, return_lse=True)
 
 
-@pytest.mark.thorough
 def test_settings_that_are_refused_together_hide_no_other_pair() -> None:
     claims: dict[str, Any] = {"only": ("pairs",), "layouts": ("contiguous", "zigzag")}
     (_, right) = quick(partial(one_at_a_time, lost=False), **claims).findings
@@ -893,7 +889,6 @@ def test_settings_that_are_refused_together_hide_no_other_pair() -> None:
     assert re.match(r"wrong only where window \d+ comes with P=4; ", evidence)
 
 
-@pytest.mark.thorough
 def test_a_pair_that_is_refused_for_one_value_is_named_by_its_values() -> None:
     def attend(q, k, v, *, ring, layout, causal, window=None, softcap=None, lost=False):
         if window and q.dtype == torch.float64:

@@ -28,6 +28,8 @@ from ringlab.conformance.target.claims import Target, as_target
 from ringlab.errors import BackendError
 from tests.conformance.reports import failed, quick
 
+pytestmark = pytest.mark.thorough
+
 
 def through_lse() -> Any:
     """Return a plain ring that differentiates lse correctly: a mutant whose one wrong sign is repaired."""
@@ -116,7 +118,6 @@ def test_axes_there_and_back(axes: str) -> None:
     )
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize("axes", ["BLHD", "LBHD", "LHD"])
 def test_a_target_with_its_axes_in_another_order_passes(axes: str) -> None:
     def attend(q, k, v, *, ring, positions, causal, scale=None):
@@ -146,7 +147,6 @@ def test_packed_inputs_are_stacked_and_their_gradients_found(form: str) -> None:
     assert report.findings[-1].applies == (form == "kv")  # stacked q and k have the same heads
 
 
-@pytest.mark.thorough
 def test_an_allowed_failure_passes_with_its_reason_and_others_do_not() -> None:
     target = as_target(MUTANTS["gathers_under_a_mask"].target(), allow={"gather": "the mask needs every key"})
     report = quick(target, only=("gather", "forward"))
@@ -158,14 +158,12 @@ def test_an_allowed_failure_passes_with_its_reason_and_others_do_not() -> None:
     assert quick(other, only=("gather", "forward")).failed == ["forward"]
 
 
-@pytest.mark.thorough
 def test_a_wrong_run_settles_a_check_and_the_runs_that_it_alone_needs_are_skipped() -> None:
     whole = quick(plain_ring.attend, only=("masks",)).runs
     wrong = quick(MUTANTS["no_mask"].target(), only=("masks",))
     assert wrong.failed == ["masks"] and wrong.runs < whole
 
 
-@pytest.mark.thorough
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("target", "found"),
@@ -312,7 +310,6 @@ def test_second_derivatives_may_be_right() -> None:
     assert finding.ok and "refused" not in finding.evidence
 
 
-@pytest.mark.thorough
 def test_a_ring_that_an_error_leaves_half_changed_is_found() -> None:
     """After an error the ring drops what it kept for backward, or counts a call that has not ended."""
     mark, begun = [0], [0]
@@ -336,7 +333,6 @@ def test_a_ring_that_an_error_leaves_half_changed_is_found() -> None:
     assert quick(plain_ring.attend, only=("calls in flight", "side effects")).failed == []
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize(("room", "ok", "runs"), [(8, True, 2), (64, True, 3), (None, False, 3)])
 def test_a_cache_by_length_with_a_limit_passes(room: int | None, ok: bool, runs: int) -> None:
     """A cache that is full after 64 lengths is told from one without a limit by many more lengths."""
@@ -355,7 +351,6 @@ def test_a_cache_by_length_with_a_limit_passes(room: int | None, ok: bool, runs:
         assert "never freed" in failed(report)["many calls"] and "160 lengths" in failed(report)["many calls"]
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize(("room", "every", "grows"), [(32, 1, False), (128, 1, False), (None, 6, True)])
 def test_a_pool_of_buffers_with_a_limit_passes(room: int | None, every: int, grows: bool) -> None:
     """A pool that is full after up to 128 calls is told from a buffer that each sixth call leaves behind."""

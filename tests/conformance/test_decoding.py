@@ -24,6 +24,8 @@ from ringlab.merge import Partial, merge, state_dtype
 from tests.conformance.reports import failed
 from tests.conformance.right_decodes import Local, full, local, of_ringlab
 
+pytestmark = pytest.mark.thorough
+
 Merged = Callable[[Tensor, Tensor], Tensor]
 LIVES = {"shared pages", "reused pages", "copied pages"}
 BY_PARAMETER = {each.check for each in ARGUMENTS} - {"value dims", "rolling cache"} | LIVES | {"two groups"}
@@ -79,7 +81,6 @@ RIGHT: dict[str, tuple[Callable[..., Any], set[str]]] = {
 """Right decodes, each with the checks for which it lacks a parameter."""
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize("name", RIGHT)
 def test_right_decodes_pass(name: str) -> None:
     decode, lacking = RIGHT[name]
@@ -87,7 +88,6 @@ def test_right_decodes_pass(name: str) -> None:
     assert failed(report) == {} and does_not_apply(report) == lacking and report.not_asked == ()
 
 
-@pytest.mark.thorough
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["reduced", "refuses"])
 def test_a_decode_over_torch_distributed_passes_on_processes(name: str) -> None:
@@ -346,7 +346,6 @@ def test_a_wrong_decode_is_found_by_the_check_that_asks_for_its_argument(name: s
     assert check_decode(edited(name), only=[check]).failed == [check]
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize("name", EDITS)
 def test_plain_calls_do_not_show_what_is_wrong_with_an_argument(name: str) -> None:
     asking = {"rejected drafts", *(each.fields["found_by"] for each in EDITS.values())}
@@ -380,7 +379,6 @@ def sums_over_the_world(
     return out.to(q.dtype)
 
 
-@pytest.mark.thorough
 @pytest.mark.slow
 def test_a_group_must_be_used_in_every_exchange() -> None:
     found = failed(check_decode(sums_over_the_world, only=["values", "two groups"], ranks=(3,)))

@@ -38,6 +38,8 @@ from ringlab.plain_step import step as plain_step
 from tests.conformance.right_steps import gathered
 from tests.hf.models import build, gpt_oss, llama, qwen2, qwen3
 
+pytestmark = pytest.mark.thorough
+
 CHECKOUT = Path(__file__).resolve().parents[2]
 S, P = 48, 2
 # Under zig-zag rank 0 has tokens 0 to 11 and 36 to 47, and rank 1 tokens 12 to 35.
@@ -184,7 +186,6 @@ def test_a_right_model_shows_no_difference(name: str, dtype: torch.dtype) -> Non
     assert report.ok and report.compared > 100, str(report)
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize("seed", range(12))
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("name", RIGHT)
@@ -522,13 +523,11 @@ def test_the_page_shows_what_the_command_prints(tmp_path: Path, monkeypatch: pyt
     assert said == shown
 
 
-@pytest.mark.thorough
 def test_processes_that_the_command_starts() -> None:
     status, found = asked("tests.conformance.test_layers:wrong_step", "--transport", "gloo")
     assert (status, found["transport"], found["differences"][0]["rank"]) == (1, "gloo", 1)
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("target", "module"),
     [

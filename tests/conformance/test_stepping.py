@@ -33,6 +33,8 @@ from tests.conformance.reports import failed
 from tests.conformance.right_steps import trained
 from tests.laws.draw import SEEDS
 
+pytestmark = pytest.mark.thorough
+
 EVERY = {check.name for check in CHECKS}
 
 
@@ -60,7 +62,6 @@ def test_the_plain_step_passes() -> None:
     assert failed(report) == {} and does_not_apply(report) == OF_TRAINED
 
 
-@pytest.mark.thorough
 def test_a_step_with_an_optimizer_passes() -> None:
     report = check_step(trained, seed=random.randrange(100))
     assert failed(report) == {} and does_not_apply(report).isdisjoint(OF_TRAINED)
@@ -72,7 +73,6 @@ def test_a_wrong_step_with_an_optimizer_is_found(name: str) -> None:
     assert check_step(edited(name), only=[check], ranks=(2, 3)).failed == [check]
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize("name", STEPS)
 def test_a_wrong_step_is_found(name: str) -> None:
     wrong = STEPS[name]
@@ -147,7 +147,6 @@ def mean_of_sequences(of: str) -> Callable[..., Any]:
     return loss
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize("of", ["sequences", "sums"])
 def test_a_loss_of_sequences_is_checked_by_its_own_law(of: str) -> None:
     only: dict[str, Any] = {"only": ["mean of labels", "odd documents", "padded batch"], "ranks": (2,)}
@@ -209,7 +208,6 @@ def test_a_call_that_fails_is_said_to_be_one_and_not_to_break_a_law() -> None:
     assert "ragged" not in first and "must post the same tensors" in first
 
 
-@pytest.mark.thorough
 def test_a_model_of_transformers_passes() -> None:
     report = check_step("tests.conformance.right_steps:of_transformers", ranks=(2, 3))
     assert failed(report) == {}
@@ -222,7 +220,6 @@ def test_a_model_of_transformers_passes() -> None:
     assert packed.evidence.startswith("refused: raised: MaskError: needed: rows that are packed alike")
 
 
-@pytest.mark.thorough
 @pytest.mark.slow
 def test_a_step_over_torch_distributed_passes_on_processes() -> None:
     report = check_step("tests.conformance.right_steps:gathered", ranks=(2, 4), ragged=False)
@@ -234,14 +231,12 @@ def test_a_step_over_torch_distributed_passes_on_processes() -> None:
     }  # fmt: skip
 
 
-@pytest.mark.thorough
 @pytest.mark.slow
 def test_processes_share_the_folder_for_checkpoints() -> None:
     report = check_step("tests.conformance.right_steps:counted", only=["resumption"], ranks=(3,))
     assert failed(report) == {} and does_not_apply(report) == set()
 
 
-@pytest.mark.thorough
 @pytest.mark.slow
 def test_the_rank_that_failed_is_quoted_and_the_other_runs_are_made() -> None:
     report = check_step("tests.conformance.right_steps:fails_on_three", only=["loss", "ragged"], ranks=(2, 3))
@@ -324,7 +319,6 @@ def test_a_step_without_gradients_is_never_said_to_have_right_ones() -> None:
     assert does_not_apply(check_step(alone, **only)) == {"gradients"}
 
 
-@pytest.mark.thorough
 def test_a_step_that_takes_packed_batches_only_passes() -> None:
     def packed(ring: Any, tokens: Tensor, labels: Tensor, cu_seqlens: Tensor) -> Any:
         assert tokens.shape == labels.shape == (1, int(cu_seqlens[-1]))
@@ -334,7 +328,6 @@ def test_a_step_that_takes_packed_batches_only_passes() -> None:
     assert failed(report) == {}
 
 
-@pytest.mark.thorough
 def test_a_step_that_demands_even_shards_passes_without_ragged() -> None:
     def even(ring: Any, tokens: Tensor, labels: Tensor, cu_seqlens: Tensor | None = None) -> Any:
         ends = [tokens.shape[1]] if cu_seqlens is None else cu_seqlens.tolist()
@@ -366,7 +359,6 @@ def test_what_a_step_prints_and_sets_does_not_reach_the_report(capfd: pytest.Cap
     assert torch.get_default_dtype() == torch.float32
 
 
-@pytest.mark.thorough
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "says"),

@@ -31,6 +31,8 @@ from ringlab.errors import BackendError, LayoutError
 from ringlab.layout import layout_names
 from ringlab.plain_ring import Call, backward, forward
 
+pytestmark = pytest.mark.thorough
+
 QKV = tuple(torch.full((1,), float(n)) for n in range(3))
 
 
@@ -429,7 +431,6 @@ def test_memory_that_is_kept_by_rank_may_serve_two_rings() -> None:
     assert check(module.attend, quick=True, isolate=False, only=("two rings", "forward")).failed == []
 
 
-@pytest.mark.thorough
 def test_padded_tiles_are_no_more_work_than_long_shards_need() -> None:
     def padded(ring: Ring, q: Tensor, k: Tensor, v: Tensor, *, causal: bool, positions: Any) -> Any:
         pad, L = -q.shape[2] % 128, q.shape[2]
