@@ -480,10 +480,28 @@ def test_a_check_without_its_parameter_does_not_apply() -> None:
     assert does_not_apply(report) == places | BY_PARAMETER
 
 
+def test_bytes_are_not_asked_of_a_decode_whose_messages_are_not_seen() -> None:
+    held: dict[int, list[Tensor]] = {}
+
+    def through_shared_memory(
+        ring: Any, q: Tensor, k: Tensor, v: Tensor, length: int, lengths: list[int], positions: Tensor
+    ) -> Tensor:
+        held[ring.rank] = [k[:, :, :length], v[:, :, :length], positions[:, None]]
+        ring.barrier()
+        keys, values, places = (
+            torch.cat(each, -2) for each in zip(*(held[rank] for rank in range(ring.world_size)), strict=True)
+        )
+        ring.barrier()
+        return local(q, keys, values, sum(lengths), places[:, 0])[0].to(q.dtype)
+
+    report = check_decode(through_shared_memory, only=["values", "bytes"], ranks=(2,))
+    assert failed(report) == {} and "bytes" in does_not_apply(report)
+
+
 def test_the_evidence_names_the_bytes_of_two_lengths() -> None:
     found = failed(check_decode(gathers_the_cache, only=["bytes"], ranks=(2,)))["bytes"]
     assert found.startswith("rank 0 sends ") and "with 1,100 tokens in the cache, and" in found
-    assert ": more with each token of the cache" in found
+    assert ": more with a longer cache" in found
     found = failed(check_decode(passes_all_partials_on, only=["bytes"], ranks=(2,)))["bytes"]
     assert found.startswith(
         "a rank sends 3,264 bytes, and at most 2,880 are allowed: 1,152 bytes bring the partials"

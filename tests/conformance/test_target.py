@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ringlab import edits, oracle, plain_ring, ring_attention, zigzag
+from ringlab import Mask, edits, oracle, plain_ring, ring_attention, zigzag
 from ringlab.comm.ring import Ring
 from ringlab.conformance import Target, check, checks
 from ringlab.conformance.checks.arguments import ARGUMENT_CHECKS
@@ -505,6 +505,19 @@ def test_a_longer_run_that_fails_leaves_the_verdict_of_the_short_one() -> None:
     found = check(target, isolate=False, only=("work",)).findings[-1]
     assert not found.ok and "computes 2 of the S² pairs" in found.evidence
     assert "longer shards have no result: raised: ValueError: too long" in found.evidence
+
+
+@pytest.mark.parametrize(("error", "ok"), [(ValueError, True), (IndexError, False)])
+def test_an_error_with_a_window_in_long_shards_is_reported_by_work(error: type[Exception], ok: bool) -> None:
+    def attend(q, k, v, *, ring, layout, causal, window=None):
+        if window and q.shape[2] >= 64:
+            raise error("no such window")
+        mask = Mask(causal, window)
+        return ring_attention(q, k, v, ring=ring, layout=layout, mask=mask, return_lse=True)
+
+    target = Target(attend, causal=(True,), layouts=("contiguous",))
+    found = check(target, quick=True, isolate=False, only=("work",)).findings[-1]
+    assert found.ok == ok and "no such window" in found.evidence
 
 
 def _runs_of(name: str, claims: Any) -> list[Run]:

@@ -251,7 +251,7 @@ def place_of(run: Run) -> Place:
 
 
 def _where(run: Run) -> str:
-    return f"{run.layout} {'causal' if run.causal else 'full'}"
+    return f"P={run.P} {run.layout} {'causal' if run.causal else 'full'}"
 
 
 FORMS = ("TypeError", "IndexError", "AttributeError", "unpack", "MismatchError")
@@ -454,8 +454,17 @@ def _meaning(ran: Ran, meaning: str) -> Ran:
 def window_is_clear(plan: Plan, run: Run) -> bool:
     """Return whether the keys that a window hides in this run are certain before its results are compared."""
     return all(each.fits(plan, run.causal) for each in ARGUMENTS if each.what == "window") and (
-        _meanings(plan, [run]) == ("",)
+        len(_meanings(plan, [run])) == 1
     )
+
+
+def asked_of(plan: Plan, names: Sequence[str]) -> list[Argument]:
+    """Return the arguments of these names that the target takes and whose failures it does not allow."""
+    return [
+        each
+        for each in ARGUMENTS
+        if each.what in names and each.needs(plan) is None and each.check not in dict(plan.claims.allow)
+    ]
 
 
 def takes_lengths(plan: Plan) -> bool:
@@ -764,7 +773,7 @@ def as_without(plan: Plan, rans: Sequence[Ran]) -> Verdict:
     """Return the verdict: each neutral value, form of a bool, or offset gives the plain result, or is refused."""
     right = [ran for ran in rans if ran.trouble is None]
     for ran in rans:
-        if ran.trouble is not None and ran.trouble.kind != RAISED:
+        if ran.trouble is not None and not ran.trouble.refuses:
             return Verdict(False, f"{ran.trouble} ({ran.run})", ran.run)
     if not right:
         return Verdict(True, f"refused: {rans[0].trouble}"[:500])

@@ -66,8 +66,6 @@ class Plan:
         return replace(run, H=groups * K, K=K)
 
 
-NO_REFUSALS = ("DeadlockError", "IndexError", "KeyError", "ZeroDivisionError")
-"""Errors that are never a refusal of an argument. PeerDiedError may follow from another rank's refusal."""
 UNGUARDED = "does not apply: neither computed nor refused: "
 """The words by which evidence begins on calls that the target does not claim, and that it gets wrong without an error."""
 
@@ -215,9 +213,7 @@ def needs_ranks(plan: Plan) -> str | None:
 def needs_ring(plan: Plan) -> str | None:
     """Return the reason why messages and memory are not checked, or None."""
     if plan.claims.split_heads:
-        return (
-            "the target claims that ranks divide the heads, so that no keys and values travel around a ring"
-        )
+        return "the target claims that ranks divide the heads, and the costs of such designs are not checked"
     if plan.claims.schedule != "ring":
         return f"the target claims schedule {plan.claims.schedule!r}, which promises nothing about this"
     return needs_ranks(plan)

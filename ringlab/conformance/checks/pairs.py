@@ -1,8 +1,9 @@
 """The check of pairs: settings of a call that are right one at a time may be wrong together.
 
 A covering array contains every pair of values of two axes: arguments, ways of calling, dtypes, layouts, masks,
-ranks, heads and strides. Before it come rows with one setting that is not the simplest one, for fast paths. An argument takes part if the target honours it alone. A combination may be refused:
-then the check looks for the two settings that are refused together, and asks about the other pairs again.
+ranks, heads and strides. Before it come rows with one setting that is not the simplest one, for fast paths. An
+argument takes part if the target honours it alone. A combination may be refused: then the check looks for the two
+settings that are refused together, and asks about the other pairs again.
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ from typing import Any
 
 from ringlab.conformance.checks.arguments import ARGUMENTS, Argument, as_understood
 from ringlab.conformance.checks.check import (
-    NO_REFUSALS,
     Check,
     Measure,
     Plan,
@@ -396,7 +396,7 @@ def _open_or_wrong(
 
 def _is_refusal(trouble: Trouble, given: Sequence[str]) -> bool:
     """Return whether an error refuses a combination of arguments; a call without arguments has none to refuse."""
-    return bool(given) and trouble.kind == RAISED and not trouble.text.startswith(NO_REFUSALS)
+    return bool(given) and trouble.refuses
 
 
 def _is_right(ran: Ran) -> bool:

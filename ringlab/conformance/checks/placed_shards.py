@@ -8,15 +8,14 @@ from typing import Any
 
 from ringlab.conformance.checks.arguments import (
     ARGUMENT_LENGTH,
-    ARGUMENTS,
     Argument,
     WindowArgument,
     as_without,
+    asked_of,
     place_of,
     shard_of,
 )
 from ringlab.conformance.checks.check import (
-    NO_REFUSALS,
     Check,
     Measure,
     Plan,
@@ -25,7 +24,7 @@ from ringlab.conformance.checks.check import (
     needs_causal,
     needs_positions,
 )
-from ringlab.conformance.run.run import GIVEN, RAISED, Ran, Run
+from ringlab.conformance.run.run import GIVEN, Ran, Run
 from ringlab.conformance.target.claims import LENGTHS, ORDERS
 from ringlab.conformance.tolerance import NAMES
 from ringlab.layout import layout_names
@@ -39,11 +38,7 @@ def _far(plan: Plan) -> list[Run]:
     """
     P = plan.ranks(2)[0]
     plain = plan.run(P, ARGUMENT_LENGTH, layout=plan.claims.layouts[-1], causal=True)
-    of_distance = [
-        replace(plain, **each.changes(plan, plain, 0))
-        for each in ARGUMENTS
-        if each.what in _BY_DISTANCE and each.needs(plan) is None
-    ]
+    of_distance = [replace(plain, **each.changes(plan, plain, 0)) for each in asked_of(plan, _BY_DISTANCE)]
     halves = [replace(plain, dtype=dtype) for dtype in plan.half]
     far = [(each, (2**16, 2**24)) for each in (*halves, *of_distance)]
     return [
@@ -75,10 +70,9 @@ _BY_PLACE = (
 
 def _placed(plan: Plan) -> list[Argument]:
     """Return the arguments by position that the target takes, the window also with one token more than a mean shard."""
-    asked = [each for each in ARGUMENTS if each.what in _BY_PLACE and each.needs(plan) is None]
     return [
         replace(each, values=(*each.values, _beyond_a_shard)) if isinstance(each, WindowArgument) else each
-        for each in asked
+        for each in asked_of(plan, _BY_PLACE)
     ]
 
 
@@ -116,9 +110,7 @@ def _by_positions(plan: Plan) -> list[Run]:
 def _as_placed(plan: Plan, rans: Sequence[Ran]) -> Verdict:
     """Return the verdict: shards are refused, or they and each argument that is not refused with them give the oracle's results."""
     for ran in rans:
-        if ran.trouble is not None and (
-            ran.trouble.kind != RAISED or ran.trouble.text.startswith(NO_REFUSALS)
-        ):
+        if ran.trouble is not None and not ran.trouble.refuses:
             return Verdict(False, f"{ran.trouble} ({ran.run})", ran.run)
     done = {ran.run: ran for ran in rans}
     plain = [ran for ran in rans if _is_plain(ran.run)]
@@ -132,7 +124,7 @@ def _as_placed(plan: Plan, rans: Sequence[Ran]) -> Verdict:
         )
     if wrong := next((each for each in verdicts if not each.ok), None):
         return wrong
-    refused = [f"refused: {ran.trouble} ({ran.run})" for ran in plain if ran.trouble is not None]
+    refused = [f"refused: {ran.trouble} ({ran.run})" for ran in (*plain, *rans) if ran.trouble is not None]
     said = [each.evidence for each in verdicts if each.evidence]
     return Verdict(True, "; ".join([*said, *refused[:1]])[:700])
 

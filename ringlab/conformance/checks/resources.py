@@ -9,7 +9,7 @@ from functools import wraps
 import numpy as np
 import torch
 
-from ringlab.conformance.checks.arguments import ARGUMENTS, takes_lengths, window_is_clear
+from ringlab.conformance.checks.arguments import asked_of, takes_lengths, window_is_clear
 from ringlab.conformance.checks.check import Check, Judge, Measure, Plan, Verdict, needs_ring
 from ringlab.conformance.run.run import Meter, Ran, Run
 from ringlab.conformance.target.claims import RING
@@ -331,15 +331,12 @@ def _with_arguments(plan: Plan) -> list[Run]:
     Documents are asked only of a target that gets the lengths of all, because a rank with the ids of its own tokens
     does not know which blocks it needs. Each document lies on two shards.
     """
-    taken = [
-        each.what
-        for each in ARGUMENTS
-        if each.what in ("window", "packed documents") and each.needs(plan) is None
-        and each.check not in dict(plan.claims.allow)
-    ]  # fmt: skip
+    taken = {each.what: each for each in asked_of(plan, ("window", "packed documents"))}
     plain = [run for run in _work_runs(plan) if run.layout in ("contiguous", "zigzag")]
     windows = [
-        replace(run, window=_NEAR) for run in plain if "window" in taken and window_is_clear(plan, run)
+        replace(run, **{**taken["window"].changes(plan, run, 0), "window": _NEAR})
+        for run in plain
+        if "window" in taken and window_is_clear(plan, run)
     ]
     documents = "packed documents" in taken and takes_lengths(plan)
     return [*windows, *(_packed(run) for run in plain if documents)]
@@ -358,7 +355,7 @@ def _needed(ran: Ran) -> float:
     causal mask, the chunks of which some row sees a key. So tiles need not be smaller than shards.
     """
     run = ran.run
-    seen, plain = run.visible()[0, 0], replace(run, window=0, documents=()).visible()[0, 0]
+    seen, plain = run.visible()[0, 0], replace(run, window=0, window_of="", documents=()).visible()[0, 0]
     pairs = 0
     for rank, rows in enumerate(ran.positions):
         for origin, keys in enumerate(ran.positions):
@@ -387,7 +384,11 @@ def _work(plan: Plan, rans: Sequence[Ran]) -> Verdict:
     for of_mask in _by_mask(rans):
         run, made = of_mask[0].run, [ran for ran in of_mask if ran.trouble is None]
         if not made:
-            continue  # a refused argument
+            trouble = of_mask[0].trouble
+            if trouble is None or not trouble.refuses:
+                return Verdict(False, f"{trouble} ({run})", run)
+            figures.append(f"refused{_given(run)}: {trouble}")
+            continue
         without = (run.P + 1) / (2 * run.P) if run.causal else 1.0
         share = _needed(made[0]) if _given(run) else without
         mask = f"{run.layout} {'causal' if run.causal else 'full'}{_given(run)}"
@@ -416,7 +417,10 @@ def _work(plan: Plan, rans: Sequence[Ran]) -> Verdict:
                 more |= dict.fromkeys(_longer(run, tokens) for tokens in _next_lengths(of_mask))
             tiles = "S² pairs are needed" if share == 1.0 else f"{share:.3f} of S² is enough"
             text = f"{which} computes {done:.3g} of the S² pairs{_given(run)}, where {tiles}"
-            over.append((run, f"{text} ({least}){_of_lengths(of_mask, same)}"))
+            skips = (
+                '; a ring that computes hidden blocks claims allow={"work": "reason"}' if _given(run) else ""
+            )
+            over.append((run, f"{text} ({least}){_of_lengths(of_mask, same)}{skips}"))
     if over:
         return Verdict(False, over[0][1], over[0][0], more=() if settled else tuple(more))
     asked = {ran.run for ran in rans}

@@ -19,7 +19,6 @@ from jaxtyping import Float
 
 from ringlab.conformance.checks.check import (
     LENGTH,
-    NO_REFUSALS,
     Check,
     Measure,
     Plan,
@@ -202,7 +201,7 @@ def _long_results(plan: Plan, rans: Sequence[Ran]) -> Verdict:
     for ran in longest:
         if (it := ran.trouble) is None:
             continue
-        if it.kind not in (RAISED, SLOW) or it.text.startswith(NO_REFUSALS):
+        if it.kind != SLOW and not it.refuses:
             return Verdict(False, f"{it} ({ran.run})")
     right = [ran for ran in longest if ran.trouble is None]
     left = [f"not asked: {ran.trouble} ({ran.run})" for ran in longest if ran.trouble is not None]

@@ -29,7 +29,6 @@ from ringlab.comm.virtual.cluster import VirtualCluster
 from ringlab.comm.virtual.threads import in_another_thread
 from ringlab.conformance.checks import LOADS, refuse_unknown
 from ringlab.conformance.checks.arguments import FORMS
-from ringlab.conformance.checks.check import NO_REFUSALS
 from ringlab.conformance.report.findings import Finding, Report
 from ringlab.conformance.run.caller_state import changed, kept_modes, state
 from ringlab.conformance.run.folder import leave, rank_path, ranks_left
@@ -419,7 +418,7 @@ def _verdict(check: CallCheck[C, R], calls: Calls[C, R], cases: Sequence[C]) -> 
     if raised and len(raised) == len(cases) and all(_is_about_form(each) for each in raised.values()):
         first = f"{raised[cases[0]]} ({cases[0]})"
         return True, f"{NOT_ASKED}could not be asked, the argument may have another form: {first}", None
-    refusals = {case: each for case, each in raised.items() if not each.text.startswith(NO_REFUSALS)}
+    refusals = {case: each for case, each in raised.items() if each.refuses}
     text = next((f"{trouble} ({case})" for case, trouble in refusals.items()), "")
     if text and len(refusals) == len(cases):
         return True, f"refused: {text}", None

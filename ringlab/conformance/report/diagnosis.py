@@ -26,7 +26,7 @@ INVALID = ("BackendError", "CannotCall")
 IGNORED = "accepted and ignored"
 """The words by which evidence names an argument that changes no result."""
 _LONGEST = 200  # the most characters that are shown of a fault without a name
-_HEADS = re.compile(r"\bheads?\b(?! dim)", re.IGNORECASE)
+_HEADS = re.compile(r"\bheads?\b(?![ -](?:dim|size))", re.IGNORECASE)
 _SEVERAL = 3  # so many checks with refused heads are a missing claim
 _LISTED = 6  # the most tokens, or stretches of tokens, in a sentence
 _DOES = {

@@ -29,6 +29,7 @@ from ringlab.conformance.run.run import (
     GROWS,
     HALF_AFTERWARDS,
     MANY_MORE_LENGTHS,
+    NO_REFUSALS,
     SAME_MEMORY,
     TWO_AT_ONCE,
     TWO_RINGS,
@@ -37,7 +38,7 @@ from ringlab.conformance.run.run import (
     second_gradients,
 )
 from ringlab.conformance.run.troubles import WrongResult
-from ringlab.conformance.target.claims import Target
+from ringlab.conformance.target.claims import ORDERS, Target
 from ringlab.errors import CommError
 
 Tensors = dict[str, Tensor]
@@ -67,7 +68,9 @@ class _Part(Protocol):
     def elsewhere(self) -> AbstractContextManager[None]: ...
     def compiled(self) -> AbstractContextManager[None]: ...
     def asking(self, run: Run) -> AbstractContextManager[None]: ...
-    def with_other_arguments(self) -> AbstractContextManager[None]: ...
+    def with_other_arguments(self, layout: str) -> AbstractContextManager[None]: ...
+    @property
+    def other_layout(self) -> str: ...
     @property
     def with_other_values(self) -> Run: ...
     @property
@@ -447,8 +450,14 @@ def _same_memory(part: _Part) -> Tensors:
     filled through `.data`, as a checkpoint or an average of weights fills parameters: no version of a tensor tells.
     """
     held, fresh = part.shards(1), part.shards()
-    with part.with_other_arguments():
-        _both(part, held)
+    try:
+        with part.with_other_arguments(part.other_layout):
+            _both(part, held)
+    except Exception as error:
+        if part.other_layout not in ORDERS or type(error).__name__ in NO_REFUSALS:
+            raise
+        with part.with_other_arguments(part.run.layout):  # the order is refused, on all ranks
+            _both(part, held)
     for x, new in zip(held, fresh, strict=True):
         x.data.copy_(new)
     return _both(part, held)
@@ -457,7 +466,8 @@ def _same_memory(part: _Part) -> Tensors:
 def _many_calls(part: _Part) -> Tensors:
     """Return the results of the last of many calls; note it if memory grows with each call.
 
-    If it grows at first, many more calls must show that this ends, as in a pool of buffers with a limit. Python's garbage collector does not run meanwhile, because GPU memory that waits for it is not free.
+    If it grows at first, many more calls must show that this ends, as in a pool of buffers with a limit. Python's
+    garbage collector does not run meanwhile, because GPU memory that waits for it is not free.
     """
     found: Tensors = {}
     live: list[int] = []

@@ -46,6 +46,7 @@ from ringlab.conformance.target.calling import (
     tensors_of,
 )
 from ringlab.conformance.target.claims import ORDERS, Target
+from ringlab.layout import layout_names
 
 Tensors = dict[str, Tensor]
 
@@ -347,23 +348,24 @@ class RankPart:
         """Let the calls in this context be those of another run on the same ranks."""
         return self._as_part_of(run, self.rank, self.ring, self.group)
 
-    @contextmanager
-    def with_other_arguments(self) -> Iterator[None]:
+    def with_other_arguments(self, layout: str) -> AbstractContextManager[None]:
         """Give the calls in this context other arguments and positions, in tensors that later calls find changed in place."""
         self.held, self.held_positions = {}, []
-        with self.asking(self._in_another_layout(self.with_other_values)):
-            yield
+        return self.asking(replace(self.with_other_values, layout=layout))
 
-    def _in_another_layout(self, run: Run) -> Run:
-        """Return the run with other positions in shards of the same lengths, if the target is told positions alone."""
-        if not self.target.told_positions_alone:
-            return run
-        lengths = [len(each) for each in self.positions]
-        for layout in (*self.target.layouts, *ORDERS):
+    @property
+    def other_layout(self) -> str:
+        """Return a layout with other positions in shards of the same lengths, if the target is told positions alone.
+
+        It may be one of `ORDERS`, which a target may refuse, unless the target claims some layouts only.
+        """
+        run, lengths = self.run, [len(each) for each in self.positions]
+        orders = ORDERS if {*layout_names()} <= {*self.target.layouts} else ()
+        for layout in (*self.target.layouts, *orders) if self.target.told_positions_alone else ():
             dealt = self.target.positions(layout, run.S, run.P, run.with_padding)
             if layout != run.layout and [len(each) for each in dealt] == lengths:
-                return replace(run, layout=layout)
-        return run
+                return layout
+        return run.layout
 
     @property
     def with_other_values(self) -> Run:

@@ -299,6 +299,15 @@ class Trouble:
     def __str__(self) -> str:
         return f"{self.kind}: {self.text}" if self.text else self.kind
 
+    @property
+    def refuses(self) -> bool:
+        """Return whether this may be a refusal: an error other than those that only a mistake raises."""
+        return self.kind == RAISED and not self.text.startswith(NO_REFUSALS)
+
+
+NO_REFUSALS = ("DeadlockError", "IndexError", "KeyError", "ZeroDivisionError")
+"""Errors that are never a refusal of an argument. PeerDiedError may follow from another rank's refusal."""
+
 
 @dataclass(frozen=True)
 class Meter:
