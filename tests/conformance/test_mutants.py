@@ -86,14 +86,14 @@ def test_a_check_of_the_full_tier_that_is_asked_for_by_name_is_made() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "transport", "half"),
-    [("ring", "gloo", 0), ("ring", "symmetric", 1), ("ring", "shared-gpu", 0), ("allgather", "gloo", 1)],
+    ("name", "transport", "part"),
+    [("ring", "gloo", 0), ("ring", "symmetric", 1), ("ring", "shared-gpu", 2), ("allgather", "gloo", 3)],
 )
-def test_our_ring_passes_on_processes(name: str, transport: str, half: int) -> None:
-    """Our ring passes half of the checks over each transport; the next test makes all of them."""
+def test_our_ring_passes_on_processes(name: str, transport: str, part: int) -> None:
+    """Our ring passes a quarter of the checks over each transport; the next test makes all of them."""
     quick = [each.name for each in checks.CHECKS if each.tier == "quick"]
     report = check(
-        f"ringlab.conformance.self_targets:{name}", quick=True, only=quick[half::2], transport=transport,
+        f"ringlab.conformance.self_targets:{name}", quick=True, only=quick[part::4], transport=transport,
         ranks=(2,), limit=60.0, layouts=("contiguous", "zigzag"),
     )  # fmt: skip
     assert {each.name: each.evidence for each in report.findings if not each.ok} == {}
