@@ -84,8 +84,8 @@ def notebooks(
 ) -> list[tuple[str, bool]]:
     """Return `count` different notebooks as pairs (text, is_right), alternately right and wrong.
 
-    found_by: only wrong answers that these checks find are used, such as "05.forward:values"; () uses all
-    wrong answers.
+    found_by: checks such as "05.forward:values". Only wrong answers that one of these checks must find are
+    used; all wrong answers if empty.
     """
     solutions = sorted((checkout / SOLUTIONS).glob(f"{exercise}_*.ipynb"))
     if not solutions:

@@ -63,8 +63,8 @@ def execute(notebook: NotebookNode, folder: Path) -> NotebookNode:
 def _without_ports(manager: Any, scratch: Path) -> None:
     """Make the kernel behind `manager` listen on socket files in `scratch` instead of on ports.
 
-    Free ports are chosen before the kernel starts. If another process takes one of them in between, the
-    kernel dies.
+    Ports would be chosen before the kernel starts. If another process took one of them in between, the
+    kernel would die.
     """
     if os.name == "posix" and len(str(scratch)) <= LONGEST_FOLDER:
         manager.transport, manager.connection_file = "ipc", str(scratch / "kernel.json")

@@ -1,4 +1,7 @@
-"""The code of a program without its texts for people: what a solution computes, and what records take digests of."""
+"""Remove docstrings and comments from a program.
+
+Solutions are compared, and digests in records are computed, without these texts.
+"""
 
 from __future__ import annotations
 

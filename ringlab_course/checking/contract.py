@@ -29,7 +29,7 @@ CHECK_KINDS = ("correctness", "cost", "speed")
 
 @dataclass(frozen=True)
 class Misconception:
-    """A common mistake: the message for the learner, and for kernels and JAX a function that makes the same mistake.
+    """A common mistake: its name, the message for the learner and, for kernels and JAX, a function that imitates it.
 
     `imitate` takes the inputs of an `Emulated` case and returns the wrong answer (`ringlab_course.checking.emulated`).
     It is None for mistakes that are found by running the stage's wrong answers, or by counts such as rounds and bytes.
@@ -80,8 +80,8 @@ class Stage:
     Triton kernels; they run in Triton's interpreter) or "mesh" (a program of one device in JAX, on simulated
     devices). `helpers` names other functions of the notebook that this function may call. `may_change` names
     the arguments that it may change in place. It must not change the others, unless its kind is "kernel".
-    `waits` says whether the report of a stage with a wrong helper names only that helper, and no fault of
-    the stage itself.
+    If `waits` is true and a helper is wrong, the stage's report says only that the helper must be mended
+    first. It names no fault of the stage itself.
     """
 
     id: str
@@ -135,8 +135,8 @@ class Exercise:
 
     may_use: the modules of ringlab that a submission may call although they contain answers to other
     exercises; `ATTENTION` stands for PyTorch's own attention. All other code that contains an answer is off
-    limits (see `ringlab_course.checking.forbidden`). about: the functions that only submissions of this
-    exercise may not call. without: packages that submissions may not use, such as "torch" in an exercise
+    limits (see `ringlab_course.checking.forbidden`). about: functions that are off limits in this exercise,
+    although other exercises may call them. without: packages that submissions may not use, such as "torch" in an exercise
     about NumPy.
     """
 

@@ -40,10 +40,10 @@ def compare_all(cases: Iterable[Answered], read: Callable[[Any], Any] | None = N
 
 
 def raise_first(failures: Iterable[Failure | None]) -> None:
-    """Go through the failures of all cases, and raise the first one; None stands for a case without a fault.
+    """Raise the first of `failures`, which has a Failure or None for each case.
 
-    The later cases help to tell mistakes apart (`explain`). If a call fails in one of them, the cases end
-    there.
+    All cases are run, because the later ones help to tell mistakes apart (`explain`). If a call fails after
+    the first Failure, the remaining cases are not run.
     """
     first: Failure | None = None
     try:
@@ -64,9 +64,9 @@ def compare_suspecting(
 ) -> None:
     """Compare as `compare_all` does, in a check that is about one suspected mistake.
 
-    If no other mistake of the stage explains the wrong answers, the Failure is named after the suspected
-    mistake. `plausible` must also say that this mistake can cause an error as large as the largest relative
-    error. The default accepts errors of the size of rounding.
+    The Failure is named after the suspected mistake if two conditions hold: no other mistake of the stage
+    explains the wrong answers, and `plausible` is true of the largest relative error. By default, errors of
+    the size of rounding are plausible.
     """
     try:
         compare_all(cases, read)
@@ -94,10 +94,12 @@ def failure_of(case: Answered, read: Callable[[Any], Any] | None = None) -> Fail
 
 
 def blame_groups(shared: Callable[[], None], alone: Callable[[], None]) -> None:
-    """Run `shared`, which checks heads that share a K/V head; `alone` checks heads that each have their own.
+    """Run the check `shared`, in which query heads share a K/V head, and find out whether sharing causes its failure.
 
-    Raises: the Failure of `shared`. If its values are wrong, no known mistake explains them, and the answer
-    passes `alone`, the Failure says that the error comes from the sharing.
+    If no known mistake explains wrong values, the check `alone` runs, in which each query head has its own
+    K/V head.
+    Raises: the Failure of `shared` or, if `alone` also fails, that of `alone`. If only `shared` fails, the
+    Failure says that the error comes from the sharing.
     """
     try:
         shared()

@@ -67,8 +67,8 @@ def _named(failure: Failure, cases: Sequence[Emulated], mistakes: Sequence[Misco
 def _makes(mistake: Misconception, case: Emulated) -> bool:
     """Return whether the emulator of a mistake gives the learner's answer.
 
-    Where the learner's answer is wrong, the emulator's answer must be wrong too. To be near it is not
-    enough.
+    Where the learner's answer is wrong, it is not enough that the emulator's answer is near it. The
+    emulator's answer must be wrong too.
     """
     if mistake.imitate is None:
         return False

@@ -133,8 +133,8 @@ def not_an_answer(function: str, text: str) -> Failure:
 def left_to_others(function: str, text: str = "") -> Crashed:
     """Return the Failure for a call of code that is off limits.
 
-    `text` is `own_lines` of the error, or "" to hide them. The message blames the function that contains the
-    call, even if `function`, which the check ran, is another one.
+    `text` is `own_lines` of the error, or "" to hide them. `function` is the function that the check ran. The
+    message blames the function that contains the call, which may be another one.
     """
     lines = text.splitlines()
     holders = [found[1] for line in lines if (found := _OWN_LINE.match(line))]
@@ -171,7 +171,7 @@ BROKEN_RULES = {
     "a receive buffer that is also sent": "one_buffer",
     "written while it was sent": "writes_what_is_sent",
 }
-"""The mistake that breaks a rule of exchange, by the transport's words about the broken rule."""
+"""Mistakes that break a rule of exchange. The keys are phrases in the transport's errors about these rules."""
 
 
 def broken_rule(crash: Crashed) -> str | None:

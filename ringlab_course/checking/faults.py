@@ -33,7 +33,7 @@ class Faults:
     seed: seeds every random choice. delay: the largest additional time of a message in virtual seconds. It is
     drawn for each pair of ranks, so that messages of different pairs overtake each other, and messages of one
     pair never do. slow: (rank, factor), a rank whose computations take `factor` times as long. late: the
-    share, from 0 to 1, of exchanges that are posted as late as a transport may post them, which is when the
+    share, from 0 to 1, of exchanges that are posted at the latest moment that a transport allows, when the
     rank waits or posts the next exchange. kill: (rank, exchange), a rank that is killed before this exchange;
     exchanges are counted from 0 without control messages. timeout: (rank, exchange), an exchange that raises
     TransportTimeout when that rank waits for it. final: whether a death ends all exchange. If it does, a rank

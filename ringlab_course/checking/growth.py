@@ -1,4 +1,4 @@
-"""The exponent by which memory grows with size: fitted to readings, and the least that the readings allow."""
+"""The exponent by which memory grows with size: the one fitted to readings, and the least that they allow."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ class Growth:
         return float(weights @ np.log(least + GRAIN))
 
     def faster_than(self, order: float, wrong: int) -> bool:
-        """Return whether memory surely grows faster than size^order, or is as large as if it did.
+        """Return whether memory surely grows faster than size^order, or is so large that it hides such growth.
 
-        wrong: the least bytes that a program of a higher order needs at the largest size. A peak of more
-        than half of them is also a fault, because a program can hide its growth by taking memory at the
-        small sizes that it does not need.
+        wrong: the least bytes that a program of a higher order needs at the largest size. A peak above half
+        of these bytes is a fault whatever the exponent, because a program that takes more memory than it
+        needs at small sizes has a low exponent.
 
         If memory is a constant plus a multiple of size^order, `at_least` is never above `order`. MARGIN
         allows for memory of another form, because the scratch space of operators grows in steps.
@@ -67,9 +67,9 @@ class Growth:
 def keeps_every_block(peaks: Sequence[int], world_size: int, block: int, spare: int = 1) -> bool:
     """Return whether a rank's memory is that of a ring that keeps every block of `block` bytes.
 
-    `peaks` are the peaks on few ranks and on `world_size` ranks. Memory may grow by `spare` blocks from few
-    to many. On many ranks it must also be less than all the blocks that a rank receives, because the memory
-    of a ring that takes more than it needs on few ranks does not grow.
+    `peaks` are the peaks on few ranks and on `world_size` ranks. The second may exceed the first by `spare`
+    blocks. It must also be less than all the blocks that a rank receives, because growth is hidden if the
+    ring takes more memory than it needs on few ranks.
     """
     few, many = peaks
     return many > few + spare * block or many >= (world_size - 1) * block

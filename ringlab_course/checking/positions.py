@@ -98,10 +98,11 @@ def judge(
     explain: Callable[[Question], Failure],
     read: Callable[[Any], Any] | None = None,
 ) -> None:
-    """Ask every case, then raise the failure of the first wrong answer, if there is one.
+    """Call `ask` with every case, then raise the failure of the first wrong answer, if there is one.
 
-    All cases are asked because two mistakes often give the same answer in one case, and only further cases tell
-    them apart. `read` returns the part of an answer that the check compares, where that is not the whole answer.
+    Every case is needed because two mistakes often give the same answer in one case, and only further cases tell
+    them apart. `read` returns the part of an answer that the check compares, if the check does not compare the
+    whole answer.
     """
     wrong = None
     for case in cases:

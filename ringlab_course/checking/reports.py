@@ -56,8 +56,8 @@ class CheckReport:
 class StageReport:
     """The result of one stage; `status` is "ok", "wrong" or "not written".
 
-    replaced: wrong helpers in whose place the reference's functions stood when the judge graded this stage again;
-    empty if it did not. earned_again: the points that the stage earned then.
+    replaced: the wrong helpers that the judge replaced by the reference's functions to grade this stage again;
+    empty if the stage was graded once. earned_again: the points of the second grading.
     """
 
     stage: str
@@ -113,7 +113,7 @@ def run_stage(stage: Stage, subject: Subject, tier: str = "visible", seed: int =
 def gated(reports: Sequence[CheckReport]) -> tuple[CheckReport, ...]:
     """Return one stage's reports; a check that holds is not counted if one of an earlier kind fails.
 
-    Only visible checks withhold points, so that no passed check loses its points for a reason that the
+    Only a failed visible check has this effect. Otherwise a check could lose its points for a reason that the
     learner cannot see.
     """
     failing = {report.kind for report in reports if not report.ok and report.tier == "visible"}

@@ -67,7 +67,7 @@ class WrongAnswer:
 
     @property
     def sources(self) -> tuple[str, ...]:
-        """`source`, followed by a copy for each further variant, which replaces the first variant."""
+        """`source`, and a copy for each further variant, in which the further variant replaces the first one."""
         others = (self.source.replace(self.variants[0], other) for other in self.variants[1:])
         return self.source, *others
 
@@ -76,8 +76,8 @@ class WrongAnswer:
 def right_answers(exercise_id: str) -> dict[str, str]:
     """Return the right answers to an exercise as Python code, by name in order.
 
-    The solution has no comments. Another answer is the solution without the names that its file defines, followed
-    by the file. Each is cut down to what the stages use.
+    The solution has no comments. Every other answer has a file, whose definitions replace those of the solution.
+    All answers are cut down to what the stages use.
     """
     folder = folder_of(exercise_id)
     stages = load_exercise(exercise_id).stages
@@ -89,7 +89,7 @@ def right_answers(exercise_id: str) -> dict[str, str]:
         own = {bound for _, binds, _ in _statements(text) for bound in binds}
         rest = (
             part for part, binds, _ in solution if not binds <= own
-        )  # a statement that binds nothing is no part
+        )  # statements that bind no name are left out too
         found[name] = used_by(needed, "".join(rest) + text)
     return found
 

@@ -306,5 +306,5 @@ def _tells() -> bool:
     return os.environ.get("RANK", "0") == "0"
 
 
-if __name__ == "__main__":  # torchrun starts it in a checkout that is not installed
+if __name__ == "__main__":  # torchrun runs this file if the checkout is not installed
     app()

@@ -191,9 +191,9 @@ def examine(patient: Patient, case: Case) -> Findings:
 def bounded(plain: Run) -> tuple[Results, dict[str, float]]:
     """Return the true results of a plain run and the bounds of their errors.
 
-    The bounds are twice those of the suite, plus the error that rounded scores can cause. This has two
-    reasons: a backward here gets lse and computes the weights from it again, and with few tokens the error
-    measured on the plainest implementation may be small by chance.
+    The bounds are twice those of the suite, plus the error that rounded scores can cause. They are wider for
+    two reasons: a backward computes the weights again from the lse that it gets, and with few tokens the
+    plainest implementation may have a small error by chance.
     """
     true, limits = expected(plain)
     more = score_rounding(*inputs(plain), causal=plain.causal, scale=plain.scale, true=true)

@@ -1,4 +1,4 @@
-"""Four patients modelled on published bugs around a ring: in packed documents, a merge, positions and labels.
+"""Four patients modelled on published bugs around a ring: in packing, merging, positions and labels.
 
 Each patient's program is `packed_row.loss`, the loss of a packed row, with one edit from field.md. Its
 symptom is measured against the oracle. The tests check the statements of its chart.
