@@ -136,8 +136,8 @@ class Exercise:
     may_use: the modules of ringlab that a submission may call although they contain answers to other
     exercises; `ATTENTION` stands for PyTorch's own attention. All other code that contains an answer is off
     limits (see `ringlab_course.checking.forbidden`). about: functions that are off limits in this exercise,
-    although other exercises may call them. without: packages that submissions may not use, such as "torch" in an exercise
-    about NumPy.
+    although other exercises may call them. without: packages that submissions may not use, such as "torch"
+    in an exercise about NumPy.
     """
 
     id: str

@@ -86,7 +86,10 @@ class Question:
         return tuple(kind for kind in KINDS.values() if kind in self._ways)
 
     def best(self, c: int, B: float) -> int:
-        """Return the fitting schedule that exposes least, or HIDDEN if the ring fits and exposes nothing."""
+        """Return the schedule that exposes the least time among those that fit into memory.
+
+        Return HIDDEN if the ring fits and exposes no time, and NOTHING if no schedule fits.
+        """
         fitting = [kind for kind in self.choices if c <= self.most_tokens[kind]]
         if not fitting:
             return NOTHING

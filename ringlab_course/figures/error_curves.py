@@ -319,7 +319,7 @@ def fault_figure(ranks: Sequence[int], found: Mapping[str, Mapping[str, Sequence
     columns = min(4, max(1, len(found)))
     rows = math.ceil(len(found) / columns)
     with styled():
-        drawing = new_figure((max(7.0, 2.65 * columns), 2.5 * rows + 0.4))  # the title takes 7 inches
+        drawing = new_figure((max(7.0, 2.65 * columns), 2.5 * rows + 0.4))  # the title is 7 inches wide
         axes = drawing.subplots(rows, columns, sharex=True, sharey=True, squeeze=False).ravel()
         for ax in axes[len(found) :]:
             ax.set_visible(False)

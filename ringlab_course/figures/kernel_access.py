@@ -226,7 +226,7 @@ def _draw_line(ax: Axes, box: Box, line: int, along: tuple[int, int], *, numbere
 
 
 def _skipped(mine: Sequence[Box], every: Iterable[Sequence[Box]]) -> list[tuple[int, int]]:
-    """Return the rows of the tiles that a program leaves to others, if programs share the argument at all."""
+    """Return the rows of the tiles that only other programs read; none if no neighbouring programs share a tile."""
     read = [{b.rows for b in found if b.kind == "load"} for found in every]
     shared = len(read) > 1 and any(a & b for a, b in pairwise(read))
     return sorted(set().union(*read) - {b.rows for b in mine}) if shared else []
@@ -238,7 +238,10 @@ def _draw_dashed(ax: Axes, line: int, along: tuple[int, int]) -> None:
 
 
 def _ticks(length: int) -> list[int]:
-    """Return every place of a short axis, and quarters of a long one, where most blocks begin and end."""
+    """Return the ticks of an axis: every place of a short axis, the quarters of a long one.
+
+    Most blocks begin and end at quarters.
+    """
     return list(range(length)) if length <= 12 else [round(length * part / 4) for part in range(5)]
 
 

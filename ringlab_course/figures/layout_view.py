@@ -123,7 +123,7 @@ def _draw_piece(ax: Axes, rank: int, start: int, stop: int, S: int) -> None:
     ax.barh(0, stop - start, 1, left=start, color=colour, edgecolor=PAPER, linewidth=0.6)
     if (stop - start) / S * 6.6 * 72 >= 5.4 * len(str(rank)):
         ink = PAPER if colour in DARK else INK
-        plate = {"facecolor": colour, "edgecolor": "none", "pad": 0.4}  # over a document's flag
+        plate = {"facecolor": colour, "edgecolor": "none", "pad": 0.4}  # legible on a document's flag
         ax.text((start + stop) / 2, 0, str(rank), ha="center", va="center", fontsize=8, color=ink, bbox=plate)
 
 
@@ -226,7 +226,10 @@ def describe_meetings(queries: Sequence[Run], keys: Run) -> str:
 
 
 def dial(chunks: Sequence[int], cost: Mapping[bool, Sequence[float]], tile: int, title: str) -> Figure:
-    """Return a picture of dealt layouts' cost over the ideal, by chunk. `cost[folded]` has a number for each chunk."""
+    """Return a picture of how far the cost of dealt layouts is above the ideal, by chunk.
+
+    cost[folded]: for each chunk, the cost divided by the ideal.
+    """
     with styled():
         drawn = new_figure(WIDE)
         ax = drawn.subplots()

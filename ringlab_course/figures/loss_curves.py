@@ -68,13 +68,13 @@ def differences(curves: Curves) -> dict[str, list[float]]:
 
 
 ROUNDING = "below 1e-5: rounding"
-"""The words at the line of `SAME`. A mistake can lie below it too, and then the words would be wrong."""
+"""The text at the line of `SAME`. It would be wrong if a mistake caused differences below the line."""
 
 
 def figure(curves: Curves, title: str, below: str = ROUNDING) -> Figure:
     """Return the curves, and below them the distance of each from the first, on a logarithmic scale.
 
-    below: the words at the line of `SAME`.
+    below: the text that is written on the line of `SAME`, about the differences below it.
     """
     with styled():
         drawing = new_figure((7.2, 5.0))
@@ -89,7 +89,7 @@ def figure(curves: Curves, title: str, below: str = ROUNDING) -> Figure:
 
 
 def apart(curves: Curves, title: str) -> Figure:
-    """Return only the distance of each curve from the first, for curves that lie on one another."""
+    """Return a picture of only the distances from the first curve, for curves that coincide in a plot of losses."""
     with styled():
         drawing = new_figure((7.2, 3.0))
         ax = drawing.subplots()

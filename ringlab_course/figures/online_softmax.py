@@ -146,7 +146,10 @@ def stream_figure(scores: np.ndarray, values: np.ndarray, block: int, upto: int 
 
 
 def merge_figure(outs: Sequence[float], masses: Sequence[float]) -> Figure:
-    """Return partial results as bars, out high and mass wide, and their merge as the level of equal area."""
+    """Return a picture of partial results as bars, and of their merge as a line across all bars.
+
+    A bar is as high as its out and as wide as its mass. The area below the line equals that of all bars.
+    """
     merged = sum(out * mass for out, mass in zip(outs, masses, strict=True)) / sum(masses)
     with styled():
         figure = new_figure((7.2, 3.6))
@@ -198,7 +201,7 @@ CHAIN, TREE = (((0, 1), 2), 3), ((0, 1), (2, 3))
 
 
 def orders_figure() -> Figure:
-    """Return a chain and a tree of merges, side by side, over the same four blocks; one is empty."""
+    """Return a picture of a chain and a tree that merge the same four blocks, one of which is empty."""
     with styled():
         figure = new_figure((7.6, 3.2))
         for ax, (name, way) in zip(
@@ -221,7 +224,7 @@ def describe_orders() -> str:
 
 
 def _draw_merges(ax: Axes, way: object, empty: int = 2) -> tuple[float, float]:
-    """Draw the merges of `way` from the blocks up; return the place of the last one."""
+    """Draw the merges of `way` above the blocks that they merge; return the place of the last merge."""
     if isinstance(way, int):
         look: dict[str, Any] = (
             {"facecolor": RULE, "hatch": "xxx"} if way == empty else {"facecolor": rank_colour(way)}

@@ -1,6 +1,7 @@
-"""Pictures of documents packed in one row, which is a strip that ranks cut.
+"""Pictures of documents that are packed in one row, which several ranks share.
 
-A strip shows every token of the row. Its colour is its document's, and a gap is a border between ranks.
+A row is drawn as a strip of its tokens. The colour of a token shows its document, and a gap in the strip is a border
+between ranks.
 """
 
 from __future__ import annotations
@@ -50,9 +51,10 @@ def strip(
 ) -> Figure:
     """Return the row as a strip, with lines of text under it.
 
-    lines: a text or a number for each token, by the name of the line. wrong[name]: (S,), of bool, which of them are mistakes.
-    lower[name]: (S,), of bool, which of them are mistakes that make a number lower. They have a colour of their own.
-    bounds: whether a line shows cu_seqlens at the documents' bounds, and the other lines are bold where a document begins.
+    lines: a text or a number for each token, by the name of the line.
+    wrong[name]: (S,), bool, True for a text of this line that is a mistake.
+    lower[name]: (S,), bool, True for a number that a mistake makes lower; such numbers have another colour.
+    bounds: whether a line shows cu_seqlens. If so, the texts of the first token of each document are bold.
     """
     lines = lines or {}
     marks = ((lower or {}, "#DCE9F5", BLUE), (wrong or {}, "#FBE3D6", RED))
@@ -109,7 +111,7 @@ _SMALL: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": 8.5}
 
 
 def _at(layout: Layout) -> np.ndarray:
-    """Return where each token is drawn: ranks one after the other, with a gap between them."""
+    """Return the place where each token is drawn: rank after rank, with a gap between ranks."""
     at = np.empty(layout.S)
     begin = 0.0
     for rank in range(layout.P):
@@ -120,9 +122,10 @@ def _at(layout: Layout) -> np.ndarray:
 
 
 def _draw_strip(ax: Axes, packing: Packing, layout: Layout, letters: Sequence[str]) -> np.ndarray:
-    """Draw the tokens in boxes from y = 0 to 1 under the names of their ranks; return where they are.
+    """Draw the tokens in boxes from y = 0 to 1 under the names of their ranks; return their horizontal places.
 
-    If the ranks hold the tokens in another order than the row, each box has the token's place in its corner.
+    If the ranks hold the tokens in another order than the row does, each token's place in the row is in the
+    corner of its box.
     """
     at = _at(layout)
     moved = (np.diff(at) < 0).any()
@@ -289,7 +292,7 @@ def labels(
 
 
 def _draw_label(ax: Axes, at: np.ndarray, token: int, place: int, right: int) -> None:
-    """Draw an arrow under the strip, a cross if the label is lost, or a dot if there is rightly none."""
+    """Draw an arrow from a token to its label, a cross if the label is lost, or a dot if it should have no label."""
     if place >= 0:
         wrong = place != right
         look: dict[str, Any] = {"color": RED if wrong else QUIET, "linewidth": 2.2 if wrong else 1.1}
@@ -302,7 +305,7 @@ def _draw_label(ax: Axes, at: np.ndarray, token: int, place: int, right: int) ->
 
 
 def _label_kinds(right: np.ndarray, made: Iterable[np.ndarray]) -> list[bool]:
-    """Return whether any label is right, any wrong and any lost, and whether any token rightly has none."""
+    """Return whether these cases occur: a right label, a wrong label, a lost label, and rightly no label."""
     kinds = [
         (
             (own >= 0) & (own == right),

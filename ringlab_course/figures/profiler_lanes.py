@@ -1,6 +1,6 @@
 """Profiler lanes: each rank's computations, its copies, and the copies during which it computes nothing.
 
-Another picture shows each message as its two ends saw it, and the time that it can have taken at most.
+Another picture shows each message as its two ends recorded it, and the most time that it can have taken.
 """
 
 from __future__ import annotations
@@ -43,15 +43,15 @@ ROWS = {"compute": (0.08, 0.40), "copy": (0.52, 0.40), "both": (0.08, 0.84)}
 """(top, height) of a rank's two lanes, and of both together, in a row of height 1."""
 EVERYBODY = "all ranks"
 SEEN = 150
-"""Time in neither lane is drawn if it lasts at least the picture's time over this number."""
+"""Time in neither lane is drawn if it lasts at least the whole time of the picture divided by this number."""
 BLOCK = 20
-"""A computation of a profile counts as a block if it lasts at least the picture's time over this number."""
+"""A computation counts as a block if it lasts at least the whole time of the picture divided by this number."""
 Runs = Mapping[str, Sequence[Span]]
 """Spans by the name of the run."""
 Blame = Mapping[str, Sequence[int]]
 """By the name of the run, the rank at fault, or the two ranks of a link at fault. Shares are then those of the run."""
 Ends = Sequence[tuple[Exchange, Exchange]]
-"""The messages of a link, each as its sender and as its receiver saw it."""
+"""The messages of a link, each as its sender and as its receiver recorded it."""
 
 
 def ranks_of(spans: Sequence[Span]) -> list[int]:
@@ -192,9 +192,10 @@ def _mark(ax: Axes, ranks: Sequence[int], guilty: Sequence[int]) -> None:
 
 
 def bounds(links: Mapping[str, Ends], block_s: float) -> Figure:
-    """Return a panel for each link: its messages' two bars, and the time from the later post to the earlier done.
+    """Return a panel for each link, with a bar for each end of every message, and a frame around the time at most.
 
-    The shortest times of a link are bold. block_s: the seconds of a block, which each frame is compared with.
+    A bar lasts from an end's post to its done. The frame lasts from the later post to the earlier done. The
+    shortest times of a link are bold. block_s: the seconds of a block, drawn below each frame for comparison.
     """
     end = max(each.done for ends in links.values() for pair in ends for each in pair)
     scale, unit = time_unit(end)
@@ -227,7 +228,7 @@ def bounds(links: Mapping[str, Ends], block_s: float) -> Figure:
 
 
 def bound_s(pair: tuple[Exchange, Exchange]) -> float:
-    """Return the seconds from the later post to the earlier done: no message takes longer."""
+    """Return the seconds from the later post to the earlier done. The message took no longer than that."""
     return min(each.done for each in pair) - max(each.posted for each in pair)
 
 

@@ -102,7 +102,7 @@ def _draw_rank(ax: Axes, place: tuple[float, float], rank: int) -> None:
 
 
 def _draw_chain(ax: Axes, ranks: int, small: float) -> None:
-    """Draw the ranks from the upper left to the lower right, because each hears from the one before it."""
+    """Draw the ranks from the upper left to the lower right, because each rank gets its state from the rank before."""
     room = 0.17
     places = [_place(ranks, rank) for rank in range(ranks)]
     for rank, place in enumerate(places):
@@ -178,8 +178,9 @@ def belt(
 ) -> Figure:
     """Return a picture of the tokens in the colours of their ranks, and below them squares of 2 × 2 numbers.
 
-    rows: for each row its name and its squares. of_old: the row whose matrices multiply an older state, so that
-    their columns are marked too, and its matrices of zeros are pale. marked: a token with a thick frame.
+    rows: the squares of each row, by the row's name. of_old: the name of the row whose matrices multiply an older
+    state. In this row the columns are marked too, and matrices of zeros are pale. marked: the token that gets a
+    thick frame.
     """
     each, high = len(tokens) // ranks, 1.4
     first, *_, last = sorted(x for squares in rows.values() for x, _, _ in squares)
@@ -208,7 +209,10 @@ def belt(
 
 
 def _draw_square(ax: Axes, x: float, y: float, label: str, matrix: Matrix, *, of_old: bool = False) -> None:
-    """Draw a matrix. Its rows are marked with the keys a and b, and `of_old` its columns with the old rows."""
+    """Draw a matrix whose rows are marked with the keys a and b.
+
+    With `of_old`, its columns are marked with the rows of the old state, and a matrix of zeros is pale.
+    """
     width, height = 1.24, 0.86
     corner = x - width / 2, y - height / 2
     pale = of_old and _is_zero(matrix)
@@ -243,9 +247,10 @@ def states(
     rows: Mapping[str, Sequence[Matrix]],
     note: tuple[int, str] | None = None,
 ) -> Figure:
-    """Return a picture of the tokens. Each row has the states that leave the ranks, at the borders between ranks.
+    """Return a picture of the tokens, and below them rows of the states that leave the ranks.
 
-    note: a token, which gets a thick frame, and a text below the state of its rank in the last row.
+    A state is drawn at the end of its rank's tokens. note: a token that gets a thick frame, and a text that is
+    written below the state of its rank in the last row.
     """
     each, last = len(tokens) // ranks, list(rows)[-1]
     marked, text = note or (None, "")
@@ -323,9 +328,9 @@ def known(hops: Sequence[Sequence[tuple[int, int]]], P: int) -> Known:
 
 
 def doubling(held: Known, rank: int) -> Figure:
-    """Return a picture of the messages of each round of doubling, and of the ranks that each rank then knows.
+    """Return a picture of the messages in each round of doubling, and of the ranks that each rank knows after it.
 
-    The messages that lead to `rank` are thick.
+    The messages through which data reach `rank` are thick.
     """
     with styled():
         drawn = new_figure((8.0, 4.5))
@@ -350,9 +355,9 @@ def kept(held: Known, rank: int) -> Figure:
 
 
 def _draw_messages(ax: Axes, held: Known, rank: int) -> None:
-    """Draw a strip of P places for each rank and round, filled with the ranks that it knows, and the messages."""
+    """Draw the messages, and for each rank and round a strip of P places, filled with the ranks that it knows."""
     P, step, wide, high = len(held[0]), 1.75, 0.86, 0.5
-    leads: list[set[int]] = [set() for _ in held]  # whose knowledge after each round reaches `rank`
+    leads: list[set[int]] = [set() for _ in held]  # after each round, the ranks whose data will reach `rank`
     leads[-1] = {rank}
     for number in range(len(held) - 1, 0, -1):
         distance = 2 ** (number - 1)
@@ -438,10 +443,10 @@ def _span(ranks: Sequence[int]) -> str:
 def entering(
     tokens: Sequence[Token], pairs: Sequence[tuple[Matrix, Matrix]], relayed: Sequence[Matrix]
 ) -> Figure:
-    """Return a picture of the tokens, and for each round of doubling the B that each rank knows.
+    """Return a picture of the tokens, and for each round of doubling the B that each rank knows after it.
 
-    It stands where a state enters the rank, at the border before its tokens.
-    relayed: the state that a relay brings to each rank, for the last row.
+    A rank's B is drawn at the border before its tokens, where a state enters the rank.
+    relayed: for the last row, the state that enters each rank if the state is passed from rank to rank.
     """
     each, rounds = len(tokens) / len(pairs), _doubled(pairs)
     rows: dict[str, list[Square]] = {
@@ -476,7 +481,7 @@ def _whose(of: Sequence[int]) -> str:
 
 
 def _doubled(pairs: Sequence[tuple[Matrix, Matrix]]) -> list[list[tuple[list[int], Matrix]]]:
-    """Return for each round of doubling, and each rank, the ranks before it that it knows, and the B of their tokens."""
+    """Return, for each round of doubling and each rank, the earlier ranks that it knows and the B of their tokens."""
     P = len(pairs)
     own = [(np.array(A), np.array(B)) for A, B in pairs]
     before: list[tuple[list[int], Any]] = [([], (np.eye(len(A)), np.zeros_like(B))) for A, B in own]
@@ -601,9 +606,9 @@ def _draw_work(ax: Axes, one: Chart, trace: Trace) -> None:
             start, arrival = (time - begin for time in event.transit[0])
             arrow = {"arrowstyle": "-|>", "color": INK, "linewidth": 0.9, "shrinkA": 0, "shrinkB": 0}
             tip, steep = float(event.rank), abs(event.rank - event.source) > 2
-            arrow["mutation_scale"] = 7 if steep else 10  # steep ones are close
+            arrow["mutation_scale"] = 7 if steep else 10  # steep arrows are close to each other
             if steep:
-                tip -= 0.36  # the corner of a bar: beside it a steep head would lie half on the bar
+                tip -= 0.36  # at the bar's corner, because a steep head at its side would cover the bar
             ax.annotate("", (arrival, tip), (start, event.source), arrowprops=arrow, zorder=3)
 
 

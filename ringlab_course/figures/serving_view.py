@@ -1,7 +1,8 @@
 """Pictures of serving: who waits for a chunk, the time of a decode step, masks, bytes, copies of weights and caches.
 
-Orange is keys and values, which are cached but for those of the chunk itself; blue is a chunk or its queries, green is
-weights, dark grey is messages, black is a token that a user gets, and purple is the time of a first chunk.
+Colours: orange for keys and values, blue for a chunk or its queries, green for weights, dark grey for messages, black
+for a token that a user gets, and purple for the time of a first chunk. Keys and values are cached, except for those of
+the chunk itself.
 """
 
 from __future__ import annotations
@@ -35,9 +36,9 @@ def turns(
 ) -> Figure:
     """Return a picture of Ada's chunks and Ben's tokens in the last `window_s` seconds of her prompt.
 
-    runs: by title, the seconds of each chunk, in two parts: what every chunk takes, and what the cached tokens
-    add. A decode step for Ben, of `step_s`, follows each chunk. After the prompt both decode in steps of
-    `both_s`.
+    runs: by title, the seconds of each chunk in two parts: the time that every chunk takes, and the time that
+    the cached tokens add. A decode step for Ben, of `step_s` seconds, follows each chunk. After the prompt,
+    both users decode in steps of `both_s` seconds.
     """
     after_s = 0.12 * window_s
     with styled():
@@ -50,7 +51,7 @@ def turns(
                 panel.add_rectangle(
                     ax, (start, 1), same + more, 0.8, facecolor=ORANGE, edgecolor=PAPER, linewidth=0.8
                 )
-                if same > 0.01 * window_s:  # a thinner one would look like a line between chunks
+                if same > 0.01 * window_s:  # a thinner rectangle would look like a line between chunks
                     panel.add_rectangle(
                         ax, (start, 1), same, 0.8, facecolor=PURPLE, edgecolor=PAPER, linewidth=0.8
                     )
@@ -152,7 +153,7 @@ def _bars(
     words: tuple[str, str],
     group: int,
 ) -> Figure:
-    """Draw the first parts of each step, one for each of `names`. words: the title, and the name of the axis."""
+    """Draw the parts of each step that have a name in `names`. words: the title, and the name of the axis."""
     title, label = words
     colours = (GREEN, ORANGE, QUIET)[: len(names)]
     parts = [_parts_ms(served)[: len(names)] for served in steps.values()]
@@ -171,7 +172,7 @@ def _bars(
                     ax.text(*middle, f"{value:.1f}", ha="center", va="center", color=ink, fontsize=size)
                 left += value
             ax.text(left + 0.01 * longest, y, end, va="center", color=INK, fontsize=9)
-        room = 1.1 + 0.016 * max(map(len, ends))  # for the words after a bar
+        room = 1.1 + 0.016 * max(map(len, ends))  # leaves space for the words after a bar
         ax.set(xlim=(0, room * longest), ylim=(middles[-1] + 0.6, -0.6), title=title, xlabel=label)
         ax.set_xticks([tick for tick in ax.get_xticks() if tick <= 1.02 * longest])
         ax.set_yticks(middles, list(steps))
@@ -405,9 +406,9 @@ def describe_hand_over(P: int) -> str:
 
 
 def copies(ways: Mapping[str, ServeRequest]) -> Figure:
-    """Return a picture of the weights and of a user's cache, cut into the parts of all ranks, copy by copy.
+    """Return a picture of all copies of the weights and of a user's cache, each cut into the parts of the ranks.
 
-    ways: with `sharing="copies"`, so that ranks with other tokens have copies of the weights.
+    ways: requests with `sharing="copies"`, in which ranks with different tokens have copies of the same weights.
     """
     from matplotlib.legend_handler import HandlerTuple
 

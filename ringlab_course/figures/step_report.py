@@ -225,7 +225,7 @@ def _arrows(ax: Axes, moved: tuple[int, int], top: float, height: float, per_byt
         shape: dict[str, Any] = {"width": width, "head_width": width + 0.06, "head_length": 0.1}
         look: dict[str, Any] = {"length_includes_head": True, "color": colour, "linewidth": 0}
         ax.add_patch(FancyArrow(begin, middle, end - begin, 0, **shape, **look))
-        room = width > 0.1  # the number of a thin arrow is above it
+        room = width > 0.1  # otherwise the number is above the arrow
         at = middle if room else middle - width / 2 - 0.01
         ax.text(0.57, at, _kib(count), ha="center", va="center" if room else "bottom", fontsize=8)
 

@@ -289,7 +289,7 @@ def play(S: int = 1024, tile: int = 128, D: int = 64, *, causal: bool = True) ->
 def _look(state: str) -> dict[str, Any]:
     """Return fill and hatch of a tile.
 
-    No two in the grid differ by colour alone. "held" is only at the sides.
+    No two states in the grid differ by colour alone. Only tiles at the sides of the grid can be "held".
     """
     from ringlab.viz.style import BLUE, PAPER, QUIET, RED, RULE, SKY
 
