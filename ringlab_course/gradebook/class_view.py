@@ -20,7 +20,7 @@ SLOWEST = 5
 
 @dataclass(frozen=True)
 class CheckCount:
-    """One check, with the number of submissions, out of `of`, that fail it or did not write its stage."""
+    """One check: of `of` submissions, `fails` fail it, and in `not_written` its stage is not written."""
 
     stage: str
     id: str

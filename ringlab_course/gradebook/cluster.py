@@ -65,9 +65,9 @@ class ClusterPool:
             self.client.close()
 
     def _send(self, job: Job) -> Any:
-        """Send a job to the cluster.
+        """Send a job to the cluster and return its future, or return the Outcome if nothing has to be sent.
 
-        Judge a file that is not a notebook here, where it gets its zero points.
+        A file that is not a notebook is judged in this process and gets zero points.
         """
         try:
             data = _bytes_of(job)

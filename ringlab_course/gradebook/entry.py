@@ -54,7 +54,7 @@ class Entry:
 
     @property
     def counts_reference(self) -> bool:
-        """Whether the gradebook counts the points with the reference's functions, or there are none to add."""
+        """Whether the score includes all points with the reference's functions; True if there are none to add."""
         return self.helped > 0 or self.earned_with_reference == self.earned
 
     @property

@@ -33,8 +33,8 @@ class CheckView:
     """One check with its expectation and, if it fails, the reason.
 
     repeated: whether an earlier check has given the same message.
-    counted: False if the check holds but earns nothing, because correct answers come first; `message` says
-    so.
+    counted: False if the check holds but earns nothing, because a check of an earlier kind fails; `message`
+    says so.
     """
 
     id: str

@@ -185,7 +185,7 @@ class Gradebook:
     ) -> bool:  # fmt: skip
         """Return whether this notebook has a result of version `contract`, and no regrading is requested.
 
-        Versions are equal if `kind` returns the same value for both.
+        Two versions count as equal if `kind` returns the same value for them.
         """
         if self._book.execute(
             "SELECT 1 FROM wanted WHERE learner = ? AND exercise = ?", (learner, exercise)
@@ -198,12 +198,12 @@ class Gradebook:
         found = [(row[0], kind(row[1]), row[2] or "") for row in rows]
         result = digest, kind(contract)
         same = [when for *key, when in found if tuple(key) == result]
-        # Suppose the learner has handed in this notebook and another one. If this notebook now comes after
-        # the other, it is a new submission. If it came before the other, it is not new.
+        # The result of another notebook of this learner may count instead. If this notebook is handed in later
+        # than both results, the learner has returned to it, so it is a new submission.
         return bool(same) and (found[0][:2] == result or max(*same, found[0][2]) >= (at or ""))
 
     def want(self, keys: Iterable[Key]) -> None:
-        """Request that these are graded again, in addition to earlier requests that are not done yet."""
+        """Request that these (learner, exercise) pairs are graded again, in addition to open earlier requests."""
         with self._transaction():
             self._book.executemany("INSERT OR IGNORE INTO wanted VALUES (?, ?)", list(keys))
 
@@ -244,12 +244,12 @@ class Gradebook:
 
     @property
     def counts_reference(self) -> bool:
-        """Whether stages count as they are graded with the reference's functions in place of wrong helpers."""
+        """Whether a stage's points with the reference's functions in place of wrong helpers count."""
         row = self._book.execute("SELECT value FROM settings WHERE name = 'helpers'").fetchone()
         return row is None or checked_text(row[0], "helpers") == HELPERS[0]
 
     def set_helpers(self, helpers: str) -> None:
-        """Choose with whose helpers stages count, one of HELPERS. Raises: CourseError for another word."""
+        """Set whose helpers the points of stages are based on, one of HELPERS. Raises: CourseError for another word."""
         if helpers not in HELPERS:
             raise CourseError(f"one of {', '.join(HELPERS)}", repr(helpers))
         with self._transaction():

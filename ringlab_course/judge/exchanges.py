@@ -46,9 +46,9 @@ class Posted:
 
     data_as_control: whether it sends bytes other than zero under a tag that meters leave out. Barriers send
     only zeros.
-    told: bytes of information that count in addition to its data. These are its tag and shapes if they appear
-    in another rank's error, and clock readings, which tell how long other ranks took.
-    in_vain: whether its wait is to raise TransportTimeout, as if no message came in time.
+    told: bytes that count as sent in addition to its data: its tag and shapes if they appear in another rank's
+    error, and clock readings, which reveal how long other ranks took.
+    in_vain: whether waiting for it raises TransportTimeout, as if no message came in time.
     """
 
     rank: int
@@ -81,10 +81,10 @@ class Posted:
         return not self.open_ends or self.error is not None
 
     def fail(self, error: RinglabError, form: Form) -> None:
-        """Make its wait raise `error`.
+        """Make waiting for this exchange raise `error`.
 
-        The error tells the other rank this exchange's tag and the shape of `form`, so these count as sent
-        data.
+        The error that the other rank gets contains this exchange's tag and the shape of `form`, so these count
+        as sent data.
         """
         self.error = error
         self.tell(len(self.tag.encode()) + SIZE_BYTES * len(form.shape))

@@ -74,7 +74,7 @@ def _in_child(descriptor: int, order: dict[str, Any]) -> NoReturn:
     """
     try:
         _become_worker(descriptor, order)
-    except (SystemExit, BrokenPipeError, ConnectionResetError):  # the judge has hung up
+    except (SystemExit, BrokenPipeError, ConnectionResetError):  # the judge has closed the socket
         os._exit(0)
     except BaseException as error:
         _complain(error)

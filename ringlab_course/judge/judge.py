@@ -132,7 +132,7 @@ def grade(
     last: Session | None = None
 
     def opened(*more: str) -> Session:
-        """Return a session, in which the submission has the time that earlier ones left."""
+        """Return a session that may take as long as the submission's earlier sessions have left."""
         nonlocal last
         left = total_timeout if last is None else last.deadline.left() / patience
         last = Session(
@@ -232,7 +232,7 @@ def _bounded(run: Callable[..., None], session: Session) -> Callable[..., None]:
         try:
             with reading(READING_S * session.allowance.patience):
                 run(subject, rng)
-        except UnreadableAnswer:  # a worker may still be in its call, so all are given up
+        except UnreadableAnswer:  # a worker may still run its call, so all workers are ended
             session.discard_all()
             raise
 

@@ -290,12 +290,12 @@ class WorkerProcess:
         return Held(now.own - self._own.own, now.files - self._own.files)
 
     def beyond(self) -> int:
-        """Return the bytes that the submission holds, less KEPT, FILES and what its imports need; at least 0."""
+        """Return the bytes that the submission holds in excess of KEPT, FILES and the memory of its imports."""
         added = self.added()
         return max(0, added.own - self.imported.own - KEPT) + max(0, added.files - self._files())
 
     def code(self) -> int:
-        """Return the bytes of libraries' files loaded since its greeting, as far as `beyond` allows them."""
+        """Return the bytes of libraries' files loaded since its greeting that `beyond` does not count."""
         return min(self.added().files, self._files())
 
     def _files(self) -> int:

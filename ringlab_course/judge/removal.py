@@ -223,7 +223,7 @@ class _Finder:
         return spec
 
     def _found(self, name: str, path: Any, target: Any) -> Any:
-        """Return the spec that the other finders find."""
+        """Return the spec of a module from the first other finder that finds it, or None."""
         others = (finder for finder in sys.meta_path if finder is not self)
         return next(filter(None, (finder.find_spec(name, path, target) for finder in others)), None)
 

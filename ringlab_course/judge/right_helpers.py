@@ -1,7 +1,7 @@
 """Grade a stage again with the reference's functions in place of helpers that a submission got wrong.
 
-So the report can say what the stage earns by itself. The worker of such a run holds the reference's source. So
-nothing of the run is kept but its points.
+So the report can say what the stage earns by itself. The worker of such a run contains the reference's source, which
+its texts might reveal. So only the points of the run are kept.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from ringlab_course.checking.wrong_answers import right_answers, used_by
 from ringlab_course.judge.session import Session
 
 REFERENCES = {"05": "loops", "08": "vectorised"}
-"""The right answer that is the reference, by exercise; elsewhere it is the first one.
+"""The name of the right answer that is the reference, by exercise. By default it is the first right answer.
 
-A reference suits callers of every style: it takes blocks without rows, and answers with arrays.
+A reference suits callers of every style: it takes blocks without rows, and returns arrays.
 """
 
 
 def reference_cell(exercise_id: str, functions: Sequence[str]) -> str:
-    """Return a cell that defines `functions` as the reference does, and changes no other name of a notebook."""
+    """Return a cell that defines `functions` as the reference does, and no other name that a notebook might use."""
     known = right_answers(exercise_id)
     right = known[REFERENCES.get(exercise_id, next(iter(known)))]
     parts = []
@@ -40,12 +40,12 @@ def graded_again(
     opened: Callable[[str], Session],
     graded: Callable[[Stage, Session], StageReport],
 ) -> tuple[tuple[StageReport, ...], str]:
-    """Return the reports and the reason why nothing counts, or "" if there is none.
+    """Return the reports, with `earned_again` for stages with wrong helpers, and the reason why nothing counts.
 
-    The reports of stages with wrong helpers have `earned_again`.
-
-    A helper is wrong if a check of it fails, also with the reference's functions in place of its own helpers.
-    opened: returns the Session of the submission followed by one more cell. graded: returns a stage's report.
+    The reason is "" if the submission counts. A helper is wrong if it fails a check. If it has wrong helpers
+    itself, it is wrong only if it also fails with the reference's functions in their place.
+    opened: returns a Session of the submission with one additional cell at its end.
+    graded: returns the report of a stage in a Session.
     """
     whole = {stage.function: report for stage, report in zip(exercise.stages, reports, strict=True)}
     right = {function: report.ok for function, report in whole.items()}
@@ -76,9 +76,9 @@ def _with(
     wrong: tuple[str, ...],
     whole: Mapping[str, StageReport],
 ) -> StageReport:
-    """Return a stage's report with what the stage earned again, unless nobody has written it."""
+    """Return a stage's report with the points from `again`, or unchanged if the stage is not written."""
     if again.status == "not written":
         return report
-    if report.status == "not written":  # it was taken for unwritten because its helper is
+    if report.status == "not written":  # only its helper is not written
         report = after_helpers(stage, replace(report, status="wrong"), whole)
     return replace(report, replaced=wrong, earned_again=again.earned)

@@ -35,7 +35,7 @@ from ringlab_course.judge.sandbox import (
 from ringlab_course.judge.seccomp import filter_program
 
 ORDER_S = 5.0
-"""Seconds to wait until the server's socket takes an order. It holds dozens while the server imports."""
+"""Seconds to wait until the server's socket accepts an order. It can hold dozens of orders that are not read yet."""
 END_S = 5.0
 """Seconds that the kernel may take to end all processes of a namespace."""
 

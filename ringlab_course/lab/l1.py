@@ -148,14 +148,14 @@ class _Own(Ranks):
 
 
 class Queued(_Own):
-    """The seconds of one rank's GPU for one of `CALLS` calls in a row, by the GPU's events.
+    """The seconds of a call on one rank's GPU, measured with GPU events around `CALLS` calls in a row.
 
     Before these calls the GPU gets enough other work to keep it busy until Python has posted all of them.
     """
 
     CALLS = 8
-    FIRST = 0.01  # seconds of other work before anything is known about posting
-    OTHER_BYTES = 2**28  # that the other work writes
+    FIRST = 0.01  # seconds that posting is assumed to take until it is measured
+    OTHER_BYTES = 2**28  # bytes that one pass of the other work writes
 
     def __init__(self, ring: Ring, device: torch.device) -> None:
         super().__init__(ring, device)

@@ -106,9 +106,10 @@ MEASURING, DONE = 1, 0
 
 
 def _tell(ring: Ring, p: int, what: int) -> None:
-    """Tell the ranks from p on, on rank 0, whether the first p still measure.
+    """Send the waiting ranks, those from p on, MEASURING or DONE from rank 0.
 
-    They hear it after every call, because a measurement may take longer than a message may.
+    Rank 0 does this after every call, because a whole measurement may take longer than a rank may wait for
+    one message.
     """
     if ring.rank == 0:
         said = torch.tensor([what], dtype=torch.uint8)

@@ -196,7 +196,7 @@ def _alike(what: str, everyone: list[dict[str, Any]], remedy: str) -> Finding:
 
 
 def _busy(each: Mapping[str, Any], shared: Collection[str]) -> str:
-    """Return how much others use the device of a rank, or "" if they hardly do.
+    """Return in words how much others use the GPU of a rank, or "" if their share is at most BUSY_SHARE.
 
     If several ranks use the device (`shared`), the use by others is unknown.
     """

@@ -273,11 +273,14 @@ def _settings(given: Mapping[str, Any]) -> str:
 
 DOUBTFUL = "\N{WARNING SIGN}"
 MOST = 1.05
-"""No hop is hidden by more than all of it, and no ring is faster than a perfect split, but for 5 % of noise."""
+"""The largest overlap or efficiency that can be right: 1, with 5 % for noise.
+
+No more than the whole hop can be hidden, and no ring is faster than a perfect split.
+"""
 
 
 def _marked(value: float, digits: int, least: float = -math.inf) -> str:
-    """Return the value as text, with a mark if it cannot be right: above 1, or below `least`."""
+    """Return the value as text, with a mark if it cannot be right: above MOST, or below `least`."""
     return f"{value:.{digits}f}" + ("" if least <= value <= MOST else f" {DOUBTFUL}")
 
 

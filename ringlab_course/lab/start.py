@@ -37,7 +37,7 @@ class Settings(Protocol):
 
 
 Cases = Callable[[Ring, Any, torch.device], Iterator[dict[str, Any]]]
-"""A lab's program for every rank: (ring, settings, device) → cases, as they end. Only rank 0's count."""
+"""A lab's program for every rank: (ring, settings, device) → cases, as they end. Only those of rank 0 are written."""
 
 
 @dataclass(frozen=True)

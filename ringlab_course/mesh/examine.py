@@ -106,9 +106,9 @@ def _inside(equation: Any) -> Iterator[Any]:
 
 
 QUICK: dict[str, str | bool] = {"xla_backend_optimization_level": "0"}
-"""Halves the compile time.
+"""Compiler options that halve the compile time.
 
-Only machine code is affected, because messages and buffers are decided earlier.
+They change only the machine code, because messages and buffers are decided earlier.
 """
 BRANCH, TURNS = "branch", "turns"
 LONGEST_WORD = 200

@@ -81,7 +81,7 @@ def check_id(stage: str) -> str:
 
 
 def stages_of(known: Iterable[Known], stages: Iterable[Stage]) -> dict[str, Stage]:
-    """Return those of `stages` that are graded, by the name of the cell that holds their points."""
+    """Return the graded ones among `stages`, by the name of the cell that holds their points."""
     graded = {cell.grade_id for cell in known if cell.grade}
     return {check_id(stage.id): stage for stage in stages if check_id(stage.id) in graded}
 

@@ -1,6 +1,6 @@
-"""A row of Python's keywords on ranks, a decoder that learns to spell them, and six programs for its loss.
+"""A row of Python's keywords on ranks, a decoder that predicts their letters, and six programs that compute its loss.
 
-Five of the programs are wrong. Lesson 18 shows all six losses first, and finds the mistake of each program later.
+Five of the programs are wrong. Lesson 18 shows all six losses first, and finds the mistakes later.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Given = dict[str, np.ndarray]
-"""What a program gives to the decoder, where that is not the right one."""
+"""The inputs of the decoder that a wrong program replaces, by name."""
 CONFIG = ModelConfig(vocabulary=128, width=32, heads=4, kv_heads=2, hidden=64)
 STEPS = 40
 """Steps of training: enough for a loss that depends on the context, and too few to know the words by heart."""
@@ -37,7 +37,7 @@ STEPS = 40
 
 @cache
 def decoder() -> Transformer:
-    """Return a decoder in float64 that has begun to learn to spell Python's 35 keywords, each of them alone."""
+    """Return a float64 decoder after STEPS steps of training on Python's 35 keywords, each in a row of its own."""
     model = Transformer(CONFIG, seed=0).double()
     words = [torch.tensor(list(word.encode())) for word in keyword.kwlist]
     tokens = torch.nn.utils.rnn.pad_sequence(words, batch_first=True)
@@ -53,10 +53,10 @@ def decoder() -> Transformer:
 
 
 class Row:
-    """Words packed in one row, a letter a token, which P ranks share in contiguous shards.
+    """Words packed in one row, one token per letter, which P ranks share in contiguous shards.
 
-    Its methods take what a program gives to the decoder, where that is not the right one: `sees`, (S, S), which query sees
-    which key; `positions`, `labels` and `weights` in the mean, (S,), of the tokens.
+    Keywords of its methods replace the right inputs of the decoder: `sees`, (S, S), True where a query sees a key, and
+    the tokens' `positions`, `labels` and `weights` in the mean loss, each (S,).
 
     >>> Row(["def", "_"], P=2).letters
     ['d', 'e', 'f', '_']
@@ -82,9 +82,10 @@ class Row:
     def on_each_rank(
         self, make: Callable[[np.ndarray], np.ndarray], layout: Layout | None = None
     ) -> np.ndarray:
-        """Return what each rank makes for its own tokens, given their places in the row, in the order of the row.
+        """Return a value for each token, in the order of the row, as the token's rank makes it.
 
-        layout: how the ranks share the row, if not in contiguous shards.
+        make: takes the places of a rank's tokens in the row, and returns a value for each of them. layout: how
+        the ranks share the row, by default in contiguous shards.
         """
         layout = layout or self.layout
         owned = [layout.positions(rank) for rank in range(layout.P)]
@@ -104,7 +105,7 @@ class Row:
         return losses.numpy()
 
     def shown_changes(self, **given: np.ndarray) -> list[str]:
-        """Return a text for each token: how its loss differs from the right one, "lost" without its label, or nothing."""
+        """Return a text for each token: the change of its loss, "lost" if its label is lost, or "" for no change."""
         has, should = (given.get("labels", self.right["labels"]) != IGNORE), self.right["labels"] != IGNORE
         changes = [f"{change:+.2f}" for change in self.token_losses(**given) - self.token_losses()]
         texts = ["lost" if lost else text for lost, text in zip(should & ~has, changes, strict=True)]

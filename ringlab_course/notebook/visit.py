@@ -62,10 +62,9 @@ def report(name: str, *only: str) -> Report:
 
 
 def seen(evidence: str) -> str:
-    """Return a check's evidence in the words of the ward: the first wrong run, NaN as "NaN", no remedy.
+    """Return a check's evidence as the ward prints it: the first wrong run, without the remedy and the bound.
 
-    The bound is also left out, because it is measured on the plainest implementation and its digits depend
-    on the machine.
+    The digits of the bound depend on the machine, because it is measured on the plainest implementation.
     """
     text = " ".join(evidence.split()).partition("; worst: ")[0].partition("; remedy: ")[0]
     text = _RUNS.sub(r"in \1 of the \2 runs on P = \3; first: ", text)
