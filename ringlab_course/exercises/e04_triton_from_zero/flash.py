@@ -225,7 +225,7 @@ def skipped(*cases: Case) -> Callable[[Subject, np.random.Generator], None]:
 
 
 class Visits(NamedTuple):
-    """The blocks that see no key from `first` on, in order, and whether each computed with such keys."""
+    """For each block that sees no key from `first` on, in order: whether it computed with such keys."""
 
     case: Case
     first: int
@@ -242,9 +242,9 @@ class Visits(NamedTuple):
 
 
 def _visits(subject: Subject, rng: np.random.Generator, case: Case, first: int) -> Visits:
-    """Fill V with NaN from key `first` on, and return which blocks that see none of these keys come out NaN.
+    """Fill V with NaN from key `first` on, and find the blocks that compute with these keys but see none of them.
 
-    Raises: Failure if these blocks have wrong numbers instead.
+    Their results contain NaN. Raises: Failure if no result contains NaN but numbers are wrong.
     """
     blocks = sum(case.stop(block) <= first for block in range(case.blocks))
     rows = min(case.S, blocks * case.m // case.group)
@@ -324,7 +324,7 @@ def _answered(case: Case, given: list[Tensor], answer: State, part: int) -> Emul
     truth = truth_of(given, case)
     plain = mistakes.plain(*given, case.S, case.shift)
     q, k = given[0][:, : case.S].float(), mistakes.values_of(given[0], given[1], case.S)
-    size = 2 * largest(q.abs() @ k.abs().mT) * case.D**-0.5  # a score's rounding error is this times eps
+    size = 2 * largest(q.abs() @ k.abs().mT) * case.D**-0.5  # a score's rounding error is eps times this
     bounds = max(bound_of(plain[0], truth[0]), rounding(truth[0], size)), rounding(truth[1], size)
     inputs = (*given, case.S, case.shift, case.m, case.n)
     return Emulated(answer[part][:, : case.S], truth[part], bounds[part], (NAMES[part],), case.label, inputs)

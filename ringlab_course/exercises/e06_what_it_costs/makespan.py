@@ -71,7 +71,8 @@ def _check_uniform(subject: Any, rng: np.random.Generator) -> None:
 def causal(P: int, seconds: float) -> Array:
     """Return the seconds (P, P) [rank, step] of the contiguous causal ring.
 
-    A block of an earlier rank takes `seconds`, one of a later rank 0, and the rank's own half of `seconds`.
+    A block of an earlier rank takes `seconds`, the rank's own block takes half of that, and a block of a later
+    rank takes no time.
     """
     rank, step = np.indices((P, P))
     origin = (rank - step) % P

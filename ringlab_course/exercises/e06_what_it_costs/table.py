@@ -59,7 +59,8 @@ def _cases(subject: Any, asked: Iterable[Asked]) -> Iterator[Answered]:
 def _tiny(rng: np.random.Generator) -> dict[str, int]:
     """Return a model small enough for pencil and paper.
 
-    Its number of layers is above the numbers of ranks in `_small` and the constant factors of a count.
+    It has more layers than `_small` has ranks, and more than any constant factor in the counts, so that these
+    numbers cannot be confused.
     """
     d_model, d_ff = 2 * int(rng.integers(2, 17)), 4 * int(rng.integers(2, 17))
     vocabulary, layers = 10 * int(rng.integers(2, 30)), int(rng.integers(5, 9))

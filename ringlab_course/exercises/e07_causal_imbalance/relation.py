@@ -171,7 +171,10 @@ def ragged_pairs(rng: np.random.Generator) -> list[Pair]:
 
 
 def _later(rng: np.random.Generator, q: Run, k: Run) -> Pair:
-    """Return the two runs moved to later positions; steps above 1 become longer, and the same pairs stay visible."""
+    """Return the two runs at random later positions, where the same pairs are visible.
+
+    Steps above 1 also become longer.
+    """
     begin, longer = int(rng.integers(10_000)), int(rng.integers(5)) if q[1] > 1 else 0
     step = q[1] + longer
     starts = [begin + start // q[1] * step + start % q[1] for start in (q[0], k[0])]
@@ -218,14 +221,14 @@ def any_pairs(rng: np.random.Generator, times: int) -> list[Pair]:
 
 
 def _check_few(subject: Any, rng: np.random.Generator) -> None:
-    """Check that no tile is empty and that there are no more tiles than needed, because each is a launch.
+    """Check that no tile is empty and that there are no more tiles than needed, because each tile is a launch.
 
     Where every row sees every key, one tile is enough. Elsewhere a triangle and the tiles beside it are
     enough.
     """
     starts = ((0, 0), (1, 2), (8, 3), (3, 11), (0, 64), (64, 0))
     wide = [_later(rng, (a, 4, 12), (b, 4, 9)) for a, b in starts]
-    last = [_later(rng, (12, 4, n), (0, 4, 4)) for n in (1, 4)]  # the first row sees even the last key
+    last = [_later(rng, (12, 4, n), (0, 4, 4)) for n in (1, 4)]  # here the first row sees all keys
     pairs = [*wide, *last, *equal_pairs(rng), *ragged_pairs(rng)]
     answers = [(read_tiles(subject.call(*pair), pair), pair) for pair in pairs]
     for tiles, pair in answers:

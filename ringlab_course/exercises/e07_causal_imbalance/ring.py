@@ -192,10 +192,11 @@ def _check_hidden(subject: Any, rng: np.random.Generator) -> None:
 
 
 def _hidden(runs: Tuples, rank: int) -> Iterator[tuple[slice, list[np.ndarray]]]:
-    """Yield the local rows of each run of `rank`, and a bool array for every rank: True for keys in no tile of that run.
+    """For each run of `rank` that does not see all keys, yield its local rows and a bool array for every rank.
 
-    The tiles of two runs leave out the rows that see nothing and the keys that no row sees. A rank's own block counts as
-    one tile, because a ring may compute it as one triangle where the positions ascend.
+    The arrays are True for the keys in stretches of other ranks that no row of the run sees, because such keys are in
+    no tile of the run. They are False for the rank's own keys, because a ring may compute its own block as one triangle
+    where the positions ascend.
     """
     row = 0
     for q in runs[rank]:
@@ -211,7 +212,7 @@ def _hidden(runs: Tuples, rank: int) -> Iterator[tuple[slice, list[np.ndarray]]]
 def _expect_untouched(
     subject: Any, case: Dealt, rank: int, rows: slice, unseen: Sequence[np.ndarray]
 ) -> None:
-    """Put NaN into the unseen keys, and expect in `rows` the values of a run without these keys."""
+    """Put NaN into the unseen keys, and raise Failure unless the values of `rows` are right."""
     ks, vs = ([x.clone() for x in xs] for xs in (case.ks, case.vs))
     for x, keys in zip((*ks, *vs), (*unseen, *unseen), strict=True):
         x[..., torch.from_numpy(keys), :] = torch.nan

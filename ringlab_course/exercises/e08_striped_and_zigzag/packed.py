@@ -53,7 +53,7 @@ def step_work(shares: Sequence[np.ndarray], lengths: Sequence[int]) -> np.ndarra
 
 
 def stretches(share: np.ndarray, lengths: Sequence[int]) -> int:
-    """Return how many stretches of neighbouring positions a share has in one document, at most."""
+    """Return the largest number of stretches of neighbouring positions that a share has in one document."""
     share = np.sort(share)
     if len(share) == 0:
         return 0
@@ -97,7 +97,7 @@ def _fault(shares: list[np.ndarray], lengths: list[int], case: str) -> Failure |
 
 
 def _like(mistake: str, example: str) -> Failure:
-    """Return a failure that gets the name `mistake` if the shares are not those of a known wrong answer."""
+    """Return the failure for these shares, named `mistake` unless a known wrong answer gives the same shares."""
     named = STAGE.misconception(mistake).failure(example)
     failure = Failure(named.message, example)
     failure.otherwise = named

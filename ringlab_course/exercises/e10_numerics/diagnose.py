@@ -161,7 +161,7 @@ def _everyone(ranks: tuple[int, ...]) -> tuple[Patient, ...]:
 
 
 def _blind(subject: Subject, patients: Sequence[Patient], edit: Callable[[Curves], Curves]) -> bool:
-    """Return whether the learner answers the same for every patient when `edit` takes information out of the curves."""
+    """Return whether all of the learner's answers stay the same if `edit` takes information out of the curves."""
     try:
         return all(
             _answer(subject, p.ranks, p.curves) == _answer(subject, p.ranks, edit(p.curves)) for p in patients

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 mistake = mistakes_of("10.error")
 
 FLOAT32 = 1e-6
-"""A relative error that was computed in float32 differs from the right one by less than this, relatively."""
+"""A relative error that was computed in float32 differs from the right one by less than this fraction of it."""
 CLOSE = 1e-9
 """Two float64 computations of a relative error differ by far less than this, and every mistake by more."""
 

@@ -203,7 +203,7 @@ def _folded(subject: Subject, inputs: Inputs, case: str) -> Answered:
 
 
 def _roughly(answer: Any, inputs: tuple[Tensor, ...], case: str) -> None:
-    """Raise Failure if an answer is so far off that not only its rounding but its formula must be wrong."""
+    """Raise Failure if an error is too large for rounding, so that the formula must be wrong."""
     truth = _truth(*inputs)
     arrays = [expect_array(part, tuple(right.shape)) for part, right in zip(answer, truth, strict=True)]
     if not relative_error(arrays, list(truth)) <= ROUGH:

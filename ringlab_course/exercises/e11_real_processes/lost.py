@@ -100,7 +100,7 @@ def _dead(text: str) -> bool:
 
 
 def _inside(case: Shards, rank: int, parts: Any) -> list[int] | None:
-    """Return the blocks that (out, lse) cover, or None if they are not the blocks of the first steps."""
+    """Return the owners of the blocks that (out, lse) covers; None if these are not the blocks of the first steps."""
     order = [(rank - step) % case.world_size for step in range(case.world_size)]
     for count in range(case.world_size + 1):
         right = _over(case, rank, order[:count])

@@ -140,7 +140,7 @@ def _read(answer: Any) -> Answer:
 
 
 Patient = tuple[Fault, int, str, float]
-"""A fault, the number of ranks, the layout, and the time of a sound hop in times of a whole block."""
+"""A fault, the number of ranks, the layout, and the time of a sound hop divided by that of a whole block."""
 
 
 def _compare(

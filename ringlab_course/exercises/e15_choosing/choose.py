@@ -26,7 +26,7 @@ mistake = mistakes_of("15.choose")
 NAMES = ("bytes", "exposed_s", "reason", "place")
 KEYS = ("schedule", "ulysses", "bytes", "exposed_s", "reason")
 CLEAR = 1e-3
-"""Compared values differ by at least this, relatively, so that no rounding changes an order or a reason."""
+"""The least relative difference of compared values, so that no rounding changes an order or a reason."""
 HIDDEN, EXPOSED, MEMORY, HEADS = (
     float(cost.REASONS.index(reason)) for reason in ("hidden", "exposed", "memory", "heads")
 )

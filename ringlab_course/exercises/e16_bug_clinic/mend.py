@@ -228,11 +228,11 @@ def _expect_diagnosed(subject: Any, name: str, *, by_name: bool) -> None:
 
 
 def _own_program(subject: Any, patient: Patient) -> tuple[Any, Failure | None]:
-    """Return the subject to check, and None or the failure to raise after its values are checked.
+    """Return the subject to check, and the failure to raise after its values were checked, or None.
 
-    If the mend is the patient's own program with a few changed lines, the subject is only its text, without
-    the rest of the submission. If it is another program, the subject is the whole submission, and there is a
-    failure to raise.
+    If the mend is the patient's own program with a few changed lines, the subject contains only the texts of
+    such mends, and there is no failure. If it is another program, the subject is the whole submission, and
+    the failure says why this is another program.
     """
     texts = subject.texts(TO_MEND)
     told = {name: _another_program(texts.get(name, ""), PATIENTS[name]) for name in TO_MEND}

@@ -185,10 +185,11 @@ def walk(
     believed: Callable[[int, int, int], int] = lambda rank, step, P: (rank - step) % P,
     mask: Callable[[Case, int, int], np.ndarray] | None = None,
 ) -> Parts:
-    """Return (out, lse) of a ring in float64, in the order of devices.
+    """Return (out, lse) of a right or wrong ring in float64, in the order of devices.
 
-    here: whose block is on a rank in a step, None for a block of zeros. believed: the rank whose positions
-    make the mask. mask: the mask of a rank's queries and an origin's keys, None for the right one.
+    steps: the steps in which devices compute. here: the owner of the block that a rank has in a step, or None
+    for a block of zeros. believed: the rank whose positions the mask assumes for this block. mask: returns the
+    mask of a rank's queries and the keys at those positions; None for the right mask.
     """
     q, k, v = (np.split(oracle.float64(x), given.ranks, axis=2) for x in given.given())
     outs, lses = [], []

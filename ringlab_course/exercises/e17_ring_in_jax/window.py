@@ -33,7 +33,7 @@ def _ring(**how: Any) -> Callable[[Case], Parts]:
 
 
 def _by_age(seen: Callable[[np.ndarray, int], np.ndarray]) -> Callable[[Case], Parts]:
-    """Return a ring with the mask `seen(ages of keys, window)`."""
+    """Return a ring with the mask `seen(ages, window)`; an age is the query's position minus the key's."""
 
     def mask(given: Case, rank: int, origin: int) -> np.ndarray:
         return seen(given.positions[rank][:, None] - given.positions[origin], given.window or 0)

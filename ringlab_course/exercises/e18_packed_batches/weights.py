@@ -55,7 +55,7 @@ def problem(rng: np.random.Generator, held: Sequence[Sequence[int]], n: int, sha
 
 
 def truth(rank: int, given: Problem) -> np.ndarray:
-    """Return the weights of a rank's tokens in the mean, over documents, of each document's mean."""
+    """Return the weights of a rank's tokens in a loss that is the mean of the documents' means."""
     counts, own = given.counts(), given.documents[rank].numpy()
     return given.counted[rank].numpy() / (np.maximum(counts, 1)[own] * np.count_nonzero(counts))
 
@@ -121,7 +121,7 @@ def _check_messages(subject: Any, rng: np.random.Generator) -> None:
     """
     P, n = 3, 6
     held = _drawn(rng, (P, n))
-    held[0][n - 1] = 0  # a document on some ranks only tells mistakes apart
+    held[0][n - 1] = 0  # this document is not on all ranks, which helps to tell mistakes apart
     given = problem(rng, held, n)
     run = _run(subject, given)
     compare_all(_answers(run.results, given))

@@ -53,9 +53,9 @@ def _check_values(subject: Any, rng: np.random.Generator) -> None:
 
 
 def _check_edges(subject: Any, rng: np.random.Generator) -> None:
-    """Check the transition of no token, which leaves states unchanged, and a decay of −∞.
+    """Check the transition of no token, which leaves states unchanged.
 
-    The decay removes the old state.
+    Also check a decay of −∞, which removes the old state.
     """
     k, v, g, beta = inputs(rng, 4)
     g[:, 2] = -torch.inf

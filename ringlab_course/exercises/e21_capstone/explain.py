@@ -29,8 +29,8 @@ Adapt = Callable[[Callable[..., Any]], Callable[..., Any]]
 class Wrong:
     """A wrong answer whose runs can be compared with the learner's.
 
-    adapted: gives a ring of another exercise the arguments of this stage. causal: the mask with which the
-    wrong answer can be run, or None for both masks.
+    adapted: makes a ring of another exercise take the arguments of this stage. causal: whether the wrong answer
+    can be run only with a causal mask (True), only without one (False), or with both (None).
     """
 
     answer: WrongAnswer
@@ -201,7 +201,7 @@ class Explainer:
 
 
 def _fits(wrong: Wrong, rans: Sequence[Ran], names: tuple[str, ...]) -> bool:
-    """Return whether the wrong answer gives the same values in all runs that it can make."""
+    """Return whether the wrong answer gives the same values as the learner's ring in all runs that it can make."""
     like = [ran for ran in rans if wrong.runs_with(ran.run)]
     return bool(like) and all(_alike(ran, _made(wrong, names, ran.run), names) for ran in like)
 
@@ -214,7 +214,7 @@ def _alike(ran: Ran, other: Ran, names: tuple[str, ...]) -> bool:
 
 
 def _troubled(learners: Learners, finding: Finding) -> Ran | None:
-    """Return the run without a fault that broke off, or None if the finding is about something else."""
+    """Return the run in the finding's evidence that crashed, or None. Runs whose fault should end them do not count."""
     for ran in learners.rans.values():
         if (
             ran.run in learners.crashes
@@ -251,7 +251,7 @@ def _by_evidence(learners: Learners, finding: Finding) -> str | None:
 
 
 def _beyond(ran: Ran, names: tuple[str, ...]) -> float:
-    """Return how many more K/V blocks a rank sent than needed."""
+    """Return how much more than needed the busiest rank sent, in K/V blocks."""
     run, meters = ran.run, ran.forward or ran.backward
     if not meters or run.P == 1:
         return 0.0

@@ -114,7 +114,7 @@ EXPLAINERS = {
 def asks(names: tuple[str, ...], *checks: str, **claimed: Any) -> Verify:
     """Return a check of the ring whose results are `names`.
 
-    It runs those of the suite's checks that `checks` names, on new inputs.
+    It runs the suite's checks with the names `checks`, on new inputs.
     """
     return _of(names, named(*checks), **claimed)
 
@@ -196,7 +196,7 @@ def _expect_bytes(names: tuple[str, ...], run: Run, rank: int, sent: int) -> Non
 
 
 def hidden_tiles(names: tuple[str, ...]) -> Verify:
-    """Return the check that pairs of stretches in which all keys are hidden are not computed.
+    """Return a check that a ring does not compute pairs of stretches in which all keys are hidden.
 
     Hidden keys are NaN, which must reach no result. In the contiguous layout, the rank that sees one block
     must also have less work than the rank that sees all blocks. In the notebook, the process that computes
@@ -240,7 +240,7 @@ TRIES = 3
 def _expect_less_work(learners: Learners, seed: int) -> None:
     """Compare the work of the first and the last rank in one run.
 
-    The run is repeated up to three times, because chance hardly disturbs a rank in all of them.
+    The run is made up to three times, because other work on the machine is unlikely to disturb all of them.
     """
     run = replace(WORK[learners.subject.effort], seed=seed)
     by_clock = learners.subject.effort != InProcessSubject.effort

@@ -199,7 +199,7 @@ def wide_runs(check: Check) -> Check:
 
 
 def _faults(run: Run) -> Faults | None:
-    """Return the suite's fault as a fault of a network that the judge can make."""
+    """Return the suite's fault as a network fault that the judge can simulate."""
     if run.fault.startswith("dies"):
         return Faults(kill=(1, min(1, run.P - 2) if run.fault == "dies" else 0))
     if run.fault == "stalls":
