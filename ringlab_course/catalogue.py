@@ -317,7 +317,7 @@ CAPSTONE = Lesson(
     "hand over a ring attention, forward and backward, in which the conformance suite finds nothing",
     ("05", "08", "09", "10"),
 )
-"""An exercise without a lesson, to which the course leads: it comes after the lessons before the last part."""
+"""The exercise without a lesson to which the course leads. It comes after the lessons of all parts but the last."""
 
 COURSE = (
     *(each for each in LESSONS if each.part != PARTS[-1]),

@@ -144,7 +144,7 @@ def rss_kib() -> int:
 RANKS = 4
 STAGE = "05.forward"
 FOUND = tuple(f"{STAGE}:{check}" for check in ("values", "rounds", "bytes", "sloped"))
-"""The checks of exercise 05 whose wrong answers already fail on four ranks."""
+"""The checks of exercise 05 for which four ranks are enough to find wrong answers."""
 
 
 class FourRanks(Watched):

@@ -110,7 +110,7 @@ class Problem:
     positions: list[torch.Tensor]
     text: str
     window: int | None = None
-    """The number of keys that a query sees, counted back from its own; with None, all of them."""
+    """The number of keys that a query sees, counted back from its own key, or None for all of them."""
 
     @property
     def world_size(self) -> int:

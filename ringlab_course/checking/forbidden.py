@@ -26,7 +26,7 @@ NEEDED = (
     *(f"ringlab_course.checking.{name}" for name in ("protocol", "requirements", "ring_rules")),
     *(f"ringlab_course.notebook.{name}" for name in ("__init__", "corpus")),
 )  # fmt: skip
-"""The modules of ringlab that a worker needs, and those that notebooks use in addition to their answers."""
+"""The modules of ringlab that a worker needs, and those that notebooks use outside of the graded functions."""
 KERNELS = (
     *(f"ringlab.blocks.triton.{name}" for name in ("__init__", "interpreter", "rounding")),
     "ringlab_course.checking.accesses",

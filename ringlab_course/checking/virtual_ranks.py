@@ -116,9 +116,9 @@ class _Ruled(Wrapper):
         return self.inner.compute(label, computing, *args, **kwargs)
 
     def require_program(self, what: str) -> None:
-        """Return None if the program itself makes this call. Raises: CommError.
+        """Check that this call comes from the program's own thread and from outside of a computation.
 
-        The run keeps the error too, because a thread may lose it.
+        Raises: CommError. The run keeps the error too, because an error in another thread may be lost.
         """
         here = threading.get_ident()
         if self._run.over:

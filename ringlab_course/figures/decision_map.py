@@ -173,7 +173,7 @@ def _draw_rows(ax: Axes, asked: Question) -> None:
 
 
 def _point_out(ax: Axes, words: str, here: np.ndarray, asked: Question) -> None:
-    """Write beside a region that is too narrow for its name, and lead a line to it."""
+    """Write a region's name beside the region, which is too narrow for it, and connect the two by a line."""
     tokens, rates, _ = grid(asked)
     rows = np.flatnonzero(here.any(axis=1))
     row = int(rows[len(rows) // 4])

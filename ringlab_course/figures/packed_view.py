@@ -363,7 +363,7 @@ def weights(
     *,
     shares: bool = False,
 ) -> Figure:
-    """Return the strip under bars of each token's weight in the mean, a line of bars for each title.
+    """Return a picture of the strip and, above it, a line of bars for each title: the tokens' weights in the mean.
 
     shares: whether a bracket over each document has the sum of its weights. The layout must be contiguous.
     """

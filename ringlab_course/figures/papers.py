@@ -37,7 +37,7 @@ _KEY = (
 
 
 def paper_map() -> None:
-    """Display the map of the papers behind a fold, because its words are those of the whole course."""
+    """Display the map of the papers in a closed section, because it uses terms from the whole course."""
     require_package("IPython", "lab", "figures in a notebook")
     from IPython.display import display
 

@@ -49,7 +49,10 @@ BLOCK = 20
 Runs = Mapping[str, Sequence[Span]]
 """Spans by the name of the run."""
 Blame = Mapping[str, Sequence[int]]
-"""By the name of the run, the rank at fault, or the two ranks of a link at fault. Shares are then those of the run."""
+"""The rank at fault, or the two ranks of a link at fault, by the name of the run.
+
+If it is given, the exposed time is shown as a share of the run's time.
+"""
 Ends = Sequence[tuple[Exchange, Exchange]]
 """The messages of a link, each as its sender and as its receiver recorded it."""
 

@@ -165,7 +165,7 @@ def _short(value: float) -> str:
 
 
 Square = tuple[float, str, Matrix]
-"""A matrix of 2 × 2 numbers, with the place of its centre in tokens, and what stands below it."""
+"""A matrix of 2 × 2 numbers to draw: the place of its centre in tokens, the text below it, and the numbers."""
 
 
 def belt(

@@ -72,8 +72,8 @@ class _Rank:
     computed: CPU seconds from the call's arguments to its end.
     computing: the label of the current computation, if any.
     inside: CPU seconds of all computations.
-    heard: the last exchange that received less than a number, since the rank last read its clock.
-    bereft: whether the rank was told of a death, after which it may not exchange anything.
+    heard: the last exchange since the rank read its clock that received fewer bytes than a number has, if any.
+    bereft: whether the rank has got a PeerDiedError that forbids further exchanges (`Faults.final`).
     ended: why the rank has no result, if it has none.
     aborted: whether its worker has been asked to end the call.
     """

@@ -134,7 +134,7 @@ def _stays(node: ast.stmt, names: set[str]) -> bool:
 
 
 def _gives(node: ast.stmt) -> set[str]:
-    """Return the names that a top-level statement of a module gives a value."""
+    """Return the names to which a top-level statement of a module assigns a value."""
     if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
         return {node.name}
     return {

@@ -84,7 +84,7 @@ class Judged(NbGraderPreprocessor):
 
 
 class Saved(SaveAutoGrades):
-    """nbgrader's saving of scores, which also marks undecided cells for grading by a person."""
+    """Replaces nbgrader's SaveAutoGrades: saves scores, and marks cells that a person has to grade."""
 
     def preprocess(self, notebook: NotebookNode, resources: Any) -> tuple[NotebookNode, Any]:
         """Return the notebook unchanged, after saving the scores in nbgrader's gradebook."""

@@ -51,7 +51,7 @@ TAKEN_FOR = (
     ("larch", "bf16 result"),
     ("larch", "delta of the block"),
 )
-"""Patients, with faults that are easily taken for theirs."""
+"""Pairs (patient, fault): a fault that the patient does not have, but that is easily taken for its own."""
 MISTAKES = (
     mistake("shows_nothing"),
     mistake("not_the_smallest"),
