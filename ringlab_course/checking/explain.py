@@ -88,10 +88,10 @@ class _TooManyReplays(Exception):
 
 
 def explained(failure: Failure, stage: Stage, check_id: str, calls: Sequence[Call]) -> Failure:
-    """Return `failure`, named after the stage's only mistake that gives the learner's answer in every call.
+    """Return `failure`, named after a mistake if exactly one gives the learner's answer in every call.
 
-    If several mistakes fit, those that this check is meant to find take precedence. A false diagnosis is
-    worse than none, so no mistake is named if two fit, or if the right answer fits too. If too many calls
+    Mistakes that this check is meant to find take precedence over the stage's other mistakes. A false diagnosis
+    is worse than none, so no mistake is named if two fit, or if the right answer fits too. If too many calls
     would have to be made again (see PASSES), no mistake is named either, and the message says so.
     """
     if failure.misconception:

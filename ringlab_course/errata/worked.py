@@ -1,4 +1,4 @@
-"""Published worked examples with wrong arithmetic, and claims about kernels that a compiler alone refutes."""
+"""Published worked examples with wrong arithmetic, and claims about kernels that are refuted by compiling the kernels."""
 
 from __future__ import annotations
 

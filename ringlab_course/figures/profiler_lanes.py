@@ -176,7 +176,7 @@ def _draw(
 
 
 def neither(spans: Sequence[Span], rank: int) -> list[Interval]:
-    """Return the intervals up to a rank's last span in which it neither computes nor copies, in order."""
+    """Return the intervals in which a rank neither computes nor copies, in order, up to the end of its last span."""
     own = [(span.start, span.end) for span in spans if span.rank == rank]
     return without([(0.0, max(end for _, end in own))], own)
 

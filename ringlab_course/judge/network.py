@@ -13,8 +13,8 @@ The network may have faults (`Faults`): slow links, a slow rank, ranks that cont
 that dies, a message that does not come in time. The judge simulates these faults, except for exchanges that
 are posted late: only the worker can read a tensor at the last moment, so the worker simulates them.
 
-A rank that reads its clock learns when others computed and sent, which may tell it as much as a number would.
-So if a rank reads its clock after a message that is shorter than a number, a number counts as sent data.
+A clock reading shows a rank when others computed and sent, which may be as much information as a number. So if a
+rank reads its clock after a message that is shorter than a number, the bytes of a number count as sent data.
 """
 
 from __future__ import annotations
@@ -132,15 +132,15 @@ class Network:
         """Return the outcome of `function(ring, *arguments[rank], **keywords)` on every rank.
 
         With `gradient`, each result includes its gradient. `memory` contains, per rank, the peak growth of
-        the worker's process as the operating system reports it, from the moment when its arguments had
-        arrived to the return of the function. It includes tensors, the message in flight and scratch space of
-        operators, but not the arguments or child processes. Single allocations cannot be seen, so
+        the worker's process, as the operating system reports it. It is measured from the arrival of the
+        arguments to the return of the function. It includes tensors, the message in flight and scratch space
+        of operators, but not the arguments or child processes. Single allocations cannot be seen, so
         `largest_bytes` is also the peak.
         If a rank was killed, the results of ranks that stopped early are `Ended`, and the outcome contains
         only the results.
 
-        If ranks fail, the others go on until they end or wait, and the rank that failed first on the virtual
-        clock is reported, so the report does not depend on which worker was faster.
+        If ranks fail, the others go on until they end or wait. Then the failure that came first on the virtual
+        clock is reported, so that the report does not depend on which worker was faster.
 
         Raises: RankRaised (also for a MismatchError), DeadlockError or UnreceivedError, after which the
         workers can take another call; Overdue, Endless, WorkerDied or ProtocolError, after which the workers

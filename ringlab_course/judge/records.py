@@ -1,7 +1,7 @@
 """The reads and writes of kernels as a few arrays, the form in which a worker sends them to the judge.
 
 The worker runs the submission's code, so these records are only its claim. Their form is checked here, but
-their truth cannot be. So checks prove by values whatever values can prove, and use records only to count.
+their truth cannot be. So checks use values wherever values are a proof, and records only for counts.
 """
 
 from __future__ import annotations

@@ -181,7 +181,7 @@ class Session:
     def _beyond(self, worker: WorkerProcess) -> int:
         """Return the bytes that the submission holds in a worker beyond its allowance.
 
-        They are 0 for kernels and meshes, whose compilers keep much and whose memory no check measures.
+        They are 0 for kernels and meshes, because their compilers keep much memory, and no check measures it.
         """
         if self.arrays not in ("numpy", "torch") or not worker.beyond():
             return 0

@@ -6,7 +6,7 @@ hidden = (computing + exchanging − both) / min(computing, exchanging). It is 1
 no extra time, 0 if both at once take as long as one after the other, and below 0 if they take even longer.
 
 On a GPU the times come from its own events around many calls, which wait in a queue behind other work.
-Without this queue, a small message would seem as slow as Python is at posting it. The seconds of posting are
+Without this queue, a small message would seem to take as long as Python takes to post it. The seconds of posting are
 also reported.
 """
 

@@ -377,5 +377,5 @@ def _dtype(dtype: torch.dtype) -> str:
 
 
 def _at_least(part: Any, dtype: torch.dtype) -> bool:
-    """Return whether the dtype of `part` (torch or NumPy) is as wide as `dtype` or wider."""
+    """Return whether the dtype of `part` (torch or NumPy) is at least as wide as `dtype`."""
     return part.dtype.itemsize >= dtype.itemsize

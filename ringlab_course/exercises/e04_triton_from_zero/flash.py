@@ -304,9 +304,9 @@ def bound_of(plain: Tensor, truth: np.ndarray) -> float:
 
 
 def compare(answers: Iterable[tuple[Case, list[Tensor], State]], known: tuple[Any, ...] = ()) -> None:
-    """Compare out in all cases with the oracle's, and then lse, both on the rows in use.
+    """Compare first out and then lse with the oracle's, in all cases, on the rows in use.
 
-    `known` are the mistakes about out.
+    known: the mistakes about out.
     """
     seen: list[tuple[Case, list[Tensor], State]] = []
 

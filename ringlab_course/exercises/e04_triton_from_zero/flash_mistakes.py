@@ -103,7 +103,7 @@ def masked(see: Callable[..., Tensor]) -> Imitation:
 
 
 def up_to(stop: Callable[..., Tensor]) -> Imitation:
-    """Return the imitation of out whose loop ends at key `stop(block, shift, m, n, group)`.
+    """Return the imitation of out in which the loop over keys ends at key `stop(block, shift, m, n, group)`.
 
     The mask is right.
     """
@@ -258,7 +258,7 @@ def padding_read(
 def in_half(
     q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, S: int, shift: Any, m: int, n: int
 ) -> Tensor:
-    """Imitate a kernel whose undivided sum of weights times values is in float16, where it overflows."""
+    """Imitate a kernel that sums weights times values in float16, which overflows before the division."""
     if v.dtype != torch.float16:  # nothing overflows
         return plain(q, k, v, out, lse, S, shift)[0].float()
     powers, total = weights_of(scores_of(q, k, S, shift), v.dtype)

@@ -174,8 +174,8 @@ def _check_memory(subject: Any, rng: np.random.Generator) -> None:
 
     A block of 4 MiB is large compared with whole pages. Pieces are quarters of a block, so the memory is 1¼
     blocks, or 1½ if sent pieces are copied. A ring that keeps old pieces needs ¾ block more. Two ranks would
-    not show this, because they receive nothing into memory of an earlier block. The lone rank runs last, when
-    its worker has loaded everything.
+    not show this, because they receive nothing into memory that an earlier block has used. The lone rank runs
+    last, when its worker has loaded everything.
     """
     cases = [_case(rng, P, 4, 4, D=131072) for P in (3, 8, 1)]
     runs = [case.run(subject) for case in cases]

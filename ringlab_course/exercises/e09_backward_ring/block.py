@@ -53,7 +53,7 @@ def _check_delta_bfloat16(subject: Any, rng: np.random.Generator) -> None:
 def _compare_narrow(cases: Sequence[Answered], rounded: Misconception) -> None:
     """Compare all cases.
 
-    The mistake `rounded` is reported for a result of 16 bits and for an error as small as bfloat16's.
+    The mistake `rounded` is reported for a 16-bit result, and for an error that rounding to bfloat16 can cause.
     """
     if narrow := next((text for case in cases if (text := _returned_narrow(case))), None):
         raise rounded.failure(narrow)

@@ -177,7 +177,7 @@ LONG = (1536, 2), (4, 64)
 
 
 def _check_work(subject: Any, rng: np.random.Generator) -> None:
-    """Check that each rank computes with the blocks of which it sees a key, and with no other block.
+    """Check that each rank computes with every block in which it sees a key, and with no other block.
 
     The last case takes so long that the judge sees whether the work is done where the ring reports it.
     """
@@ -192,7 +192,7 @@ def _check_work(subject: Any, rng: np.random.Generator) -> None:
 
 
 def expect_work(trace: Any, given: Problem) -> None:
-    """Raise Failure unless each rank makes one computation for each block of which it sees a key."""
+    """Raise Failure unless each rank makes one computation for each block in which it sees a key."""
     P = given.world_size
     for rank in range(P):
         needed = sum(bool(given.mask(rank, owner).any()) for owner in range(P))

@@ -72,7 +72,7 @@ class Candidate:
 
 
 def candidates(q: Tensor, k: Tensor, v: Tensor, order: Tensor, case: str) -> Iterator[Candidate]:
-    """Yield those honest and faulty results for these inputs about which all fair rules agree.
+    """Yield honest and faulty results for these inputs. All fair rules give the same verdict about each result.
 
     `order` permutes the keys.
     """

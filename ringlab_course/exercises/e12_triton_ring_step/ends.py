@@ -159,7 +159,7 @@ def _check_state(subject: Any, rng: np.random.Generator) -> None:
 
 
 def _states(rng: np.random.Generator, rows: int) -> State:
-    """Return a random state of `rows` rows, of which every fifth row has seen no key."""
+    """Return a random state of `rows` rows. Every fifth row has seen no key."""
     total = np.exp2(rng.uniform(0, 6, (1, 1, rows)))
     m, acc = 3 * rng.standard_normal((1, 1, rows)), rng.standard_normal((1, 1, rows, D)) * total[..., None]
     blind = np.arange(rows) % 5 == 4

@@ -65,7 +65,7 @@ def _pairs(S: int, causal: bool) -> float:
 
 
 def _compare(subject: Any, rng: np.random.Generator, runs: Iterable[Record], name: str) -> None:
-    """Compare one of the three numbers with the right one, on records with changed times and rates."""
+    """Compare the number called `name` with the right one, on records like `runs` with other times and rates."""
     place = NAMES.index(name)
 
     def read(answer: Any) -> float:

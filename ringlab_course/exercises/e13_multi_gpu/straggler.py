@@ -81,7 +81,7 @@ def recording(P: int, layout: str) -> Recording:
 def trace(
     fault: Fault, P: int, layout: str, hop: float, seed: int, clocks: np.ndarray | None = None
 ) -> Trace:
-    """Return the arrays of one run that a learner gets, with a few percent of noise on every computation.
+    """Return the arrays of one run as a learner gets them, with a few percent of noise on every computation.
 
     hop: the time of a sound hop, divided by that of a whole block. clocks: the time on each rank's clock when
     the run begins, 0 if None.

@@ -151,7 +151,7 @@ def _check_layouts(subject: Any, rng: np.random.Generator) -> None:
 
 
 def _check_uneven(subject: Any, rng: np.random.Generator) -> None:
-    """Check answers on ragged shards, a rank without tokens, and a rank none of whose tokens count."""
+    """Check answers on ragged shards, a rank without tokens, and a rank on which no token counts."""
     given = problem(rng, layouts.contiguous(6, 2))
     given.counts[:, :3], given.counts[:, 3:] = True, False
     _verify(subject, given, problem(rng, layouts.zigzag(7, 3)), problem(rng, layouts.contiguous(2, 3)))

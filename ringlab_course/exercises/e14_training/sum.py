@@ -64,7 +64,7 @@ def problem(rng: np.random.Generator, P: int, *, missing: bool = False) -> Probl
 def _narrow(rng: np.random.Generator, P: int = 8) -> Problem:
     """Return bfloat16 gradients whose sum in bfloat16 is wrong, because 256 + 1 is rounded to 256.
 
-    In a drawn unit they are 256 on the first rank, −64 on the last rank and 1 on the others.
+    They are multiples of a random power of two: 256 on the first rank, −64 on the last rank and 1 on the others.
     """
     weights = [random(rng, *shape).bfloat16() for shape in SHAPES]
     unit = 2.0 ** rng.integers(-30, 30)

@@ -251,7 +251,7 @@ def _problem(
     memory: float = 1e18,
     flops: float = 1e12,
 ) -> Problem:
-    """Return a problem whose ring takes `ratio` times as long for a hop, without latency, as for a block.
+    """Return a problem in which a hop of the ring, without latency, takes `ratio` times as long as a block.
 
     latency: the latency divided by the time of a block of the ring. flops: the rank's FLOPs per second; all
     times shrink as it grows.

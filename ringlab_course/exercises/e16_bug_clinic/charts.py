@@ -153,7 +153,7 @@ def expect_smallest(name: str, case: Case) -> None:
 
 
 def curing(name: str, case: Case) -> set[str]:
-    """Return the fields of the case that make the patient well if one of them is changed alone."""
+    """Return each field of the case for which a change of this field alone makes the patient well."""
     others = {
         what: [dataclasses.replace(case, **{what: value}) for value in values]
         for what, values in CHANGES.items()
@@ -162,7 +162,7 @@ def curing(name: str, case: Case) -> set[str]:
 
 
 def expect_matters(name: str, case: Case, matters: Sequence[str]) -> None:
-    """Raise Failure unless `matters` are the fields that make the patient well if one of them is changed."""
+    """Raise Failure unless `matters` are the fields that `curing` returns."""
     right = curing(name, case)
     if more := set(matters) - right:
         raise _NAMED["matters_too_much"].failure(f"{name} on {case}: {', '.join(sorted(more))}")

@@ -189,7 +189,7 @@ def _verify(
 
 
 def _wide(results: Sequence[Any]) -> list[Any]:
-    """Return the results without those in bfloat16, in which even a right result is rounded."""
+    """Return the results without the bfloat16 ones, because even a right bfloat16 result is rounded."""
     return [
         tuple(part for part in result if torch.as_tensor(part).dtype != torch.bfloat16) for result in results
     ]

@@ -159,7 +159,7 @@ def shuffled(rng: np.random.Generator, P: int, L: int) -> np.ndarray:
 
 
 def sees(window: int | None) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
-    """Return a function of the positions of queries and keys that makes the causal mask or a window."""
+    """Return a function that makes the causal mask, with or without a window, from positions of queries and keys."""
 
     def mask(queries: np.ndarray, keys: np.ndarray) -> np.ndarray:
         age = queries[:, None] - keys

@@ -39,7 +39,7 @@ def _ring(**how: Any) -> Callable[[Case], Parts]:
 
 
 def _averaged(of: Callable[[list[np.ndarray]], np.ndarray]) -> Callable[[Case], Parts]:
-    """Return a wrong ring, whose lse is right and whose out is `of` applied to the single blocks' outs."""
+    """Return a wrong ring: its lse is right, but its out is `of` a list of the outs of single blocks."""
 
     def imitate(given: Case) -> Parts:
         alone = [walk(given, steps=lambda given, step=step: (step,))[0] for step in range(given.ranks)]

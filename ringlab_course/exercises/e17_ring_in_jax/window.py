@@ -42,7 +42,7 @@ def _by_age(seen: Callable[[np.ndarray, int], np.ndarray]) -> Callable[[Case], P
 
 
 def _inside(given: Case, rank: int, origin: int) -> np.ndarray:
-    """Return a mask whose window compares places inside blocks, while its causality compares positions.
+    """Return a mask in which the window is applied to places inside blocks, but causality to positions.
 
     Raises: ValueError if the window is as long as a block, so that it hides nothing.
     """
@@ -89,7 +89,7 @@ def _fewer(given: Case) -> range:
 
 
 def _skips(given: Case) -> Parts:
-    """Return a ring that hops only in steps that some device needs, so that its blocks come too late."""
+    """Return a ring that does not hop in steps that no device needs, so that its blocks come too late."""
     P, mask, hops = given.ranks, sees(given.window), {0: 0}
     for step in range(1, P):
         rows = given.positions, np.roll(given.positions, step, axis=0)

@@ -81,7 +81,8 @@ def _check_bounds(subject: Any, rng: np.random.Generator) -> None:
 def _check_one_token(subject: Any, rng: np.random.Generator) -> None:
     """Check answers on documents of one token.
 
-    A row has one of them between two others, two at each end, or nothing else.
+    In one row such a document is between two others, in one row there are two at each end, and one row has no other
+    documents.
     """
     (a, b), (c,) = _drawn(rng, 2, 9), _drawn(rng, 1, 30)
     ones = [1] * int(rng.integers(2, 100))

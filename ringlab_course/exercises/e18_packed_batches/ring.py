@@ -105,7 +105,7 @@ def _check_layouts(subject: Any, rng: np.random.Generator) -> None:
 
 
 def _check_edges(subject: Any, rng: np.random.Generator) -> None:
-    """Check answers on documents of one token and of none, fewer tokens than ranks, and eight ranks."""
+    """Check answers on documents of one token or no token, fewer tokens than ranks, and eight ranks."""
     a, b, c = lengths_of(rng, 3, 9)
     packed = (
         ([1, 1], layouts.contiguous, 3), ([a, 0, 1, b], layouts.zigzag, 3), ([0, 1, 1, c, 0], layouts.striped, 2),
@@ -142,7 +142,7 @@ LONG = ([700, 836], layouts.zigzag, 2, 4, 4, 64)
 
 
 def _check_work(subject: Any, rng: np.random.Generator) -> None:
-    """Check that each rank computes with the blocks of which it sees a key, and with no other block.
+    """Check that each rank computes with every block in which it sees a key, and with no other block.
 
     The last case takes so long that the judge sees whether the work is done where the ring reports it.
     """

@@ -96,7 +96,7 @@ def _without_a_window(program: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def answered(ran: Ran, names: tuple[str, ...]) -> list[Answered]:
-    """Return each rank's answer in a run with the right one, in the form in which mistakes are compared."""
+    """Return, for each rank of a run, the answer and the right answer, in the form for comparing mistakes."""
     run = ran.run
     true, bounds = expected(run.plain)
     found = []

@@ -88,7 +88,7 @@ def _deal(subject: Any, cases: Iterable[tuple[str, int, int]]) -> None:
 
 
 def _rising(rng: np.random.Generator, count: int) -> np.ndarray:
-    """Return numbers of tokens per piece in ascending order, which two gradings hardly ever share."""
+    """Return numbers of tokens per piece in ascending order. Two gradings hardly ever get the same numbers."""
     return np.sort(rng.integers(1, 500, count)) + np.arange(count)
 
 

@@ -3,7 +3,7 @@
 The suite plans the runs, compares results with its bounds and writes the evidence. The transport counts the
 bytes that a run sends; in the judge, the judge itself is the transport. Only the rank's own process could
 report which tensors share memory and which products of matrices it computed. A worker's report could be
-false, so workers are not asked for these two.
+false, so the judge does not use such reports.
 """
 
 from __future__ import annotations
