@@ -1,4 +1,4 @@
-"""Published worked examples with wrong arithmetic, and claims about kernels that are refuted by compiling the kernels."""
+"""Published worked examples with wrong arithmetic, and claims about kernels that a compilation refutes."""
 
 from __future__ import annotations
 

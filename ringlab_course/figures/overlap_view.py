@@ -83,7 +83,8 @@ def overlap(
 ) -> Overlap:
     """Return the simulated forward of a ring of `P` ranks with `L` tokens each.
 
-    Causal sizes use the zig-zag layout, others the contiguous one; kernels count visible pairs.
+    The layout is zig-zag if `sizes` is causal, and contiguous otherwise. Computing takes time for visible pairs
+    only.
     Raises: CostError for rates that are not above 0, P outside 2 to 16, L outside P to 2²⁴, or odd L if
     causal.
     """

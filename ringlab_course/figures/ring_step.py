@@ -75,8 +75,8 @@ class StepPicture:
     def skipped(self) -> int:
         """The number of skipped tiles, rounded.
 
-        These are the further tiles that there would be if all programs, and all rows without a program,
-        visited all keys.
+        These are the tiles that would be added if all programs, and all rows without a program, visited all
+        keys.
         """
         left = [self.keys - sum(v.k_stop - v.k_start for v in p.visits) for p in self.programs]
         left += [self.keys] * round(self.rows_without_program / self.block_m)

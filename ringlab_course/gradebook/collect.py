@@ -290,7 +290,7 @@ def _named_inside(path: Path) -> str:
 def _newest(found: list[HandedIn], notes: list[str]) -> list[HandedIn]:
     """Return one submission for each learner and exercise.
 
-    The newest one is chosen, but one that names its exercise itself is preferred to one that does not.
+    Submissions that name their exercise themselves are preferred. Among equals the newest one is chosen.
     """
     chosen: dict[tuple[str, str], HandedIn] = {}
     for each in sorted(

@@ -78,8 +78,9 @@ def connect(path: Path | None, *, create: bool) -> sqlite3.Connection:
 def _address(path: Path | None) -> str:
     """Return the address that SQLite opens.
 
-    Normally SQLite needs to write files beside a database to read it. If this is not possible, the address
-    opens the database for reading: as immutable, unless a log beside it may hold more results.
+    Normally SQLite writes files beside a database even to read it. If it cannot write there, the address opens
+    the database for reading only. If no log beside it contains further results, the address also declares the
+    database immutable, so that SQLite needs no such files.
     """
     if path is None:
         return ":memory:"

@@ -16,7 +16,7 @@ import sys
 def main() -> None:
     """Read {uid, limits, program, stay} as JSON from argv[1].
 
-    Then become `program`, or with `stay` its parent, while the child becomes `program`.
+    Then become `program`. With `stay`, a child process becomes `program` instead, and this process waits for it.
     """
     order = json.loads(sys.argv[1])
     become(order["uid"])

@@ -121,7 +121,7 @@ class Session:
         self._function, self.losses = function, self._losses.get(function, 0)
 
     def prestart(self, count: int) -> None:
-        """Start workers until `count` are started or loaded, without waiting for them."""
+        """Start workers, without waiting for them, until `count` workers are starting or have loaded the code."""
         while len(self._starting) + len(self._loaded) < count:
             worker = WorkerProcess(self.bounds, arrays=self.arrays, unsafe=self.unsafe, limits=self.limits)
             self._starting.append(worker)

@@ -51,7 +51,7 @@ class ResultFile:
 
 
 def reserve(path: Path) -> Path:
-    """Create an empty file at `path`, or if it exists at l1-2.json, l1-3.json, …, and return its path.
+    """Create an empty file and return its path: `path`, or a name such as l1-2.json beside it if `path` exists.
 
     So no run overwrites the results of another run. Raises: LabError if no file can be created.
     """

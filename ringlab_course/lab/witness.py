@@ -171,7 +171,7 @@ class Witness:
     def _file(self, first: Failure | None) -> Path | None:
         """Return the result file on the rank that writes, and None on all others.
 
-        This is rank 0 or, if rank 0 failed first, the next rank on its machine.
+        The rank that writes is rank 0 or, if rank 0 failed first, the next rank on the same machine.
         """
         if self.rank == 0:
             return self.file

@@ -109,7 +109,7 @@ def _check_strides(subject: Subject, rng: np.random.Generator) -> None:
 
 
 def _pieces(rng: np.random.Generator, step: int, runs: Sequence[tuple[int, int]]) -> tuple[np.ndarray, int]:
-    """Return the positions of runs (start, length) and the step. All positions are moved by one random number."""
+    """Return the positions of runs (start, length), all moved by the same random number, and the step."""
     held = [start + step * i for start, n in runs for i in range(n)]
     return np.array(sorted(held), dtype=np.int64) + int(rng.integers(10_000)), step
 

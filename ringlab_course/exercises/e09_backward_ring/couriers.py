@@ -147,7 +147,7 @@ def _check_bfloat16(subject: Any, rng: np.random.Generator) -> None:
 
 
 def _rounded_on_the_way(answers: Iterable[Answered]) -> bool:
-    """Return whether dq is right, and dk and dv are off by no more than roundings to bfloat16 on the way."""
+    """Return whether dq is right, and the errors of dk and dv are as small as those of messages in bfloat16."""
     return all(
         is_close(each.answer[0], each.truth[0], each.bound)
         and relative_error(each.answer[1:], each.truth[1:]) < ROUNDED

@@ -228,11 +228,11 @@ def _verdicts(subject: Subject, tried: list[Candidate]) -> None:
 
 
 def _kind(subject: Subject, tried: list[Candidate], got: list[bool]) -> str | None:
-    """Ask for verdicts on more candidates, and return the known kind of mistake that they show, or None.
+    """Return the known kind of mistake that the learner's verdicts on further candidates show, or None.
 
     A rule can show a known kind of mistake without being equal to any mistake of the stage. If several kinds
-    fit, the first is returned. So a rule that is wrong only on NaN and infinities is said to leave them out,
-    however wide its tolerance is.
+    fit, the first is returned. So the mistake of a rule that is wrong only on NaN and infinities is that it leaves
+    them out, even if its tolerance is also too wide.
     """
     gallery = _gallery()
     verdicts = [_verdict(subject.call(*c.inputs)) for c in gallery]

@@ -103,7 +103,7 @@ def _verify(subject: Any, xs: Sequence[torch.Tensor], text: str) -> Any:
 
 
 def _passed_on(P: int) -> list[int]:
-    """Return the owner of the x that each rank gets. A rank that receives first then sends what it received."""
+    """Return the owner of the x that each rank gets, if ranks that receive first send on what they received."""
     sent = list(range(P))
     for rank in range(1, P, 2):
         sent[rank] = rank - 1

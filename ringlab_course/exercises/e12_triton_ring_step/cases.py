@@ -94,7 +94,7 @@ def poisoned(shape: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
 class Tiles:
     """Query rows and their tiles: each tile is a block and a mask of what the rows see.
 
-    All tiles have one size.
+    All tiles have the same size.
     """
 
     q: torch.Tensor
