@@ -151,7 +151,7 @@ def _is_asked_by_own(frame: FrameType | None) -> bool:
 
 
 def with_gradient(program: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a ring program that returns the answer and its gradient in the first argument after the ring.
+    """Return a ring program that returns the answer and its gradient with respect to the first argument after the ring.
 
     The gradient is None if none flows, or if the answer is not a single number.
     """

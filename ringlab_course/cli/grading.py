@@ -131,7 +131,7 @@ def exit_status(stop: KeyboardInterrupt) -> int:
 
 
 def above(bar: Progress) -> Console:
-    """Return the console for messages: the progress bar's if stdout is a terminal too."""
+    """Return the console for messages. If stdout is a terminal too, this is the console of the progress bar."""
     return bar.console if not bar.disable and sys.stdout.isatty() else people
 
 

@@ -90,8 +90,8 @@ class Entry:
     def refuted(self, values: Values) -> list[str]:
         """Return the faults of the refutation, one line each; empty if it refutes the claim.
 
-        A figure should differ from its claimed value, or agree where `holds` is set. An entry needs at least
-        one claimed figure that differs.
+        A figure with `holds` should agree with its claimed value, and every other figure should differ from it.
+        An entry needs at least one claimed figure that differs.
         """
         amiss = []
         for figure in self.figures:

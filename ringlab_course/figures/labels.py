@@ -33,7 +33,7 @@ def room_for(text: str, mask: Region, width: float, height: float) -> tuple[int,
 
 
 def middle(mask: Region) -> tuple[int, int] | None:
-    """Return the (column, row) in the middle of a strip, where it is widest over five rows.
+    """Return the (column, row) in the middle of a strip, at the place where the strip is widest over five rows.
 
     Return None if the strip is too narrow everywhere.
     """

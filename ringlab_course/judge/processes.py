@@ -102,10 +102,10 @@ def end_all(root: int, mark: bytes, seconds: float = 10.0) -> None:
     """End the descendants of `root`, all processes with `mark` in their first environment, and `root`.
 
     All are stopped before the first is killed, so that none starts another one meanwhile. `root` is stopped
-    first and killed last. Orphans become its children, and while it is stopped, the kernel keeps its list of
-    children complete. One look can miss a process that is just changing its parent or its program, so two
-    looks in a row have to find none. A process that has no mark and is not a descendant is not found, and
-    neither is a process of another user.
+    first and killed last. Orphans become children of `root`, and while `root` is stopped, the kernel keeps its
+    list of children complete. A search can miss a process that is just changing its parent or its program, so
+    two searches in a row have to find nothing. Processes of other users are not found, and neither are processes
+    that have no mark and are no descendants.
     """
     deadline, ended, quiet = time.monotonic() + seconds, set[int](), 0
     _signal([root], signal.SIGSTOP)

@@ -87,7 +87,7 @@ def _check_values(subject: Any, rng: np.random.Generator) -> None:
 def _check_order(subject: Any, rng: np.random.Generator) -> None:
     """Check the order of posts, computations and waits.
 
-    The last case takes so long that the judge sees whether the work is done where the ring reports it.
+    In the last case, the work takes so long that the judge can tell whether it is done inside `ring.compute`.
     """
     for size in ((2, 2, 1), (2, 2, 2), (3, 2, 1), (3, 4, 2), (4, 5, 3), (2, 768, 2, 4, 4, 64)):
         case, pieces = _case(rng, *size), size[2]

@@ -179,7 +179,7 @@ LONG = (1536, 2), (4, 64)
 def _check_work(subject: Any, rng: np.random.Generator) -> None:
     """Check that each rank computes with every block in which it sees a key, and with no other block.
 
-    The last case takes so long that the judge sees whether the work is done where the ring reports it.
+    In the last case, the work takes so long that the judge can tell whether it is done inside `ring.compute`.
     """
     for layout, window, H, D in (
         (layouts.contiguous(6, 3), None, 1, 2),

@@ -133,7 +133,7 @@ def _check_problems(subject: Any, rng: np.random.Generator) -> None:
 
 
 def _check_quiet(subject: Any, rng: np.random.Generator) -> None:
-    """Check answers on launches with a problem that all processes share, or that no two processes reveal."""
+    """Check answers on launches with a problem that is easy to overlook, and on one sound launch."""
     fewer = started(2, 2)[:3]
     _compare(subject, rng, [
         (fewer, "3 of 4 processes came"),

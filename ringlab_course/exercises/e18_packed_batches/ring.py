@@ -144,7 +144,7 @@ LONG = ([700, 836], layouts.zigzag, 2, 4, 4, 64)
 def _check_work(subject: Any, rng: np.random.Generator) -> None:
     """Check that each rank computes with every block in which it sees a key, and with no other block.
 
-    The last case takes so long that the judge sees whether the work is done where the ring reports it.
+    In the last case, the work takes so long that the judge can tell whether it is done inside `ring.compute`.
     """
     a, b = lengths_of(rng, 2, 6)
     for each in (([a] * 3, layouts.contiguous, 3), ([a, b, a, b], layouts.contiguous, 4), LONG):

@@ -87,7 +87,7 @@ def _verify(subject: Any, *cases: Problem) -> None:
 
 
 def _drawn(rng: np.random.Generator, shape: tuple[int, int]) -> list[list[int]]:
-    """Return the numbers of tokens of each document on each rank, which are at least one."""
+    """Return random numbers of tokens, at least one, of each document on each rank."""
     return [[int(n) for n in row] for row in rng.integers(1, 6, shape)]
 
 
