@@ -40,8 +40,9 @@ def _unwritable(path: object, reason: object) -> CourseError:
 
 Key = tuple[str, str]
 HELPERS = ("reference", "own")
-"""With whose helpers a stage counts: the reference's in place of wrong ones, or the learner's own. The first is
-the default.
+"""Whose helpers the points of a stage are based on.
+
+By default, the reference's functions replace wrong helpers. The alternative is the learner's own helpers.
 """
 
 
