@@ -111,7 +111,7 @@ class Stage:
         )
         _require(
             any(c.kind == "correctness" for c in self.checks),
-            "a check of what is answered: without one anything earns the points for its cost",
+            "a check of correctness: without one, a wrong answer earns points for its low cost",
             f"none in stage {self.id!r}",
         )
 

@@ -196,7 +196,7 @@ def l3(
 
     if len(targets) > 1 and under_torchrun():
         raise typer.BadParameter(
-            "torchrun takes one entrant, because a crash ends the run of all; start without torchrun on one machine",
+            "give one entrant per torchrun, because a crash of one entrant would end the run of the others; on one machine, start without torchrun to run several",
             param_hint="TARGETS",
         )
     failed = 0

@@ -318,7 +318,7 @@ def _refuse_mixed(found: list[HandedIn]) -> None:
             raise CourseError(
                 "each learner below only one of the given paths",
                 f"{each.learner} under {shown_name(other.root)} and under {shown_name(each.root)}",
-                "give the folder above them, grade one after the other, or name the one learner with --learner",
+                "give the folder that contains both, grade them in two runs, or name the learner with --learner if both belong to one person",
             )
 
 

@@ -126,9 +126,7 @@ class Gradebook:
             used = self._book.execute("SELECT count(*) FROM results").fetchone()[0]
             if used and seed != self.class_seed:
                 got = f"{seed}; this book was begun with {self.class_seed}"
-                raise CourseError(
-                    "the seed of this gradebook", got, "leave --seed away, or begin another book"
-                )
+                raise CourseError("the seed of this gradebook", got, "omit --seed, or use a new gradebook")
             self._book.execute("UPDATE settings SET value = ? WHERE name = 'class_seed'", (str(seed),))
 
     def record(

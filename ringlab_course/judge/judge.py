@@ -216,7 +216,7 @@ def _whole(stage: Stage, session: Session, submission: Submission, seed: int) ->
 def _run(stage: Stage, session: Session, submission: Submission, tier: str, seed: int) -> StageReport:
     of_stage = [cell for cell in submission.cells if cell.grade == stage.id]
     if of_stage and not any(cell.code for cell in of_stage):
-        failure = Crashed(f"The cell of {stage.id} is no code cell any more: change it back to code.")
+        failure = Crashed(f"The cell of {stage.id} is no longer a code cell: change its type back to code.")
         return not_written(stage, failure, tier)
     session.turn_to(stage.function)
     session.allowance.begin(tier)

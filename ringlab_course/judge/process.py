@@ -196,7 +196,7 @@ class WorkerProcess:
             raise SandboxError("one worker in the sandbox", f"{len(found)} processes")
         self.pid = found[0]
         if isinstance(self._start, Forked) and (wrong := self._start.openings(self.pid)):
-            raise SandboxError("a worker shut off from all others", "; ".join(wrong))
+            raise SandboxError("a worker that is isolated from all other processes", "; ".join(wrong))
         self._own = self._held()
 
     def send(self, frame: Frame, deadline: Deadline) -> int:

@@ -253,7 +253,9 @@ def _visible() -> list[Path]:
     wanted |= {Path(p) for p in ("/etc/ld.so.cache", "/etc/alternatives") if Path(p).exists()}
     if wanted & {Path("/"), Path.home()}:
         raise SandboxError(
-            "Python in a directory of its own", "a Python right in / or the home directory", "use a venv"
+            "Python in a directory of its own",
+            "Python installed directly in / or in the home directory",
+            "use a venv",
         )
     chosen: list[Path] = []
     for path in sorted(wanted, key=lambda p: len(p.parts)):

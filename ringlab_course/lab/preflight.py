@@ -178,7 +178,7 @@ def _enough_memory(everyone: list[dict[str, Any]], needed_bytes: int, shared: bo
     return Finding(
         "memory", free(least) >= needed(least),
         f"{who} the least free: {free(least) / 2**30:.1f} GiB; {needed(least) / 2**30:.1f} GiB are needed",
-        "end what else runs there, or ask for less: fewer ranks, tokens (lengths) or heads, smaller messages",
+        "end other programs there, or reduce the ranks, tokens (lengths), heads or message sizes",
     )  # fmt: skip
 
 
@@ -191,7 +191,7 @@ def _alike(what: str, everyone: list[dict[str, Any]], remedy: str) -> Finding:
         if each[what].get(name) != first.get(name)
     ]
     if any(f": {name} " in text for text in other for name in ("ringlab", "source")):
-        remedy = f"the same checkout of ringlab on every machine, edits too; {remedy}"
+        remedy = f"use the same checkout of ringlab, with the same edits, on every machine; {remedy}"
     return Finding(f"same {what}", not other, "; ".join(other[:4]) or "on all ranks", remedy)
 
 

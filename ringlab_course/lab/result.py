@@ -64,7 +64,7 @@ def reserve(path: Path) -> Path:
                 return free
     except OSError as error:
         raise LabError(f"a file that can be written at {path}", f"{error.strerror}", "--output") from None
-    raise LabError(f"a free name such as {path}", "999 files with this name and a number", "--output")
+    raise LabError(f"a free name such as {path}", "999 numbered files of this name exist already", "--output")
 
 
 def blame(

@@ -40,7 +40,11 @@ def write_config(folder: Path) -> Path:
         if MARK in text:
             return path
         remedy = f"add to it what `ringlab nbgrader config --show` prints: {path}"
-        raise CourseError(f"no {CONFIG_NAME} yet, or one with ringlab's settings", "one without them", remedy)
+        raise CourseError(
+            f"no {CONFIG_NAME} yet, or one with ringlab's settings",
+            "a configuration without ringlab's settings",
+            remedy,
+        )
     folder.mkdir(parents=True, exist_ok=True)
     path.write_text(CONFIG, encoding="utf-8")
     return path

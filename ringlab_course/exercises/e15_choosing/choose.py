@@ -104,7 +104,7 @@ def _rows(answer: Any, given: Problem) -> list[dict[str, Any]]:
     if extra := set(found) - set(given.options):
         named = ", ".join(f"{name} U={U:g}" for name, U in sorted(extra))
         raise Failure(
-            "The report has an option that does not exist. Those that do: ring and allgather (U = 1), ulysses (U = P), "
+            "The report has an option that does not exist. The options are ring and allgather (U = 1), ulysses (U = P), "
             "hybrid (1 < U < P, U divides P).",
             f"{given.text}: {named}",
         )

@@ -380,12 +380,12 @@ def expect_told(found: Examined, given: Case) -> None:
     told = f"{given.text}: {', '.join(sorted(found.types)) or 'nothing'} on the wire"
     if found.untold:
         raise Failure(
-            "A message is inside a lax.while_loop whose number of turns cannot be read, so nobody knows what travels in which type. Use lax.scan, or "
+            "A message is inside a lax.while_loop whose number of turns cannot be read, so the types of the messages cannot be counted. Use lax.scan, or "
             "lax.fori_loop with Python numbers.",
             told,
         )
     if any(not kind.startswith(("bfloat16", "float32", "int", "uint")) for kind in found.types):
         raise Failure(
-            "Something travels in a type that is neither that of q, k and v nor float32. Send K and V as they came, and gradients in float32.",
+            "A message has a type other than float32 and the type of q, k and v. Send K and V as they came, and gradients in float32.",
             told,
         )

@@ -155,10 +155,12 @@ FILES: dict[str, dict[str, File]] = {
         "five thousand times": of(*[code()] * 4999, earned=5),
         "another name": of(code(RIGHT.replace("double", "twice")), earned=0, told=NO_FUNCTION),
         "as Markdown": of(
-            {**code(), "cell_type": "markdown"}, earned=0, told="is no code cell any more: change it back"
+            {**code(), "cell_type": "markdown"},
+            earned=0,
+            told="is no longer a code cell: change its type back",
         ),
         "as raw text": of(
-            {**code(), "cell_type": "raw"}, earned=0, told="is no code cell any more: change it back"
+            {**code(), "cell_type": "raw"}, earned=0, told="is no longer a code cell: change its type back"
         ),
         "as nothing at all": of({**code(), "cell_type": None}, earned=0, told="is no code cell any more"),
         "not there": of(code("x = 1", None), earned=0, told=NO_FUNCTION),
