@@ -56,8 +56,8 @@ def _lengths(S: int) -> tuple[int, ...]:
 
 
 ALL_LAYOUTS = LAYOUTS | {"per-document": lambda S, P: per_document(_lengths(S), P)}
-"""LAYOUTS, and a layout that distributes each document of MASKS separately; `ringlab check` does not use that
-one."""
+"""LAYOUTS, and a layout that distributes each document of MASKS separately. `ringlab check` does not use the
+latter."""
 
 AXES: dict[str, tuple[Any, ...]] = {
     "layout": tuple(ALL_LAYOUTS),

@@ -45,9 +45,9 @@ def chosen(only: tuple[str, ...] = ()) -> tuple[Check, ...]:
 
 
 def refuse_unknown(only: Iterable[str], known: Collection[str]) -> None:
-    """Return None if all names are `known`.
+    """Check that all names are `known`.
 
-    Raises: BackendError for a name that is not known.
+    Raises: BackendError for an unknown name.
 
     >>> refuse_unknown(["dq"], names())
     """

@@ -70,15 +70,15 @@ ARGUMENT_LENGTH = 24
 class Argument:
     """An argument: its check, the names of its parameters, and its changes to a plain run.
 
-    check, asks: the check's name and description. what: the argument's name in evidence. names: empty for a
-    property of the shapes of q, k and v, which needs no parameter. values: if the argument has a natural
-    scale, such as a shard or the sequence, some are smaller and some larger. others: values that only the table
-    of pairs passes, because they change no result, or may be refused where `values` are not. causal: the mask
-    that the argument needs, or None for any mask. form_of: the argument of which this is another form; if one
-    form is honoured, results with another one do not count. by_mask: whether a target that takes ringlab's Mask, or
-    FlexAttention's, gets the argument in the mask. also: names of which the target has to take one too.
-    paired: whether the table of pairs passes the argument. of_heads: whether it is a number of heads that the ranks do not
-    divide.
+    check, asks: the check's name and description. what: the argument's name in evidence. names: the names of
+    its parameters; empty for a property of the shapes of q, k and v. values: a change of the run for each
+    value; if the argument has a natural scale, such as the length of a shard, some values are below it and some
+    above. others: further values for the table of pairs only, because they change no result, or may be refused
+    where `values` are not. causal: the mask that the argument needs, or None for any mask. form_of: the
+    argument of which this is another form; if one form is honoured, faults of another form do not count.
+    by_mask: whether a target that takes ringlab's Mask, or FlexAttention's, gets the argument in the mask.
+    also: further parameter names, of which the target must have at least one. paired: whether the argument is
+    in the table of pairs. of_heads: whether it is a number of heads that the ranks do not divide.
     """
 
     check: str
@@ -97,7 +97,8 @@ class Argument:
     def places(self, plan: Plan, layout: str = "") -> list[Place]:
         """Return the places for tests: a layout, by default the last one, with each mask.
 
-        If the table of pairs does not ask about the argument on one rank, there are places for that too.
+        By default, an argument outside the table of pairs is tested on one rank too, except for numbers of
+        heads.
         """
         at, P = layout or plan.claims.layouts[-1], plan.ranks(*((4, 3) if self.of_heads else (3, 2)))[0]
         masks = [mask for mask in plan.claims.causal[::-1] if self.fits(plan, mask)]
@@ -129,21 +130,21 @@ class Argument:
         return self.runs_in(plan, self.places(plan, layout)[0])[:2]
 
     def made(self, plan: Plan, done: Mapping[Run, Ran], layouts: Sequence[str] = ()) -> list[Ran]:
-        """Return the outcomes of this argument's runs in these layouts, by default in the last one and the others."""
-        places = layouts or ("", *plan.claims.layouts[::-1])  # "" has the places on one rank too
+        """Return the outcomes in `done` of this argument's runs in these layouts, by default in all layouts."""
+        places = layouts or ("", *plan.claims.layouts[::-1])  # "" adds the places on one rank
         every = [run for layout in places for run in self.runs(plan, layout)]
         return [done[run] for run in dict.fromkeys(every) if run in done]
 
     def runs_in(self, plan: Plan, place: Place) -> list[Run]:
         """Return a run without the argument in this place, and a run with each of its values."""
         layout, causal, P = place
-        ungrouped = {"K": 2} if P == 1 else {}  # as attention of torch takes heads by default
+        ungrouped = {"K": 2} if P == 1 else {}  # by default, torch's attention takes no grouped heads
         plain = plan.run(P, self.length(plan, P), layout=layout, causal=causal, **ungrouped)
         with_it = (replace(plain, **self.changes(plan, plain, value)) for value in range(len(self.values)))
         return [plain, *with_it]
 
     def changes(self, plan: Plan, run: Run, value: int) -> dict[str, Any]:
-        """Return the fields of `run` that the value with this index changes, `others` last."""
+        """Return the changed fields of `run` for the value with this index in `values` followed by `others`."""
         return _whole(plan, run, (*self.values, *self.others)[value](run))
 
     def fields(self, plan: Plan) -> set[str]:
@@ -177,7 +178,7 @@ class Argument:
     def judge(self, plan: Plan, rans: Sequence[Ran]) -> Verdict:
         """Return the verdict: in each place, all values must give the oracle's results, or all must raise.
 
-        If the last layout refuses all values, the other layouts are asked too.
+        If the last layout refuses all values, the verdict asks for runs in the other layouts.
         """
         given, refused = [], []
         places = dict.fromkeys(place_of(ran.run) for ran in rans)
@@ -212,14 +213,16 @@ class Argument:
     def _ends(self) -> tuple[str, ...]:
         """Return the kinds of trouble, besides an error, that count as a refusal.
 
-        For shapes that the target does not claim, these include the end of the process.
+        For a property of shapes, which has no parameter, these include a crash and a run that reaches its time
+        limit.
         """
         return () if self.names else ("crashed", *ENDLESS)
 
     def _wrong(self, before: Ran, with_it: Sequence[Ran]) -> Verdict | None:
         """Return a failing verdict if the runs in one place show a fault, else None.
 
-        The faults are a crash, a refusal of only some values, and unchanged results.
+        The faults are: a plain run without a result, a crash, a refusal of only some values, unchanged results,
+        and results in rows of padding that are not finite.
         """
         raised = [ran for ran in with_it if ran.trouble is not None]
         if before.trouble is not None:
@@ -287,7 +290,7 @@ def _documents(*lengths: int) -> Changes:
 
 
 def _many_documents(run: Run) -> dict[str, Any]:
-    """Return more documents than a byte counts, of one token and two, and a few without tokens."""
+    """Return more documents than a byte can count, each of 0 to 2 tokens, and a longer last one."""
     lengths = [1 + (number % 3 == 0) - (number % 7 == 3) for number in range(300)]
     S = -(-(sum(lengths) + 5) // (2 * run.P)) * 2 * run.P
     return {"S": S, "documents": (*lengths, S - sum(lengths))}
@@ -299,7 +302,10 @@ def _documents_of_each(run: Run) -> dict[str, Any]:
 
 
 def _reordered(*inner: int) -> Changes:
-    """Return a change to documents with inner ones of these lengths, in units of 2 P tokens, between the same two."""
+    """Return a change to documents of which the first and the last are always the same.
+
+    inner: the lengths of the documents between these two, in units of 2 P tokens.
+    """
 
     def changes(run: Run) -> dict[str, Any]:
         unit = 2 * run.P
@@ -310,11 +316,12 @@ def _reordered(*inner: int) -> Changes:
 
 
 _ORDERS = _reordered(4, 2, 5, 1), _reordered(5, 1, 4, 2)
-"""Two orders of documents with the same number, first, last, longest and sum, in which even the sum of all ends is the same."""
+"""Two orders of documents with the same number, first, last and longest length, and sum of lengths; even the
+sums of all ends are equal."""
 
 
 def _in_reverse(changes: Changes, field: str) -> Changes:
-    """Return a change to values of each sequence, with the sequences in reverse order."""
+    """Return these changes with the values of `field`, one for each sequence, in reverse order."""
 
     def reversed_(run: Run) -> dict[str, Any]:
         found = changes(run)
@@ -324,12 +331,12 @@ def _in_reverse(changes: Changes, field: str) -> Changes:
 
 
 def _trained(**given: Any) -> tuple[Changes, Changes]:
-    """Return a change to an argument that needs a gradient, and one in which its values change in place between two calls."""
+    """Return two changes to an argument that needs a gradient: one call, and two calls with other values in place."""
     return _always(**given), _always(**given, use=SAME_MEMORY)
 
 
 def _of_heads(**given: Any) -> tuple[Changes, Changes]:
-    """Return changes to an argument with a value for each of more heads, and to one with the inner values in reverse order."""
+    """Return two changes to an argument with a value for each head: more heads, and the inner values in reverse order."""
 
     def changes(run: Run) -> dict[str, Any]:
         return {**given, "H": 2 * run.H, "K": run.K * (1 if run.H > run.K else 2)}
@@ -343,7 +350,7 @@ def _numbered(numbers: str, run: Run) -> dict[str, Any]:
 
 
 def _numbered_in_each(numbers: str, run: Run) -> dict[str, Any]:
-    """Return documents with these numbers as segment ids, which differ between two sequences."""
+    """Return documents that differ between two sequences, with these numbers as segment ids."""
     lengths = (4, 3, 5, 2, 4, run.S - 18)
     return {"B": 2, "documents_of": (lengths, lengths[::-1]), "numbered": numbers}
 
@@ -352,18 +359,18 @@ UNEVEN = "query heads that the ranks do not divide"
 
 
 def _uneven_heads(run: Run) -> dict[str, Any]:
-    """Return more heads than ranks, whose number the ranks do not divide, for queries and keys."""
+    """Return P + 1 query heads and as many key/value heads, which P ranks do not divide."""
     return {"H": run.P + 1, "K": run.P + 1}
 
 
 def _uneven_key_heads(run: Run) -> dict[str, Any]:
-    """Return more key/value heads than ranks, whose number the ranks do not divide; they divide the query heads."""
+    """Return P + 1 key/value heads, which P ranks do not divide, and P (P + 1) query heads, which they do."""
     K = run.P + 1
     return {"H": K * run.P, "K": K}
 
 
 def _few_key_heads(run: Run) -> dict[str, Any]:
-    """Return two key/value heads, or one if two are not fewer than the ranks, for query heads that the ranks divide."""
+    """Return two key/value heads if P is even and above 2, else one; P ranks divide the query heads."""
     return {"H": 2 * run.P, "K": 2 if run.P % 2 == 0 and run.P > 2 else 1}
 
 
@@ -378,9 +385,9 @@ def _padded(run: Run, *lengths: int) -> dict[str, Any]:
 
 
 def _padding(more: int, shards: int = 0) -> Changes:
-    """Return a change to padding of so many shards and more tokens, which rows would see if it were not masked.
+    """Return a change to padding of `shards` shards and `more` tokens, where rows see it unless it is masked.
 
-    Under a causal mask it is in front.
+    Under a causal mask, the padding is in front of the sequence, otherwise behind it.
     """
 
     def changes(run: Run) -> dict[str, Any]:
@@ -396,7 +403,7 @@ def _ended_early(run: Run) -> dict[str, Any]:
 
 
 def _sides(causal: tuple[int, int], full: tuple[int, int]) -> Changes:
-    """Return a change to a window with these sides, which differ by the mask."""
+    """Return a change to a window with the sides `causal` under a causal mask, and `full` without one."""
     return lambda run: {"sides": causal if run.causal else full}
 
 
@@ -415,17 +422,17 @@ def _limited(left: str, right: str) -> Changes:
 
 
 def _padding_of_each(run: Run) -> dict[str, Any]:
-    """Return padding that differs between two sequences, of which one has none."""
+    """Return padding of the first of two sequences."""
     return {"B": 2, "pads_of": (-7, 0) if run.causal else (7, 0)}
 
 
 def _with_holes(run: Run) -> dict[str, Any]:
-    """Return padding in the midst of sequences: in stretches, in a whole contiguous shard, and of every second token.
+    """Return padding inside three sequences: in stretches, in a whole contiguous shard, and in every second token.
 
-    A fourth sequence consists of padding, as in the last batch of a data set.
+    A fourth sequence consists of padding only, as in the last batch of a data set.
     """
     S, shard = run.S, shard_of(run) if run.P > 1 else run.S // 3
-    ones = S // 2 | 1  # so that the rest are tokens
+    ones = S // 2 | 1  # an odd number, so that the last stretch consists of tokens
     in_turn = (0, *[1] * ones, S - ones)
     return {"B": 4, "holes": ((3, 2, 4, 1, S - 10), (shard, shard, S - 2 * shard), in_turn, (0, S))}
 
@@ -437,7 +444,10 @@ def _cut_keys(run: Run) -> dict[str, Any]:
 
 
 def _meanings(plan: Plan, runs: Sequence[Run]) -> tuple[str, ...]:
-    """Return the meanings that a window may have in these runs: several for one number, without a causal mask."""
+    """Return the meanings that a window may have in these runs.
+
+    Without a causal mask, one number has several possible meanings unless the target claims one.
+    """
     one_number = not {"window_left", "window_size"} & {*plan.claims.takes} and not plan.claims.any_mask
     if not one_number or all(run.causal for run in runs):
         return ("",)
@@ -445,21 +455,21 @@ def _meanings(plan: Plan, runs: Sequence[Run]) -> tuple[str, ...]:
 
 
 def _meaning(ran: Ran, meaning: str) -> Ran:
-    """Return the outcome as that of a run whose window has this meaning, if there is no causal mask."""
+    """Return the outcome with this meaning of its run's window; unchanged under a causal mask."""
     if ran.run.causal or not ran.run.window or meaning == BOTH:
         return ran
     return replace(ran, run=replace(ran.run, window_of=meaning))
 
 
 def window_is_clear(plan: Plan, run: Run) -> bool:
-    """Return whether the keys that a window hides in this run are certain before its results are compared."""
+    """Return whether it is known before any comparison which keys a window hides in this run."""
     return all(each.fits(plan, run.causal) for each in ARGUMENTS if each.what == "window") and (
         len(_meanings(plan, [run])) == 1
     )
 
 
 def asked_of(plan: Plan, names: Sequence[str]) -> list[Argument]:
-    """Return the arguments of these names that the target takes and whose failures it does not allow."""
+    """Return the arguments of these names that the target takes, without those whose checks it allows to fail."""
     return [
         each
         for each in ARGUMENTS
@@ -473,7 +483,7 @@ def takes_lengths(plan: Plan) -> bool:
 
 
 class WindowArgument(Argument):
-    """A window, which one number does not define without a causal mask."""
+    """A window. Without a causal mask, one number may have several meanings, see `_meanings`."""
 
     def changes(self, plan: Plan, run: Run, value: int) -> dict[str, Any]:
         """Return the fields of `run` that the value with this index changes, with the claimed meaning."""
@@ -497,7 +507,7 @@ _WORDS = {LEFT: "earlier keys only", PAST: "earlier keys and hides later ones"}
 
 
 def as_understood(plan: Plan, done: Mapping[Run, Ran]) -> tuple[Plan, dict[Run, Ran]]:
-    """Return the plan with the meaning of a window that these outcomes show, and the outcomes with it."""
+    """Return the plan and the outcomes with the meaning of a window that these outcomes show."""
     runs = [run for run in done if run.window and not run.causal and not run.window_of and not run.use]
     meanings = _meanings(plan, runs) if runs else ("",)
     for each in meanings if len(meanings) > 1 else ():
@@ -513,7 +523,7 @@ def _more_keys(run: Run) -> dict[str, Any]:
 
 
 class _Sides(Argument):
-    """A window with a limit on each side, which may hide no key, as a limit of later keys under a causal mask."""
+    """A window with a limit on each side. A limit on later keys hides no key under a causal mask."""
 
     def _wrong(self, before: Ran, with_it: Sequence[Ran]) -> Verdict | None:
         """Return a failing verdict if the runs in one place show a fault; a window that hides no key changes nothing."""
@@ -528,7 +538,7 @@ class _Sides(Argument):
 
 
 class _Cross(Argument):
-    """Keys of another sequence, which a ring for self-attention may neither compute nor refuse."""
+    """Keys of another sequence. A ring for self-attention may accept them and return wrong results."""
 
     def needs(self, plan: Plan) -> str | None:
         """Return the reason why the keys are not tested, or None."""
@@ -537,13 +547,13 @@ class _Cross(Argument):
         return super().needs(plan)
 
     def judge(self, plan: Plan, rans: Sequence[Ran]) -> Verdict:
-        """Return the verdict: wrong results fail only a target that claims such keys; others may not look at the numbers."""
+        """Return the verdict; wrong results fail only a target that claims such keys."""
         claimed = bool(plan.claims.cross or plan.claims.alignment)
         return _unless_claimed(super().judge(plan, rans), claimed, rans)
 
 
 def _unless_claimed(verdict: Verdict, claimed: bool, rans: Sequence[Ran]) -> Verdict:
-    """Return the verdict; if the argument is not claimed and plain runs have no trouble, it is no failure, but noted."""
+    """Return the verdict; turn a failure into a note if the argument is not claimed and plain runs have no trouble."""
     plain = all(ran.trouble is None for ran in rans if not ran.run.keys and not ran.run.slopes_of_each)
     if verdict.ok or claimed or not plain:
         return verdict
@@ -551,7 +561,10 @@ def _unless_claimed(verdict: Verdict, claimed: bool, rans: Sequence[Ran]) -> Ver
 
 
 class _SlopesOfEach(Argument):
-    """Slopes of ALiBi that differ between sequences, (B, H), which a ring that takes (H,) may neither compute nor refuse."""
+    """Slopes of ALiBi that differ between sequences, (B, H).
+
+    A ring that takes slopes (H,) may accept them and return wrong results.
+    """
 
     def needs(self, plan: Plan) -> str | None:
         """Return the reason why such slopes are not tested, or None."""
@@ -560,7 +573,7 @@ class _SlopesOfEach(Argument):
         return super().needs(plan)
 
     def judge(self, plan: Plan, rans: Sequence[Ran]) -> Verdict:
-        """Return the verdict: wrong results fail only a target that claims such slopes."""
+        """Return the verdict; wrong results fail only a target that claims such slopes."""
         return _unless_claimed(super().judge(plan, rans), bool(plan.claims.slopes_of_each), rans)
 
 
@@ -605,10 +618,13 @@ class _Dtypes(Argument):
 
 
 class _TwoOrders(Argument):
-    """Two values with the same numbers in another order, in two calls in a row, of which a function may keep one."""
+    """Two values with the same numbers in different orders, in two successive calls.
+
+    A function that keeps a value by a sum of its numbers takes the first value for the second.
+    """
 
     def _of_values(self, plan: Plan, given: Sequence[Ran]) -> Verdict:
-        """Return the verdict on both calls; it says so if one of them is right, because the other one then tells of it."""
+        """Return the verdict on both calls; its evidence says if only one of the results is wrong."""
         verdict = super()._of_values(plan, given)
         right = [all(each.ok for each in measure(ran)) for ran in given]
         if verdict.ok or not any(right):
@@ -665,7 +681,10 @@ def _wrong_gradient(ran: Ran) -> str:
 
 
 def _of_dtypes(of_queries: str, of_keys: str, of_values: str) -> tuple[Changes, ...]:
-    """Return changes to these dtypes, also with scores of some hundreds: rounded keys move out most there."""
+    """Return changes to these dtypes, with usual scores and with scores of some hundreds.
+
+    At large scores, rounded keys change out most.
+    """
     changes = {"dtype": of_queries, "of_keys": (of_keys, of_values)}
     return _always(**changes), _always(**changes, values="large")
 
@@ -719,7 +738,8 @@ ARGUMENTS = (
     _Cross("cross-attention", "keys of another sequence, more and fewer than the queries; more of them under a causal mask: the oracle's result, or an error", "other sequence", (), (lambda run: {"keys": 2 * run.S}, lambda run: {"keys": run.S // (4 * run.P) * 2 * run.P}), causal=False),
     _Aligned("cross-attention", "", "more keys", (), (_more_keys,), causal=True),
 )  # fmt: skip
-"""All arguments. Those of the same check are asked together, and the first of them says what it asks."""
+"""All arguments. Arguments with the same check are tested together; the first one has the check's
+description."""
 
 
 def _check(name: str) -> Check:
@@ -770,7 +790,7 @@ def _neutral(plan: Plan) -> list[Run]:
 
 
 def as_without(plan: Plan, rans: Sequence[Ran]) -> Verdict:
-    """Return the verdict: each neutral value, form of a bool, or offset gives the plain result, or is refused."""
+    """Return the verdict: each neutral value, form of a bool, or offset must give the plain result or be refused."""
     right = [ran for ran in rans if ran.trouble is None]
     for ran in rans:
         if ran.trouble is not None and not ran.trouble.refuses:

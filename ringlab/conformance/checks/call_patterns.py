@@ -64,7 +64,7 @@ _STATE = (
 _FULL = ("compilation",)
 """The checks of the full tier: the compiler takes some seconds."""
 _OF_HALVES = {*HALVED, OTHER_GROUP, TWO_AT_ONCE}
-"""The call patterns in which some ranks are a group."""
+"""The call patterns that divide the ranks into groups."""
 
 
 def _called(names: Sequence[str]) -> Runs:
@@ -120,7 +120,8 @@ def _as_called(plan: Plan, rans: Sequence[Ran]) -> Verdict:
 def _grows_no_more(plan: Plan, rans: Sequence[Ran]) -> Verdict:
     """Return the verdict: memory may not grow with each call or length.
 
-    If it grows at a few lengths, many more must show that this ends, as in a cache with a limit.
+    If memory grows at a few lengths, runs of many more lengths must show that the growth ends, as in a cache
+    with a limit.
     """
     verdict = _as_called(plan, rans)
     growing = {ran.run.use: ran.noted(GROWS) for ran in rans if ran.noted(GROWS)}
@@ -164,9 +165,9 @@ def _rounds_no_more(plan: Plan, rans: Sequence[Ran]) -> Verdict:
 
 
 def _of_every_way(plan: Plan) -> list[Run]:
-    """Return the runs of `side effects` first, and then runs of other checks, in which calls may change state too.
+    """Return the runs of `side effects`, plain runs, and runs of other checks, because any call may change state.
 
-    Those of the plain runs are the first calls of a process.
+    The plain runs contain the first calls of a process.
     """
     own = [name for name, use in CALL_PATTERNS.items() if use.check == SIDE_EFFECTS]
     others = [run for check in CALL_CHECKS if check.tier == "quick" and check.name != SIDE_EFFECTS for run in (
@@ -176,9 +177,9 @@ def _of_every_way(plan: Plan) -> list[Run]:
 
 
 def _left_as_before(plan: Plan, rans: Sequence[Ran]) -> Verdict:
-    """Return the verdict: no call may change the state of the caller, and own runs must give right results.
+    """Return the verdict: no call may change the caller's state, and runs of `side effects` must have right results.
 
-    Other checks judge what else is wrong in their runs.
+    The results of all other runs are judged by their own checks.
     """
     for ran in rans:
         if notes := ran.noted("state"):

@@ -28,7 +28,8 @@ class Plan:
     def ranks(self, *wanted: int) -> list[int]:
         """Return the wanted numbers of ranks that the target claims.
 
-        If it claims none of them, return its smallest number above 1.
+        If it claims none of them, return only its smallest number above 1, or its first number if none is above
+        1.
         """
         have = [P for P in wanted if P in self.claims.ranks]
         above = [P for P in sorted(self.claims.ranks) if P > 1]
@@ -40,7 +41,7 @@ class Plan:
 
     @property
     def half(self) -> list[str]:
-        """Return the first half dtype that the target claims, if there is one."""
+        """Return the first half dtype that the target claims, as a list; it is empty if there is none."""
         return [d for d in self.claims.dtypes if d in ("bfloat16", "float16")][:1]
 
     @property
@@ -52,7 +53,9 @@ class Plan:
         """Return a run within the claims, with `changes` to the default fields.
 
         By default it has the first layout, float32 if that is claimed, and two query heads on one key/value
-        head. Heads are not grouped if that is not claimed, and there are more of them if the ranks have to divide them.
+        head. If grouped heads are not claimed, there are as many key/value heads as query heads. If ranks
+        divide the heads, their numbers are rounded up to fit. If ragged lengths are not claimed, S is rounded
+        up to a multiple of 2 P.
         """
         plain = Run(
             P, S, self.claims.layouts[0], self.mask, H=2, K=1,
@@ -67,7 +70,8 @@ class Plan:
 
 
 UNGUARDED = "does not apply: neither computed nor refused: "
-"""The words by which evidence begins on calls that the target does not claim, and that it gets wrong without an error."""
+"""The beginning of evidence about calls that the target does not claim, and for which it returns wrong results
+without an error."""
 
 
 @dataclass(frozen=True)
@@ -199,7 +203,7 @@ def needs_causal(plan: Plan) -> str | None:
 
 
 def needs_positions(plan: Plan) -> str | None:
-    """Return the reason why the target is not asked about positions of other layouts than it claims, or None."""
+    """Return the reason why positions outside the claimed layouts are not tested, or None."""
     if "positions" in plan.claims.takes and "layout" not in plan.claims.takes:
         return None
     return "the target is not told positions alone"

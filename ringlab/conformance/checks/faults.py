@@ -78,7 +78,7 @@ def _of_shorter(ran: Ran) -> Verdict:
     """
     (token,) = {*range(ran.run.S)} - {int(each) for own in ran.positions for each in own}
     found = without_a_token(ran, token)
-    if not found:  # a backward that was given out and lse of the whole sequence returned only gradients
+    if not found:  # only a backward returned; it got out and lse of the whole sequence
         return Verdict(
             False, f"{SHORT}, and rank {ran.returned[0]} returns a result all the same ({ran.run})"
         )

@@ -33,12 +33,12 @@ CHANCE = 1.5
 """The factor by which bounds are widened here, against bad luck. Twice the plainest implementation's error
 is meant as a bound for one result, but a report compares M ≈ 400 results with such bounds.
 
-Each error is the largest of N roundings, about σ √(2 ln N) for normal ones, and varies as maxima do, by Gumbel's
-law with the scale σ / √(2 ln N): the unluckiest of M exceeds its typical value by the share ln M / (2 ln N). With
-N = 1,500 entries of a result that share is 0.41, so the factor would be 1.41, here rounded up to 1.5. For
-the few entries of a short ragged run it would be larger, and there the floor of the bounds helps. Roundings
-are not quite normal, so the proof is the sweep over seeds. Without the factor, ringlab's own ring failed for
-2 of 50 seeds (dv of seed 6 by 1.04 times its bound); `closest` in
+Each error is the largest of N roundings. For normally distributed roundings it is about σ √(2 ln N), and it
+varies by Gumbel's law with the scale σ / √(2 ln N). So the unluckiest of M errors exceeds its typical value by
+the share ln M / (2 ln N). With N = 1,500 entries of a result, this share is 0.41, and the factor would be 1.41;
+it is rounded up to 1.5. For the few entries of a short ragged run the factor would be larger, and there the
+floor of the bounds helps. Roundings are not quite normal, so the proof is the sweep over seeds. Without the
+factor, ringlab's own ring failed for 2 of 50 seeds (dv of seed 6 by 1.04 times its bound); `closest` in
 benchmarks/results/conformance/seeds.json says how much of the widened bounds is ever used."""
 
 
@@ -105,9 +105,10 @@ def truth_of(
 
 
 def _of_some_rows(plain: Run) -> tuple[Results, dict[str, float]]:
-    """Return the true results of a run that takes no arguments, with 0 in the other rows of out and lse, and their bounds.
+    """Return the true results at `some_rows` of a run without arguments, and their bounds.
 
-    Only these rows have a gradient, so dq is 0 in the others, and all of dk and dv comes from them.
+    In all other rows, out, lse and dq are 0. Only the rows at `some_rows` have a gradient, so all of dk and dv
+    comes from them.
     """
     (q, k, v, dout), rows = inputs(plain), some_rows(plain)
     tensors = q[:, :, rows], k, v, dout[:, :, rows]
@@ -126,11 +127,12 @@ def _of_some_rows(plain: Run) -> tuple[Results, dict[str, float]]:
 def _of_mixed_dtypes(
     q: Tensor, k: Tensor, v: Tensor, dout: Tensor, bounds_of: Callable[..., dict[str, float]], true: Results
 ) -> dict[str, float]:
-    """Return the bounds of results for tensors of different dtypes, of which q and k may not be rounded.
+    """Return the bounds of results for tensors of different dtypes.
 
-    Scores, and so lse and weights, have the digits of the dtype to which torch promotes a product of q and k. Kernels
-    round weights to the dtype of v before they multiply them, and a partial out after it: each moves out by at most
-    ε/2 · max |v|. In the gradients any tensor may be rounded to the dtype with the fewest digits.
+    The forward may not round q and k: scores, lse and weights have the digits of the dtype to which torch
+    promotes a product of q and k. Kernels round weights to the dtype of v before they multiply them by v, and
+    then round a partial out. Each of these roundings moves out by at most ε/2 · max |v|. In the backward, any
+    tensor may be rounded to the dtype with the fewest digits.
     """
     wide = torch.promote_types(q.dtype, k.dtype)
     narrow = _fewest_digits([x.dtype for x in (q, k, v)])
@@ -153,8 +155,9 @@ def _added(plain: Run) -> Float[Tensor, "_ H S S"]:
 
 
 def _with_added(plain: Run, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-    """Return q and k with a dim more for each key, whose product adds this key's number: itself / scale, and 0 or 1.
+    """Return q and k with one further dim for each key, so that their products add the numbers of `_added` to scores.
 
+    In the dim of a key, q has the key's number divided by the scale, and k has 1 at this key and 0 at others.
     If D is a power of 4 and there are few rows, ALiBi's numbers are exact in every dtype.
     """
     scale = plain.D**-0.5 if plain.scale is None else plain.scale
@@ -210,8 +213,8 @@ def measure(ran: Ran, names: tuple[str, ...] = NAMES) -> list[Measured]:
 def expected_of(ran: Ran) -> tuple[Results, dict[str, float]]:
     """Return the true results of a run that was made, and their bounds, as `expected` does.
 
-    With dropout and one-hot values, out shows which pairs the target has dropped, and the truth is that with
-    these pairs.
+    With dropout and one-hot values, out shows which pairs the target has dropped, and the true results drop the
+    same pairs.
     """
     plain, out = ran.run.plain, ran.arrays.get("out")
     if not ran.run.dropout or ran.run.one_hot != "v" or out is None:
@@ -250,8 +253,8 @@ def gradient_of_trained(run: Run) -> tuple[Float[np.ndarray, "..."], Float[np.nd
 def _gradient_of_scores(run: Run) -> tuple[Float[np.ndarray, "B H S S"], Float[np.ndarray, "B H S S"]]:
     """Return the true gradient of the scores, dS = p (dP − delta), and the largest allowed error of each entry.
 
-    By the floor of `ringlab.conformance.tolerance`, delta moves by ε·r because out is stored, and by its part 2
-    because it is summed; dS moves by 4δ p |dO||v| because scores are rounded, and by ε of itself because it is
+    By part 2 of the floor in `ringlab.conformance.tolerance`, delta moves because out is stored and because
+    delta is summed. dS moves by 4δ p |dO||v| because scores are rounded, and by ε of itself because it is
     stored.
     """
     (true, _), (q, k, v, dout) = expected(run.plain), inputs(run.plain)

@@ -1,9 +1,9 @@
 """The check of pairs: settings of a call that are right one at a time may be wrong together.
 
-A covering array contains every pair of values of two axes: arguments, ways of calling, dtypes, layouts, masks,
-ranks, heads and strides. Before it come rows with one setting that is not the simplest one, for fast paths. An
-argument takes part if the target honours it alone. A combination may be refused: then the check looks for the two
-settings that are refused together, and asks about the other pairs again.
+The axes are arguments, ways of calling, dtypes, layouts, masks, ranks, heads and strides. An argument takes
+part if the target honours it alone. First come rows in which only one setting is not the simplest one, because
+they may take a fast path. Then a covering array contains every pair of values of two axes. If the target
+refuses a row, the check looks for the two settings that are refused together, and tests the other pairs again.
 """
 
 from __future__ import annotations
@@ -54,22 +54,23 @@ _NOT_WITH = {
 }  # fmt: skip
 """The axes whose values have no agreed meaning together.
 
-Whether a soft cap applies before or after a bias differs among models, and lse with sinks among rings."""
+Models differ in whether a soft cap applies before or after a bias, and rings in whether lse includes sinks."""
 _BY_MASK = {"prefix": ("window", "packed documents")}
 """The axes whose values make sense together only in a mask."""
 _WITHOUT_OUT = ("loss on lse", "backward again", "q and v trained")
-"""The ways of calling that return no out, which shows the pairs that dropout drops."""
+"""The ways of calling that return no out; only out shows the pairs that dropout drops."""
 PAIRED = (*(each for each in ARGUMENTS if each.paired), DROPOUT)
 """The arguments that have a place in the table."""
 
 _LISTED = 6
 """The most pairs of settings that a report lists as refused together."""
 _ROUNDS = 100
-"""More rounds than any table needs: each of them settles a pair of settings, and most of them settle many."""
+"""More rounds than any table needs: each round settles at least one pair of settings, and most rounds settle
+many."""
 
 
 def _alone(plan: Plan, argument: Argument) -> list[Run]:
-    """Return the runs of the argument's own check in one place, which are not made twice."""
+    """Return the runs of the argument's own check in its first place; they are not made again."""
     return argument.runs_in(plan, argument.places(plan)[0])
 
 
@@ -83,7 +84,7 @@ def _first(plan: Plan) -> list[Run]:
 
 
 def _of_more_layouts(plan: Plan) -> dict[str, Run]:
-    """Return a plain run for each kind of shards that the table adds to the claimed layouts, if the target is right there."""
+    """Return plain runs for further kinds of shards; the table has those for which the run is right."""
     if needs_any_layout(plan):
         return {}
     P = plan.ranks(3, 2)[0]
@@ -95,7 +96,7 @@ def _of_more_layouts(plan: Plan) -> dict[str, Run]:
 
 
 def _axes(plan: Plan, honoured: Sequence[Argument], layouts: Sequence[str]) -> Axes:
-    """Return the axes, each with the value first that the arguments' own checks use."""
+    """Return the axes; the first value of each is the one that the arguments' own checks use."""
     claims = plan.claims
     ways = [
         name
@@ -131,7 +132,7 @@ def _without_meaning(plan: Plan, honoured: Sequence[Argument]) -> set[frozenset[
 
 @dataclass(frozen=True)
 class _Suspect:
-    """One or two settings that a target may refuse, and a row without further settings.
+    """One or two settings that a target may refuse, and a row with only these settings.
 
     of_all_values: whether the two arguments may be refused together whatever their values are.
     """
@@ -144,7 +145,8 @@ class _Suspect:
 class _Table:
     """The axes of a target's table, and the settings that it takes together.
 
-    apart: pairs of axes that are never put together. refused: other settings that the target refuses, one or two.
+    apart: pairs of axes that are never put together. refused: further sets of one or two settings that the
+    target refuses.
     """
 
     def __init__(self, plan: Plan, honoured: Sequence[Argument], layouts: Sequence[str]) -> None:
@@ -198,11 +200,11 @@ class _Table:
         return replace(run, **changes)
 
     def single(self) -> list[Chosen]:
-        """Return the rows with one setting that is not the simplest one.
+        """Return rows in which one setting is not the simplest one, with several dtypes, masks and numbers of ranks.
 
-        A fast path is taken where many settings are the simplest ones at once, such as attention of torch on one rank
-        for ungrouped heads, so rows with many others do not test it. In the quick tier, half dtypes and several ranks
-        come with the first value of each argument only.
+        The simplest settings may take a fast path, such as torch's attention on one rank for ungrouped heads.
+        Rows with several other settings do not take it. In the quick tier, only the first value of each
+        argument comes with half dtypes and several ranks.
         """
         quick, axes = self.plan.quick, self.axes
         simplest = {axis: values[0] for axis, values in axes.items()}
@@ -232,7 +234,7 @@ class _Table:
         return [row for row in rows if self.fits(row)]
 
     def alone(self, done: Mapping[Run, Ran]) -> list[Chosen]:
-        """Return the rows with one argument that its own check has asked about."""
+        """Return the rows with one argument whose runs are in `done`."""
         rows = (
             completed(self.axes, self.fits, {name: value})
             for name, each in self.honoured.items()
@@ -243,9 +245,9 @@ class _Table:
     def suspects(self, refused: Sequence[Chosen], accepted: Sequence[Chosen]) -> list[_Suspect]:
         """Return the settings for which rows may have been refused.
 
-        They are values of arguments that no accepted row has; in rows without such values, the pairs of
-        arguments that no accepted row has together, with one pair of values each; in rows without such
-        arguments, the pairs of settings with an argument that no accepted row contains.
+        For each refused row, they are the first of these that exist: its values of arguments that no accepted
+        row has; its pairs of arguments that no accepted row has together, each pair of arguments with one pair
+        of values; its pairs of settings that no accepted row contains, at least one of them of an argument.
         """
         taken = {(name, row[name]) for row in accepted for name in self.given(row)}
         together = {pair for row in accepted for pair in combinations(self.given(row), 2)}
@@ -275,7 +277,7 @@ class _Table:
         return " with ".join(self.word(name, value) for name, value in suspect.settings.items())
 
     def leave_out(self, name: str, layout: str) -> str:
-        """Never give an argument in this layout, and return both in words."""
+        """Never pass an argument in this layout again, and return both in words."""
         values = self.axes[name][1:]
         self.refused |= {frozenset(((name, value), ("layout", layout))) for value in values}
         return f"{name} with layout={layout}"
@@ -298,7 +300,7 @@ class _Table:
 
 
 def _judge(plan: Plan, rans: Sequence[Ran]) -> Verdict:
-    """Return the verdict, after asking for the table, and then for what its wrong or refused calls leave open."""
+    """Return the verdict; first ask for the rows of the table, then for runs that explain wrong or refused rows."""
     plan, done = as_understood(plan, {ran.run: ran for ran in rans})
     plain = done[_first(plan)[0]]
     if plain.trouble is not None:
@@ -337,9 +339,9 @@ def _judge(plan: Plan, rans: Sequence[Ran]) -> Verdict:
 def _honoured(
     plan: Plan, done: Mapping[Run, Ran]
 ) -> tuple[list[Argument], dict[str, list[str]], tuple[Run, ...]]:
-    """Return the arguments that the target honours, by name the layouts that refuse some, and runs to be made.
+    """Return the honoured arguments, the layouts that refuse some of them, by the argument's name, and missing runs.
 
-    An argument that the last layout refuses is asked in the others, in which it may be honoured.
+    An argument that the last layout refuses is tested in the other layouts.
     """
     honoured, refusing, missing = list[Argument](), dict[str, list[str]](), list[Run]()
     for each in (each for each in PAIRED if each.needs(plan) is None):
@@ -370,7 +372,7 @@ def _refusals(made: Sequence[Ran], apart: Sequence[str]) -> str:
 def _open_or_wrong(
     plan: Plan, table: _Table, rows: Mapping[Run, Chosen], done: Mapping[Run, Ran]
 ) -> Verdict | None:
-    """Return a verdict that asks for rows that are not made, or that says what is wrong with a row; else None."""
+    """Return a verdict that asks for missing runs, or that reports a wrong row; None if there is neither."""
     if missing := tuple(run for run in rows if run not in done):
         return Verdict(True, "", more=missing)
     made = [done[run] for run in rows]

@@ -1,4 +1,4 @@
-"""Checks of shards that no layout describes: positions far from 0, and tokens in orders and of lengths of their own."""
+"""Checks of shards that no layout describes: positions far from 0, other orders of tokens, and other lengths."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ from ringlab.layout import layout_names
 
 
 def _far(plan: Plan) -> list[Run]:
-    """Return runs whose positions pass the ends of int16, of uint16 and of the whole numbers in float32.
+    """Return runs whose positions pass 2¹⁵, 2¹⁶ and 2²⁴: the limits of int16, uint16 and of float32 integers.
 
-    There 16 bits are negative or begin again, and a half dtype, or float32, gives neighbours one position. Windows
-    and ALiBi use distances, which may be rounded too.
+    Beyond these limits, 16-bit positions become negative or begin again at 0, and half dtypes and float32 round
+    neighbours to the same position. Windows and ALiBi use distances, which may be rounded too.
     """
     P = plan.ranks(2)[0]
     plain = plan.run(P, ARGUMENT_LENGTH, layout=plan.claims.layouts[-1], causal=True)
@@ -49,7 +49,7 @@ def _far(plan: Plan) -> list[Run]:
 
 
 _BY_DISTANCE = ("window", "window sides", "ALiBi slopes")
-"""The arguments whose effect depends on how far apart two positions are, wherever they are."""
+"""The arguments whose effect depends only on the distance between two positions."""
 
 
 def _needs_far(plan: Plan) -> str | None:
@@ -69,7 +69,7 @@ _BY_PLACE = (
 
 
 def _placed(plan: Plan) -> list[Argument]:
-    """Return the arguments by position that the target takes, the window also with one token more than a mean shard."""
+    """Return the arguments in `_BY_PLACE` that the target takes; the window also has the length of a shard plus 1."""
     return [
         replace(each, values=(*each.values, _beyond_a_shard)) if isinstance(each, WindowArgument) else each
         for each in asked_of(plan, _BY_PLACE)
@@ -81,15 +81,16 @@ def _beyond_a_shard(run: Run) -> dict[str, Any]:
 
 
 def _shards(plan: Plan) -> list[str]:
-    """Return the names of the shards of other orders, and of other lengths if the target claims these."""
+    """Return the names in `ORDERS`, and those in `LENGTHS` if the target claims ragged lengths on several ranks."""
     ranks = [P for P in plan.claims.ranks if P > 1]
     return [*ORDERS, *(LENGTHS if plan.claims.ragged and ranks else ())]
 
 
 def _by_positions(plan: Plan) -> list[Run]:
-    """Return plain runs with all such shards, on one rank too; runs of arguments with some of them.
+    """Return plain runs with all of these shards, on one rank too, and runs of arguments with some of them.
 
-    The contiguous shards come first, since a ring may keep something of them by a length, or a first and last token.
+    Contiguous shards come first, because a ring may cache data about them by a length, or by a first and last
+    token, that the other shards share.
     """
     P = plan.ranks(3, 2)[0]
     plain = [
@@ -108,7 +109,7 @@ def _by_positions(plan: Plan) -> list[Run]:
 
 
 def _as_placed(plan: Plan, rans: Sequence[Ran]) -> Verdict:
-    """Return the verdict: shards are refused, or they and each argument that is not refused with them give the oracle's results."""
+    """Return the verdict: runs with these shards, and with arguments, must give the oracle's results or be refused."""
     for ran in rans:
         if ran.trouble is not None and not ran.trouble.refuses:
             return Verdict(False, f"{ran.trouble} ({ran.run})", ran.run)
@@ -134,7 +135,7 @@ def _is_plain(run: Run) -> bool:
 
 
 def needs_any_layout(plan: Plan) -> str | None:
-    """Return the reason why the target is not asked about shards other than those of layouts, or None."""
+    """Return the reason why shards that belong to no layout are not tested, or None."""
     if {*layout_names()} <= {*plan.claims.layouts}:
         return needs_positions(plan)
     return needs_positions(plan) or f"the target claims the layouts {', '.join(plan.claims.layouts)} only"

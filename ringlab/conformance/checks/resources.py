@@ -20,13 +20,14 @@ _MANY, _NARROW = 128, 8
 LISTS = 4 * 8
 """The bytes per token of four int64 lists of all positions, because a rank may know where every token is.
 
-Only in narrow runs these lists are not small compared with K and V."""
+The lists are small compared with K and V, except in narrow runs."""
 _LONGER = ((256, 480, 576), (1_536,))
 """The numbers of tokens per rank in runs that check excess work again, in two stages.
 
-A ring pads if its tiles are longer than its shards, or do not divide them. Most tiles up to 256, and all of 16,
-32, 48, 64, 96, 128, 192 and 256, pad by less than MORE_WORK at one of these lengths at least. The first lengths
-are short because small tiles take long in Python, and because the longest one takes seconds."""
+A ring pads if its tiles are longer than its shards, or do not divide them. At one or more of these lengths,
+most tiles of up to 256 tokens, and all tiles of 16, 32, 48, 64, 96, 128, 192 and 256 tokens, pad by less than
+MORE_WORK. The lengths of the first stage are short, because small tiles take long in Python, and because the
+longest length takes seconds."""
 _D, _WIDE = 64, 128
 """The head dim of metered runs, and that of longer ones, because some tiles pad the head dim to 128."""
 _SAME = 1.02
@@ -34,8 +35,8 @@ _SAME = 1.02
 MORE_WORK = 1.1
 """The allowed factor over the matrix products that attention needs.
 
-It leaves room for small products, such as delta as a product: 2 D FLOPs a row, where a row's own tile alone
-takes 10 · 64 D. One more product for each tile would give a factor of 1.2."""
+It leaves room for small products, such as one that computes delta: it takes 2 D FLOPs a row, where the row's
+own tile alone takes 10 · 64 D. One more product for each tile would give a factor of 1.2."""
 PRODUCTS = {"forward": 2, "backward": 5}
 """The number of matrix products for each pair of a query and a visible key; each takes 2 D FLOPs.
 
@@ -322,14 +323,16 @@ def _work_runs(plan: Plan) -> list[Run]:
 
 
 _NEAR = 9
-"""The window of metered runs: a small part of a block, so that only neighbours in the sequence see keys of each other."""
+"""The window of metered runs: a small part of a block, so that a row sees only keys of its own block and of
+adjacent ones."""
 
 
 def _with_arguments(plan: Plan) -> list[Run]:
-    """Return the runs with a window, and with documents, which hide whole blocks that the mask alone shows.
+    """Return runs with a window, and runs with documents; both hide whole blocks that the mask alone shows.
 
-    Documents are asked only of a target that gets the lengths of all, because a rank with the ids of its own tokens
-    does not know which blocks it needs. Each document lies on two shards.
+    Only a target that gets the lengths of all documents has runs with documents, because a rank that knows only
+    the ids of its own tokens does not know which blocks it needs. Each document but the first and the last lies
+    on two shards.
     """
     taken = {each.what: each for each in asked_of(plan, ("window", "packed documents"))}
     plain = [run for run in _work_runs(plan) if run.layout in ("contiguous", "zigzag")]
@@ -349,10 +352,11 @@ def _packed(run: Run) -> Run:
 
 
 def _needed(ran: Ran) -> float:
-    """Return the share of the S² pairs that a ring needs which leaves out each block that none of a rank's rows sees.
+    """Return the share of the S² pairs that a ring needs if it skips each block that no row of the rank sees.
 
-    The other blocks may be computed as without the argument: a rank's own one whole, and of others, under a
-    causal mask, the chunks of which some row sees a key. So tiles need not be smaller than shards.
+    It may compute the other blocks as it does without the argument: the rank's own block whole, and of another
+    block each pair of chunks in which, without the argument, some row sees some key. So tiles need not be
+    smaller than shards.
     """
     run = ran.run
     seen, plain = run.visible()[0, 0], replace(run, window=0, window_of="", documents=()).visible()[0, 0]
@@ -367,7 +371,7 @@ def _needed(ran: Ran) -> float:
 
 
 def _chunks(positions: np.ndarray) -> list[np.ndarray]:
-    """Return the positions, cut where they are not contiguous."""
+    """Return the contiguous stretches of the positions."""
     return np.split(positions, np.flatnonzero(np.diff(positions) != 1) + 1)
 
 
@@ -377,7 +381,8 @@ def _work(plan: Plan, rans: Sequence[Ran]) -> Verdict:
     Under a causal mask, a rank needs the tiles of its own block, and of half of the other blocks. A ring
     whose tiles do not fit the shards computes padding. So a ring that does too much work gets longer shards,
     and only the smallest excess of all lengths counts. An excess that is the same at several lengths is not
-    padding. If plain runs are right, the target gets a window and documents, which it may refuse.
+    padding. If plain runs pass, there are also runs with a window and with documents, which the target may
+    refuse.
     """
     figures, over = [], list[tuple[Run, str]]()
     more, settled = dict[Run, None](), False
@@ -479,7 +484,7 @@ def _work_needs(plan: Plan) -> str | None:
 
 
 def _or_claim_none(judge: Judge) -> Judge:
-    """Return the judge with a way out in its failing verdicts, for a target that promises no ring's cost."""
+    """Return the judge; its failing verdicts also name the claim of a target that does not promise a ring's costs."""
 
     @wraps(judge)
     def judged(plan: Plan, rans: Sequence[Ran]) -> Verdict:

@@ -54,7 +54,8 @@ def _plain(plan: Plan) -> list[Run]:
 
 
 _SEQUENCES = {2: 5, 4: 17}
-"""The numbers of sequences of plain runs, by ranks; no power of two, because a table of 4 or 16 would hold that."""
+"""The numbers of sequences of plain runs, by the number of ranks: just above 4 and 16, the sizes that a fixed
+table may have."""
 
 
 def typed(plan: Plan) -> list[Run]:
@@ -128,7 +129,7 @@ def _groups(plan: Plan) -> list[Run]:
 
 
 def _many(plan: Plan) -> list[Run]:
-    """Return short runs with more sequences and heads than a byte counts, and than the threads of a warp or a block."""
+    """Return short runs with many sequences and heads: more than a byte counts, or than a warp or a block has threads."""
     P, half = plan.ranks(2)[0], plan.half or plan.dtypes("float32")
     masks = plan.claims.causal
     return [
@@ -153,14 +154,14 @@ def _dims(plan: Plan) -> list[Run]:
 
 
 def _long(plan: Plan) -> list[Run]:
-    """Return runs with more tokens per rank than one or two tiles have (at most 512), and not a multiple of 512.
+    """Return runs with more than 512 tokens per rank, more than one or two tiles have, and no multiple of 512.
 
-    In half dtypes, there are more tokens than numbers of the dtype can count: 256 in bfloat16, 2,048 in float16.
-    Scores rise there, so that each row depends on the last keys that it sees.
+    Runs in half dtypes have more tokens than the dtype can count: up to 256 in bfloat16, and 2,048 in float16.
+    Their scores rise, so that each row depends on the last keys that it sees.
     """
     P = plan.ranks(2)[0]
     run = partial(plan.run, P, H=1, K=1)
-    one = [1] if P > 1 and 1 in plan.claims.ranks else []  # the tokens of all ranks, more than 2,048
+    one = [1] if P > 1 and 1 in plan.claims.ranks else []  # all tokens on one rank, more than 2,048
     rising = partial(run, causal=plan.claims.causal[-1], values="rising", layout=plan.claims.layouts[-1])
     lengths = {"bfloat16": 600, "float16": 1_100}
     return [
@@ -174,8 +175,8 @@ def _long(plan: Plan) -> list[Run]:
 def _longer(plan: Plan) -> list[Run]:
     """Return runs with more tokens on a rank than any chunk has: a forward, and in the full tier a backward and two ranks.
 
-    10,001 is 73 · 137, so that no number of chunks below 73 divides it. If shards must be even, they are longer, because two
-    chunks would divide them. Their halves are prime.
+    No number of chunks below 73 divides 10,001 = 73 · 137. If shards must be even, two chunks divide them. So
+    they are longer, and their halves are prime.
     """
     run = partial(plan.run, H=1, K=1, D=8, dout=SOME_ROWS, layout=plan.claims.layouts[0])
     even, P = not plan.claims.ragged, plan.ranks(1, 2)[0]
@@ -349,7 +350,7 @@ def _overflown(plan: Plan) -> list[Run]:
 
 
 def _shows(plan: Plan, rans: Sequence[Ran]) -> Verdict:
-    """Return the verdict: what is not finite reaches each row that depends on it, or the call raises an error."""
+    """Return the verdict: a value that is not finite must reach every row that depends on it, or raise an error."""
     for ran in rans:
         run, row = ran.run, ran.run.S // 2
         if ran.trouble is not None:
@@ -442,7 +443,7 @@ NARROWER = {
 }
 """For each dtype, the dtypes with fewer digits, the one with the fewest digits first."""
 FEWEST = 32
-"""The number of values that the verdict needs.
+"""The fewest values from which a narrower dtype is inferred.
 
 A single value has fewer digits by chance in at most 1 of 8 cases, and 32 values do in 1 of 10²⁸ cases."""
 SMALL = 2.0**-10
