@@ -36,8 +36,8 @@ REASONS = ("hidden", "exposed", "memory", "heads")
 class Way:
     """One schedule on P ranks, `ulysses` of which share the heads; all figures are for one token on each rank.
 
-    open_bytes: bytes sent while nothing is computed. turns: the number of messages among them that must wait
-    for each other. hop_bytes: bytes sent in each of the `hops`. block_flops: FLOPs computed during a hop,
+    open_bytes: bytes sent while nothing is computed. turns: the number of messages with these bytes that must
+    follow one another. hop_bytes: bytes sent in each of the `hops`. block_flops: FLOPs computed during a hop,
     which grow with the square of the tokens. held_bytes: bytes of q, k, v, out, and the tensors received from
     other ranks.
     """

@@ -16,7 +16,7 @@ from ringlab.layout import Layout
 FORWARD_PRODUCTS = 2
 """Matrix products of a block's forward: scores Q·Kᵀ, and probabilities · V."""
 BACKWARD_PRODUCTS = 5
-"""Of its backward: Q·Kᵀ once more, dO·Vᵀ, Pᵀ·dO, dS·K and dSᵀ·Q."""
+"""Matrix products of a block's backward: Q·Kᵀ once more, dO·Vᵀ, Pᵀ·dO, dS·K and dSᵀ·Q."""
 RECOMPUTATIONS = ("none", "selective", "full")
 """The parts that a layer computes again before its backward: none; its attention; all of it."""
 MOST_ENTRIES = 4_000_000  # the number of pairs of runs that are handled at once, in arrays of 32 MB

@@ -19,7 +19,7 @@ class Weights(Protocol):
     """A model or a part of a model, of which only the number of weights matters."""
 
     def rank_parameters(self, tp: int) -> int:
-        """Return the number of weights but experts' on one of `tp` ranks."""
+        """Return the number of weights on one of `tp` ranks, without those of experts."""
         ...
 
     @property
@@ -120,11 +120,12 @@ def saved_bytes(
     each; k and v, K·D each; in the feed-forward d_ff for each tensor inside it (gate, up and their
     product; or the values before and after the activation function). In addition, lse has H float32
     numbers. Softmax probabilities are not kept: the backward computes them from lse.
-    An output gate adds the gate and the gated output. A latent is kept in place of k and v, or beside them if they
-    travel, twice, before and after its norm, as are the numbers from which q is made. A gated delta rule keeps q, k and v before and after
-    the convolution, the gate, the output and the gated output, and two float32 numbers of each head.
-    A token's experts keep what they get and return, d each, and their d_ff for each matrix; the router keeps a
-    float32 number of each expert. Balanced routing is assumed: a rank gets as many tokens as it sends.
+    An output gate adds the gate and the gated output. A latent is kept twice, before and after its norm, and so
+    are the numbers from which q is made. k and v are then kept only if they travel. A gated delta rule keeps q,
+    k and v before and after the convolution, the gate, the output and the gated output, and two float32 numbers
+    of each head.
+    A token's experts keep their inputs and outputs, d each, and d_ff for each matrix; the router keeps a float32
+    number of each expert. Balanced routing is assumed: a rank gets as many tokens as it sends.
     "selective" computes attention again and keeps neither its output nor lse; "full" keeps the layer's input only.
     tiled: the feed-forward keeps its input only, because its backward computes it again, some tokens at a time.
     Tensor parallelism of degree `tp` divides heads and d_ff; the tensors of width d and latents stay whole.
@@ -235,8 +236,8 @@ def kv_cache_bytes(
     """Return the bytes of K AND V of all layers: 2·layers·K·D·e per token. 70B, 1M tokens, bf16: 327.68 GB.
 
     parts, tp: the numbers of ranks that divide the tokens and the heads; the result is the bytes of one
-    rank. ulysses: how many of the parts exchange tokens for heads. A rank has whole K/V heads, so if more ranks share the
-    heads, several have the same one. A layer with a window caches only its tokens.
+    rank. ulysses: how many of the parts exchange tokens for heads. A rank has whole K/V heads, so if more ranks
+    than heads share them, several ranks have the same head. A layer with a window caches only its tokens.
     A latent is cached in place of K and V, whole on each of the tp ranks. A gated delta rule has a float32
     state of H·D·Dv numbers in place of a cache, and the last tokens of its convolution, whole on each part.
     """

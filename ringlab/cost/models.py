@@ -115,12 +115,12 @@ class Layer(Kind):
 
     @property
     def latent(self) -> int:
-        """Return the numbers of a token that are cached and sent in place of K and V; 0 if K and V are."""
+        """Return how many numbers of a token are cached and sent in place of K and V; 0 if K and V themselves are."""
         return 0 if self.heads_travel else self.latent_numbers
 
     @property
     def latent_numbers(self) -> int:
-        """Return the numbers of a token from which K and V are made; 0 without a latent."""
+        """Return from how many numbers of a token K and V are made; 0 without a latent."""
         return self.kv_latent + (self.rope or 0) if self.kv_latent else 0
 
     @property
@@ -130,11 +130,11 @@ class Layer(Kind):
 
     @property
     def dealt_heads(self) -> int:
-        """Return the number of heads by which ranks divide K and V: that of q if a latent has none."""
+        """Return the number of heads by which ranks divide K and V: K, or H if K and V are made from a latent."""
         return self.H if self.kv_latent else self.K
 
     def kv_copies(self, ranks: int) -> int:
-        """Return on how many of `ranks` ranks that share the heads each K/V head is: above 1 if ranks outnumber heads."""
+        """Return the number of ranks that hold each K/V head, if `ranks` ranks share the heads."""
         return max(1, ranks // self.dealt_heads)
 
     @property
@@ -171,7 +171,7 @@ class Layer(Kind):
         return self.rank_common_parameters(1)
 
     def rank_common_parameters(self, tp: int) -> int:
-        """Return those of the matrices that every token takes which one of `tp` ranks has; the router is on every rank."""
+        """Return the weights on one of `tp` ranks of the matrices that every token takes; routers are whole on each."""
         shared = self.ffn_matrices * self.d_model * (self.shared_d_ff or 0)
         plain = 0 if self.experts else self.ffn_matrices * self.d_model * self.d_ff
         router = self.d_model * (self.experts or 0)
@@ -297,7 +297,11 @@ class Model:
         return self.rank_parameters(1) + self.expert_parameters
 
     def rank_parameters(self, tp: int) -> int:
-        """Return the weights but experts' on one of `tp` ranks: whole K/V heads, latents, routers, words and norms."""
+        """Return the number of weights on one of `tp` ranks, without those of experts.
+
+        Matrices that make latents, routers and norms are whole on every rank. K/V heads and words are not cut,
+        so a rank may have more than its share of them.
+        """
         matrices = sum(it.layers * it.rank_common_parameters(tp) for it in self.kinds)
         return matrices + self.rank_vocabulary_parameters(tp) + self.norm_parameters
 

@@ -147,7 +147,8 @@ MOST_RANKS_THAT_RUN = 4096
 MOST_OF_A_SIZE = 2**20
 """The largest B, H, K, D, and rows and keys of a kernel tile: more is a typing error."""
 MOST_TILES_OF_A_WINDOW = 2**16
-"""The most windows in a sequence: a rank's share of it is cut into about three tiles for each."""
+"""The largest ratio of a sequence to its window: a rank's share of a sequence has about three tiles for each
+window."""
 CPU_S_PER_PAIR = {False: 17e-6, True: 200e-6}
 """CPU seconds per pair of ranks that each run the program, without and with backward. Equal ranks (`equal_ranks`) take less."""
 
@@ -363,7 +364,8 @@ def runs_every_rank(layout: Layout, schedule: str, mask: Mask, backward: bool, j
 def check_ranks_that_run(P: int, tokens: int = 0) -> None:
     """Check the number of ranks whose operations are all kept. Raises: CostError for too many.
 
-    tokens: the tokens of the call, for which the error suggests a request in which one rank represents all; or 0.
+    tokens: the tokens of the call, or 0. Unless it is 0, the error suggests a request of about so many tokens
+    in which one rank represents all.
     """
     if P > MOST_RANKS_THAT_RUN:
         other = (

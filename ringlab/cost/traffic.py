@@ -115,7 +115,10 @@ class Load:
 
 @dataclass(frozen=True)
 class Route:
-    """The ranks that a load visits, as offsets from its owner, 0 first; following bytes begin at offset number `begin`."""
+    """The ranks that a load visits, as offsets from its owner, beginning with 0.
+
+    begin: the index in `offsets` of the first rank that sends the following bytes.
+    """
 
     offsets: tuple[int, ...]
     load: Load
@@ -140,7 +143,7 @@ class Route:
         return hops + (hops + 1 - self.begin if self.load.following and hops else 0)
 
     def bytes_beside(self, number: int) -> int:
-        """Return the bytes of a token that travel while the blocks number `number` are computed.
+        """Return the bytes of a token that travel while block number `number` of the route is computed.
 
         After the last block these are the bytes that go home.
         """

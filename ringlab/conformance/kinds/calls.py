@@ -78,9 +78,10 @@ class Calls(Generic[C, R]):
     refusable: whether an error in a case may be a refusal of its arguments; no such cases by default.
     draws: whether the function may draw random numbers, or set a seed.
 
-    A result needs a list `changed`, which gets the state of the caller that a call has changed. A case may have
-    two fields more. default: the name of the default dtype of new tensors. beside: whether a rank of a ring makes
-    a whole other call, in a second thread, before its first message and after it.
+    A result needs a list `changed`, to which the names of the changed parts of the caller's state are added. A
+    case may have two more fields. default: the name of the default dtype of new tensors. beside: whether each
+    rank of a ring makes another call in a second thread, once just before its first message and once just after
+    it.
 
     Raises: BackendError unless the target is a function that has one of these arguments and requires no other
     argument.
@@ -233,7 +234,7 @@ def around(ring: Ring | None, rank: int, P: int, group: Any = None) -> dict[str,
 
 
 def check_parameters(function: Any, given: Collection[str]) -> None:
-    """Return None if `given` has all arguments that the function requires, and at least one that it takes.
+    """Check that `given` has all arguments that the function requires, and at least one that it takes.
 
     Raises: BackendError otherwise.
     """
@@ -287,9 +288,9 @@ def _program(
 
 
 class _Interrupted(Wrapper):
-    """A transport of one rank, with another call in a second thread just before its first message, and just after it.
+    """A transport of one rank; another call is made in a second thread just before its first message, and just after.
 
-    What a function keeps between its calls, such as a buffer, then holds values of the other call.
+    If a function keeps a buffer between its calls, the buffer then holds values of the other call.
     """
 
     def __init__(self, inner: Comm, other: Callable[[], None]) -> None:
@@ -335,8 +336,9 @@ class CallCheck(Generic[C, R]):
     cases: returns the cases for these numbers of ranks. calls: returns the calls that a case needs. wrong:
     returns a sentence on the fault of a case, or ""; it raises Failed if one of the calls has no result.
     needs: groups of parameters; the function must have at least one parameter of each group.
-    more: returns cases that depend on the function, once all cases of all checks, and those of earlier checks' `more`, are
-    made. Some of them may be refused; a function refuses all or none of the others.
+    more: returns cases that depend on the function; it is called after the cases of all checks, and of `more`
+    of earlier checks, are made. A function may refuse some of these cases. If a check has no `more`, the
+    function must refuse all or none of its cases.
     large: whether its calls are large, so that the quick tier leaves them out.
     """
 
@@ -351,7 +353,7 @@ class CallCheck(Generic[C, R]):
 
 
 def numbers_of_ranks(ranks: Sequence[int] | None, quick: bool) -> tuple[int, ...]:
-    """Return the numbers of ranks that were asked for, or those of the quick or the full tier if it is None."""
+    """Return `ranks`, or if it is None the numbers of ranks of the quick or the full tier."""
     return ((2, 3) if quick else (2, 3, 4)) if ranks is None else tuple(ranks)
 
 
@@ -393,7 +395,7 @@ def report(
 
 
 def lacks(needs: Sequence[Collection[str]], function: Any) -> str:
-    """Return that a function has no parameter of one of these groups, or ""."""
+    """Return words for a group of which the function has no parameter, or ""."""
     there = parameters(function) | ({*THROUGH} if swallows(function) else set())
     for names in needs:
         if there.isdisjoint(names):
@@ -458,9 +460,9 @@ def changed_inputs(calls: Calls[C, Any], case: C, fault: str = "was changed in p
 def made(
     usual: Callable[[tuple[int, ...]], list[C]], also: Callable[[C], bool] = lambda case: True
 ) -> Callable[[Calls[C, Any], tuple[int, ...]], list[C]]:
-    """Return a function for `CallCheck.more`: the usual cases, and all that have a result and are meant, whichever check made them.
+    """Return a function for `CallCheck.more`; it returns the usual cases, and cases of all checks that have a result.
 
-    also: whether a case is meant.
+    also: whether a case of another check is included.
     """
 
     def cases(calls: Calls[C, Any], ranks: tuple[int, ...]) -> list[C]:

@@ -22,8 +22,8 @@ The function is called, by name, with those of these arguments for which it has 
 
 If sequences differ in length, `length`, `lengths` and `positions` are those of the longest one, so only a function with
 parameters of `LOCAL_LENGTHS` or `TOTAL_LENGTHS` is called with such sequences. Slots are in no particular order, but the
-tokens of a call are in the last ones in use. A table, new keys, what is needed to copy pages, and arguments of attention are
-given only in the checks that ask about them, or if they are required.
+tokens of a call are in the last ones in use. A table, new keys, the arguments for copies of pages, and
+arguments of attention are given only in the checks that test them, or if the function requires them.
 
 It returns out (B, H, n, D) in the dtype of q, or (out, lse), where lse (B, H, n) is a natural logarithm in
 float32 (float64 for float64). Every rank returns the whole results. Query i is token S − n + i: it sees
@@ -105,7 +105,7 @@ def _truth(case: Case, seed: int) -> dict[str, tuple[np.ndarray, float]]:
 
     Implementations disagree about the lse of a row with a sink, so it is left out.
     """
-    if case.life:  # the same whatever the pages and the ranks are
+    if case.life:  # the truth does not depend on pages and ranks
         case = replace(Case(1, case.S, case.new), life=case.life, common=case.common)
     return _truth_of(case, seed)
 
@@ -129,10 +129,11 @@ def _truth_of(case: Case, seed: int) -> dict[str, tuple[np.ndarray, float]]:
 def _of_rows(
     run: Run, tensors: tuple[Tensor, ...], at: Int[np.ndarray, " rows"]
 ) -> tuple[Any, dict[str, float]]:
-    """Return what `expected` does for these q, k, v and dout, for the rows `at` alone.
+    """Return the results of `expected` for these q, k, v and dout, at the rows `at` alone.
 
-    The bound of ALiBi is smaller. Its numbers may round a score s by ε of the number b for a key: by ε/2 in each of its
-    product and its sum with s, and twice that in another base. So out moves by at most Σ p 2ε|b| (|v| + |out|), and lse by
+    The bound of ALiBi is smaller than there. ALiBi adds a number b to a score. Rounding the product b and the
+    sum moves the score by at most ε|b| together, or by 2ε|b| if scores are computed in another base. So out
+    moves by at most Σ p 2ε|b| (|v| + |out|), and lse by
     Σ p 2ε|b|. A key far away has a large b and no weight.
     """
     q, k, v, dout = tensors
@@ -162,7 +163,7 @@ def _of_rows_with_alibi(
     k, v = (x.repeat_interleave(run.H // run.K, dim=1) for x in (k, v))
     distances = torch.from_numpy(np.abs(at[:, None] - np.arange(run.S))).double()
     added = -slopes_of(run).double()[:, None, None] * distances
-    # A dim more for each row, whose product adds this row's number for a key
+    # One further dim for each row, so that products add the row's numbers for the keys to its scores
     of_rows = torch.eye(len(at)).to(q).expand(*q.shape[:2], -1, -1)
     of_keys = (added.mT / scoring["scale"]).expand(run.B, -1, -1, -1)
     longer = torch.cat((q, of_rows), dim=-1)
@@ -187,7 +188,7 @@ def _of_rows_with_alibi(
 
 def _differs(calls: DecodeCalls, case: Case) -> str:
     (ranks,) = calls.of(case)
-    # In a world of two groups, those of odd ranks have other inputs.
+    # In a world of two groups, the group of the odd ranks has other inputs.
     groups = [_truth(replace(case, world=""), calls.seed + odd) for odd in range(1 + bool(case.world))]
     for name in groups[0]:
         for rank, each in enumerate(ranks):
@@ -224,7 +225,7 @@ def _parts(calls: DecodeCalls, case: Case) -> str:
 
 
 def _reached_by_nan(calls: DecodeCalls, case: Case) -> str:
-    """Return a sentence if NaN in unused slots reaches the result, which is no fault of cleared caches, or ""."""
+    """Return a sentence if a result is wrong; it is a note, and no failure, if NaN in unused slots reaches a result."""
     wrong = _differs(calls, case)
     if wrong and all(np.isfinite(out).all() for out in _outs(calls.of(case)[0])):
         return wrong
@@ -253,9 +254,10 @@ def _outs(ranks: Sequence[Result]) -> list[np.ndarray]:
 class Argument:
     """A property of a call that only some functions take, and the check that asks about it alone.
 
-    field: the field of `NAMES` that has the parameters. values: on both sides of a shard, if it has a natural
-    scale. others: settings for the table of pairs only, because they change no result. larger: settings for the check alone,
-    because their truth takes time. needs: as in a `CallCheck`.
+    field: the field of `NAMES` that has the parameters. values: the settings of its check; if it has a natural
+    scale, some are below and some above the length of a shard. others: settings for the table of pairs only,
+    because they change no result. larger: settings for the check alone, because their truth takes time. needs:
+    as in a `CallCheck`.
     """
 
     check: str
@@ -325,9 +327,10 @@ def _base_axes(calls: DecodeCalls, ranks: tuple[int, ...]) -> dict[str, tuple[Se
 
 
 def _tells_lengths(calls: DecodeCalls) -> Callable[[Case], bool]:
-    """Return a function: whether the target can know the length of each sequence, as far as a case needs it.
+    """Return a function of a case: whether the target can know the lengths of sequences that the case needs.
 
-    The number of slots on this rank does not say where a sequence ends, which decides what new tokens and windows see.
+    The keys that new tokens and windows see depend on the end of a sequence. The number of slots on this rank
+    does not determine it.
     """
     whole = not lacks((TOTAL_LENGTHS, ("positions", *LOCAL_LENGTHS)), calls.function)
     own = not lacks((LOCAL_LENGTHS,), calls.function)
@@ -373,7 +376,7 @@ def _pairs(calls: DecodeCalls, ranks: tuple[int, ...]) -> list[Case]:
 
 
 def _honoured(calls: DecodeCalls, ranks: tuple[int, ...]) -> list[Argument]:
-    """Return the arguments that the function takes, and honours alone."""
+    """Return the arguments that the function honours if each of them is given alone."""
     asked = [each for each in ARGUMENTS if not lacks(each.alone.needs, calls.function)]
     calls.make(case for each in asked for case in each.cases(ranks))
     return [each for each in asked if all(_says(calls, case) == "" for case in each.cases(ranks))]
@@ -394,8 +397,8 @@ def _says(calls: DecodeCalls, case: Case) -> str | None:
 def _differ_together(calls: DecodeCalls, case: Case) -> str:
     """Return a sentence on a wrong call, or "".
 
-    More calls, each with the usual value of one setting, show which settings the fault does not need. A setting may
-    be needed only beside others that are not, so what is left is made simpler again.
+    Further calls, each with the usual value of one setting, show which settings the fault does not need. Once
+    these have their usual values, others may not be needed either, so this is repeated.
     """
     usual, found = vars(Case(case.P)), ""
     said: str | None = _differs(calls, case)
@@ -422,9 +425,9 @@ MODES: tuple[dict[str, Any], ...] = ({"inference": True}, {"default": "bfloat16"
 
 
 def _long(calls: DecodeCalls, ranks: tuple[int, ...]) -> list[Case]:
-    """Return calls with caches around sizes that code has for chunks, splits, tables and numbers of slots.
+    """Return calls with caches that are longer than the usual chunks, splits and tables of code.
 
-    Lengths, positions, and numbers of pages are beyond those that 16 bits, or floats of 32 bits, can hold.
+    Some lengths, positions and numbers of pages exceed those that 16 bits, or 32-bit floats, can hold.
     """
     P, honoured = ranks[0], {each.check for each in _honoured(calls, ranks)}
     huge = Case(P, 66_000 * P, B=1, H=1, K=1)
@@ -442,7 +445,7 @@ LONG: dict[str, Settings] = {
 
 
 def _large_numbers(calls: DecodeCalls, ranks: tuple[int, ...]) -> list[Case]:
-    """Return calls with a pool of many pages, and with arguments and a long cache, of those that the function honours alone."""
+    """Return a call with a pool of many pages, and for each honoured argument a call with it and a long cache."""
     P, honoured = ranks[0], {each.check for each in _honoured(calls, ranks)}
     pool = [Case(P, K=1, paged=1, pool=66_001)] if "pages" in honoured else []
     return pool + [Case(P, 5000, **dict(LONG[check])) for check in LONG if check in honoured]
@@ -451,11 +454,11 @@ def _large_numbers(calls: DecodeCalls, ranks: tuple[int, ...]) -> list[Case]:
 SHORT, LONGER = 100, 1_100
 """The numbers of tokens in the caches between which the bytes of a call are compared."""
 SLACK = 128
-"""The bytes by which a longer cache may lengthen what a rank sends: room for longer numbers in headers. One byte for each token
-exceeds it."""
+"""The most bytes that a rank may send more with a longer cache, because headers may have longer numbers. One
+byte for each further token would exceed it."""
 ENOUGH = 2.5
-"""How many times the partials of all queries a rank may send to each other rank: twice, as they may be in float64, or come
-back merged, and something more for names and shapes."""
+"""The bytes that a rank may send to each other rank, as a multiple of the partials of all queries: 2, because
+partials may be in float64 or come back merged, and 0.5 for names and shapes."""
 
 
 def _caches(calls: DecodeCalls, ranks: tuple[int, ...]) -> list[Case]:
@@ -512,7 +515,7 @@ def _many_new(calls: DecodeCalls, ranks: tuple[int, ...]) -> list[Case]:
 
 
 def _sizes(calls: DecodeCalls, ranks: tuple[int, ...]) -> list[Case]:
-    """Return calls with sizes beyond those of the other checks, each alone, and within a power of two or just over it."""
+    """Return calls with one unusual size each, smaller or larger than in the other checks; most are no power of two."""
     heads = [{"H": H, "K": K} for H, K in ((1, 1), (3, 3), (10, 2), (132, 12))]
     dims = [{"D": D} for D in (8, 40, 80, 264)]
     batches = [{"B": B} for B in (1, 3, 9)]
@@ -523,9 +526,9 @@ def _sizes(calls: DecodeCalls, ranks: tuple[int, ...]) -> list[Case]:
 
 
 def _lives(life: str, *copied: str) -> Callable[[DecodeCalls, tuple[int, ...]], list[Case]]:
-    """Return a function for `CallCheck.more`: lives of pages, with forks on a boundary of pages and off it.
+    """Return a function for `CallCheck.more`; it returns lives of pages, with forks at a boundary of pages and others.
 
-    copied: the ways to copy pages, of which those count for which the function has the parameters.
+    copied: the ways to copy pages; a way is left out if the function lacks its parameters.
     """
 
     def cases(calls: DecodeCalls, ranks: tuple[int, ...]) -> list[Case]:
@@ -617,8 +620,9 @@ def check_decode(
 ) -> Report:
     """Return the findings about `target`, a decode or "package.module:name".
 
-    ranks: the numbers of ranks, 2, 3 and 4 if None. quick: without large calls, and by default on 2 and 3 ranks. limit: seconds for each call on processes; a function over ringlab's Comm runs on virtual
-    ranks in this process, without a limit.
+    ranks: the numbers of ranks; if None, 2, 3 and 4, or 2 and 3 with `quick`. quick: whether to leave out large
+    calls. limit: seconds for each call on processes; a function over ringlab's Comm runs on virtual ranks in
+    this process, without a limit.
     Raises: BackendError for an unknown check, a target that is not a function of q, or invalid ranks.
 
     >>> from ringlab.conformance.kinds.decode import check_decode

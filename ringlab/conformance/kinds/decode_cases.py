@@ -45,12 +45,14 @@ UNCLEARED = {"10,000": 1e4, "NaN": math.nan}
 times NaN is NaN.
 """
 SLOTS, PAGE = 5, 4
-"""The numbers of unused slots on each rank of a cache that has some, and of slots in a page of a cache that must have pages."""
+"""The number of unused slots on each rank, if a cache has unused slots; and the number of slots in a page, if
+the function requires pages."""
 HUGE = 1 << 20
 """The number of pages above which only pages of sequences are compared."""
 MISSING = (0.5, 1.0, 0.0, 1.0, 0.25)
-"""By which share of `shorter` each of three sequences or more is shorter, over and over. No order of such a batch by length
-is its own inverse, and neither the first sequence nor the last has an extreme length."""
+"""The share of `shorter` by which each of three or more sequences is shorter, repeated for larger batches. No
+permutation that sorts such a batch by length is its own inverse, and neither the first nor the last sequence
+has an extreme length."""
 LOCAL_LENGTHS = ("cache_seqlens", "local_seq_lens", "dcp_local_seq_lens")
 TOTAL_LENGTHS = ("seq_lens", "sequence_lengths")
 LENGTHS = ("length", "lengths", "positions", *LOCAL_LENGTHS)
@@ -73,26 +75,33 @@ NAMES: dict[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class Case:
-    """One or more calls, each with the tokens at the end of B sequences, of S tokens after the last call.
+    """One or more successive calls on the same cache, each with the last tokens of B sequences.
 
-    new: the number of new tokens of each call. The calls follow each other on the same cache, which grows.
-    dealt: "in turn" or "in stretches". rolled: whether the slots of the tokens before the new ones are in random order, as if
-    they had been used before. uncleared: the value in `UNCLEARED` of slots that hold no token; "" if there are none. shorter:
-    by how many tokens the second of two sequences is shorter than the first; see `MISSING` for more sequences. empty: whether
-    the second sequence has no token, as in a batch that is filled up; its result is not compared. paged: the
-    number of slots in a page of a cache whose pages are in random order, or 0. pool: the number of pages in all, of which the
-    sequences have those around powers of two and the last ones; 0 for no more than they need. rows: "of the longest" if all
-    sequences have the tokens of the first one, and shorter ones are cut back: every row of the table is a copy of its row.
-    appended: whether the function writes the keys
-    and values of the new tokens. life: the name in `LIVES` of what happens to the pages of several sequences, each of which
-    gets new[0] tokens in a call. common: the number of tokens that its forks share. copied: who copies a shared page before it
-    is written, see `BY_CALLER`. padding: the number of padding tokens before all sequences. drafted: whether a call with
-    other new tokens comes first, as with drafts that are rejected, and their slots are written again. memory: how tensors
-    lie in memory, a key of `ringlab.conformance.kinds.memory.LAID`. default: the default dtype of new tensors. inference: whether
-    calls are made under inference_mode. beside: whether another call is made in a second thread, between a
-    rank's result and the message with it. world: "of two groups" if every second rank makes the calls in a process group of its
-    own, with other inputs, while the others do the same. metered: whether the bytes that a rank sends are counted. The other
-    fields are those of a `Run`.
+    Tokens. S: the tokens of a sequence after the last call. new: the number of new tokens of each call.
+    shorter: by how many tokens the second of two sequences is shorter than the first; see `MISSING` for more
+    sequences. empty: whether the second sequence has no token, as in a batch that is filled up; its result is
+    not compared. padding: the number of padding tokens before all sequences. drafted: whether a call with other
+    new tokens comes first, as with rejected drafts, after which their slots are written again.
+
+    Slots. dealt: how tokens are distributed to the ranks, "in turn" or "in stretches". rolled: whether the
+    slots of the tokens before the new ones are in random order, as if they had been used before. uncleared: the
+    value in `UNCLEARED` of slots without a token; "" if there are no such slots. appended: whether the function
+    writes the keys and values of the new tokens.
+
+    Pages. paged: the number of slots in a page of a cache whose pages are in random order, or 0. pool: the
+    number of all pages, or 0 for no more than the sequences need; the sequences have the last page and those
+    next to powers of two. rows: "of the longest" if every row of the table is a copy of the first row; all
+    sequences then have the tokens of the first one, and shorter ones are cut back. life: a name in `LIVES`;
+    several sequences then share, copy and exchange pages, and each of them gets new[0] tokens in a call.
+    common: the number of tokens that its forks share. copied: who copies a shared page before it is written to,
+    see `BY_CALLER`.
+
+    Calls. memory: how tensors lie in memory, a key of `ringlab.conformance.kinds.memory.LAID`. default: the
+    default dtype of new tensors. inference: whether calls are made under inference_mode. beside: whether each
+    rank makes another call in a second thread, just before its first message and just after it. world: "of two
+    groups" if the even and the odd ranks make the calls at the same time, each in a process group of their own
+    and with inputs of their own. metered: whether the bytes that a rank sends are counted. The other fields are
+    those of a `Run`.
     """
 
     P: int
@@ -174,14 +183,17 @@ class Case:
             yield n, [max(0, self.S - missing - int(left) + n) for missing in self.missing]
 
     def last_rows(self) -> list[Int[np.ndarray, " n"]]:
-        """Return the new tokens of each sequence; of one that is shorter than that, the first tokens."""
+        """Return the positions of the n new tokens of each sequence; the first n positions if it has fewer tokens."""
         n = sum(self.new)
         return [np.arange(n) + max(0, self.S - missing - n) for missing in self.missing]
 
     def new_rows(
         self, found: Shaped[np.ndarray, "B H rows ..."], at: Int[np.ndarray, " rows"]
     ) -> Shaped[np.ndarray, "B H n ..."]:
-        """Return the new tokens' rows of an array that has the rows `at` of all sequences; of a life, in one batch."""
+        """Return the rows of the new tokens; `found` has the rows `at` of all sequences.
+
+        The rows of all calls of a life are those of one sequence.
+        """
         n = sum(self.new)
         if self.life:
             called = called_rows(self.life, self.common, n)
@@ -192,7 +204,7 @@ class Case:
         )
 
     def place(self, at: Sequence[int]) -> str:
-        """Return the place of an entry of `rows` in words."""
+        """Return the place of an entry of `new_rows` in words."""
         sequence, head, query = at[:3]
         if not self.life:
             return f"batch {sequence}, head {head}, query {query}"
@@ -265,7 +277,7 @@ class _Cache:
         return [int((self.tokens < end).sum()) for end in ends]
 
     def growth(self, ends: list[int]) -> Growth:
-        """Return the table, of which no pages are shared."""
+        """Return the table; its pages are not shared."""
         counts = torch.bincount(self.owned, minlength=len(self.k)).int()
         free = counts.eq(0).nonzero()[:, 0].int()
         return Growth(ends, self.table.clone(), torch.zeros(0, 2, dtype=torch.int64), counts, free)
@@ -273,7 +285,7 @@ class _Cache:
     def write(
         self, pools: Iterable[Tensor], begin: Sequence[int], end: Sequence[int], drafted: bool = False
     ) -> None:
-        """Write the values of slots of each sequence, from `begin` to `end`, into `pools`; drafted: wrong values."""
+        """Write the slots from `begin` to `end` of each sequence into `pools`; drafted: whether values are wrong."""
         for pool, right in zip(pools, self.whole, strict=True):
             x = 2.0 - right if drafted else right
             for sequence in range(len(begin)):
@@ -284,7 +296,7 @@ class _Cache:
 
 
 def _far_pages(number: int) -> Int[np.ndarray, " pages"]:
-    """Return the numbers of all pages up to `number`, first those next to powers of two and the last ones."""
+    """Return numbers of pages below `number`: the last one, those next to powers of two, and some thousand others."""
     around = [
         power + step for step in (0, -1, 1, -2) for power in (2**24, 2**16, 2**15) if power + step < number
     ]
@@ -292,7 +304,10 @@ def _far_pages(number: int) -> Int[np.ndarray, " pages"]:
 
 
 def _uncleared(shape: tuple[int, ...], dtype: torch.dtype, value: float) -> Tensor:
-    """Return a tensor of this value; of zeros in memory that is not used before it is written, if it is very large."""
+    """Return a tensor with this value everywhere.
+
+    A very large tensor has zeros instead, which take no memory until they are written.
+    """
     if shape[0] > HUGE:
         return torch.from_numpy(np.zeros(shape, np.float16)).to(dtype)
     return torch.full(shape, value, dtype=dtype)
@@ -368,7 +383,7 @@ def result(function: Callable[..., Any], case: Case, ring: Ring | None, rank: in
 
 @lru_cache(maxsize=8)
 def _group_of(P: int, rank: int) -> Any:
-    """Return the process group of every second rank to which a rank belongs. All ranks must call this."""
+    """Return the group of the even or of the odd ranks, to which this rank belongs. All ranks must call this."""
     groups = [torch.distributed.new_group([*range(start, P, 2)]) for start in (0, 1)]
     return groups[rank % 2]
 
@@ -422,7 +437,7 @@ def _lived(
 
 
 def _of_pages(growth: Growth, needs: set[str], copied: str = "") -> dict[str, Any]:
-    """Return the table, and what a decode gets to copy pages itself, if it must or requires it."""
+    """Return the table, and the arguments for copies of pages if the decode makes the copies or requires them."""
     given = dict.fromkeys(TABLES, growth.table)
     for names, x, how in (
         (COPIES, growth.copies, LISTED),

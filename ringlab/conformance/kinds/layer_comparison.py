@@ -347,7 +347,7 @@ class Comparison:
     # Comparing one tensor.
 
     def _allowed(self, whole: Tensor, plain: Tensor, terms: float = 1.0) -> float:
-        """Return the bound of the docstring above. terms: √n for a sum of n terms."""
+        """Return the bound of the module's docstring. terms: √n for a sum of n terms."""
         error = _largest(_away(plain, whole)) if plain.shape == whole.shape else 0.0
         return self.share * (FACTOR * CHANCE * error + terms * torch.finfo(plain.dtype).eps * _scale(whole))
 

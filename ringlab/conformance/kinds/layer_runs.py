@@ -99,7 +99,7 @@ class Runs:
     def of_torchrun(self, plan: Plan, place: World) -> tuple[Recording, Recording, list[Recording]]:
         """Return the truth, the plain run and all ranks' recordings, on each process that torchrun started.
 
-        They travel through torchrun's store, which still works after the step has failed on a rank.
+        Recordings are sent through torchrun's store, which still works after the step has failed on a rank.
 
         Raises: BackendError if the runs on one process fail; TransportTimeout if not all processes connect.
         """
@@ -176,7 +176,7 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
 
 
 def _with_larger_errors(truth: Recording, plain: Recording, other: Recording) -> Recording:
-    """Return the plain recording, with each tensor of the other one whose error against the truth is larger.
+    """Return the plain recording; a tensor of `other` replaces the plain one if its error against the truth is larger.
 
     A sum of numbers may be exact by luck in one order, and ranks add up their terms in orders of their own.
     """

@@ -62,10 +62,10 @@ def first_differences(
 
     transport: the transport for a step over ringlab's Comm; a step over torch.distributed runs in gloo
     processes. tokens: the length of the sequence, which is rounded up until every layout can divide it.
-    documents: lengths of packed documents, which replace `tokens`; more than VOCABULARY tokens in all need as many ids. layout:
-    the name of the step's layout, if no module takes token ids. limit: seconds for each run on processes.
-    torchrun: the place of this process among those that torchrun started, which are the ranks; each of them
-    calls this function and gets the report.
+    documents: lengths of packed documents, which replace `tokens`; with more than VOCABULARY tokens in all,
+    there are as many token ids as tokens. layout: the name of the step's layout, if no module takes token ids.
+    limit: seconds for each run on processes. torchrun: the place of this process among those that torchrun
+    started, which are the ranks; each of them calls this function and gets the report.
 
     Raises: BackendError for a step that cannot be called, fails on one process, is random, or passes no
     token ids to a module; WorldSizeError for fewer than 2 ranks; TransportTimeout if torchrun's processes do

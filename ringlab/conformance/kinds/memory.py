@@ -49,7 +49,7 @@ def _expanded(x: Tensor) -> Tensor:
 
 
 def _filled(x: Tensor, shape: list[int]) -> Tensor:
-    """Return a buffer that holds what no correct reader wants: NaN, True, or a large prime number."""
+    """Return a buffer of values that no correct function reads: NaN, True, or a large prime number."""
     return x.new_full(shape, torch.nan if x.is_floating_point() else True if x.dtype == torch.bool else 7919)
 
 

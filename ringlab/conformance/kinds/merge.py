@@ -58,7 +58,7 @@ BROKEN = {
     "NaN in out": ("out", math.nan), "∞ in out": ("out", math.inf), "−∞ in out": ("out", -math.inf),
     "NaN in lse": ("lse", math.nan), "∞ in lse": ("lse", math.inf),
 }  # fmt: skip
-"""Entries of a partial that may not vanish."""
+"""Wrong entries of a partial, which must show in the result."""
 
 
 @dataclass(frozen=True)

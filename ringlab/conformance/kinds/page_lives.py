@@ -58,8 +58,9 @@ Event: TypeAlias = Begin | Fork | End | Move | Call
 
 
 def _forked(common: int, new: int) -> list[Event]:
-    """Three sequences share a prefix and grow, first alone, then together; forks of forks grow in one batch, also
-    beside a shorter sequence.
+    """Return a life in which three sequences share a prefix and grow, first alone, then together.
+
+    Then forks of forks grow in one batch, also beside a shorter sequence.
     """
     return [
         Begin(A, common), Fork(B, A, common), Fork(C, A, common),
@@ -70,7 +71,11 @@ def _forked(common: int, new: int) -> list[Event]:
 
 
 def _reused(common: int, new: int) -> list[Event]:
-    """Sequences get the pages of others that ended: beside a fork that outlives its parent, and from the first token."""
+    """Return a life in which sequences get the pages of others that ended.
+
+    One of them does so while a fork of the ended sequence grows, and another one gets them for its first
+    token.
+    """
     return [
         Begin(A, common), Begin(B, common), Call((A, B)),
         Fork(C, A, common), End(A), Begin(D, common), Call((C, D)),
@@ -90,12 +95,14 @@ LIVES: dict[str, Callable[[int, int], list[Event]]] = {
     "forked equally": _forked_equally,
     "reused": _reused,
 }
-"""Events by the name of a life, for a number of common tokens and of new tokens in each call."""
+"""All lives by name, as functions of the number of common tokens and the number of new tokens in each call."""
 EQUAL = {"forked": "forked equally"}
-"""By the name of a life with sequences of different lengths in one call, the life without such calls."""
+"""For a life with sequences of different lengths in one call, the life without such calls that can replace
+it."""
 BY_CALLER, LISTED, COUNTED = "", "listed", "counted"
-"""The ways to copy a shared page before its first write: the caller does it; or the decode does it, with a list of pages, or
-with the numbers of sequences that have each page, and a list of free ones."""
+"""The ways to copy a shared page before it is written to. The caller copies it, or the decode does. The decode
+gets a list of pages to copy; or it gets the number of sequences that have each page, and a list of free
+pages."""
 
 
 class Row(NamedTuple):
@@ -132,7 +139,7 @@ def with_common_tokens(
 
 @dataclass(frozen=True)
 class Growth:
-    """What a call needs, besides queries: its rows of the table with unused entries, and pages to copy first.
+    """The arguments of a call besides queries: rows of the table, which end in unused entries, and pages to copy first.
 
     lengths: the length of each sequence with its new tokens. copies: pairs of a page and its copy. counts: the number of
     sequences that have each page. free: pages that belong to no sequence.
@@ -206,7 +213,7 @@ class Pages:
             self._copy([*self.kept, *(self.pools if copied == BY_CALLER else ())], [source], [copy])
         longest = max((self.tables[sequence] for sequence in batch), key=len)
         # Servers do not clear the entries behind a sequence's end, so they may name pages of any sequence. In every second
-        # call, a shorter row goes on as the longest one, of which it may be a copy that was cut back.
+        # call, a shorter row goes on with the entries of the longest one, as if it were a copy that was cut back.
         table = self.draw.integers(len(self.kept[0]), size=(len(batch), 1 + len(longest)))
         self.calls += 1
         for row, sequence in zip(table, batch, strict=True):
@@ -268,7 +275,7 @@ class Pages:
         return sum(page in table for table in self.tables.values())
 
     def _release(self, pages: Sequence[int]) -> None:
-        """Make the pages that no table has the next ones to be used, in random order."""
+        """Free those of these pages that no table has; they are used next, in random order."""
         left = [page for page in pages if not self._count(page)]
         self.free += self.draw.permutation(np.array(left, dtype=np.int64)).tolist()
 

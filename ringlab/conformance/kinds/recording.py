@@ -107,11 +107,11 @@ class Plan:
 
     @property
     def ids(self) -> int:
-        """Return the number of token ids, VOCABULARY or as many as S different columns need."""
+        """Return the number of token ids: VOCABULARY, or more if S different columns need more."""
         root = math.isqrt(self.S)
         of_pairs = (
             root + 1 + (self.S > root * (root + 1))
-        )  # two rows: so many ids have at least S ordered pairs
+        )  # so many ids form at least S ordered pairs, one for each column of two rows
         return max(VOCABULARY, self.S if self.documents else of_pairs)
 
     def tokens(self) -> Int[Tensor, "B S"]:
@@ -504,7 +504,7 @@ def _mapped(x: Any, function: Callable[[str, Tensor], Tensor], path: str = "") -
 
 
 def index_of(truth: Recording, part: Recording) -> Int[Tensor, " L"] | None:
-    """Return where the truth has each of a rank's tokens, −1 for padding; None if they are unknown."""
+    """Return the index in the truth of each token of a rank, −1 for padding; None if the tokens are unknown."""
     if part.positions is None:
         return None
     known = {token: place for place, token in enumerate(truth.tokens)}

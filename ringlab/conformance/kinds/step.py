@@ -15,9 +15,10 @@ The function is called, by name, with those of these arguments for which it has 
     micro_batches replicas            or other names, see `OPTIONS`: the number of parts of the sequences
     recompute evaluate                or other names: flags to recompute activations, and to skip gradients
     attention_mask                    (B, S) int64: 0 for the padding of sequences of different lengths
-    steps checkpoint                  or other names: the total number of steps with this batch, those before a checkpoint included,
-                                      whose last one counts; a folder to go on from, if it has a checkpoint, and to save into
-                                      after the last step
+    steps                             or other names: the number of steps with this batch, including those before a
+                                      checkpoint; the results are those of the last step
+    checkpoint                        or other names: a folder; the function continues from its checkpoint, if it has
+                                      one, and saves a checkpoint into it after the last step
 
 It returns the loss, or (loss, gradients), where the gradients are a mapping, a sequence or the model that
 holds them, or (loss, gradients, metrics), where metrics are numbers of the batch by name. Every rank returns the whole
@@ -303,7 +304,7 @@ def _with_each_alone(case: Case) -> list[Case]:
 
 
 def _alone(calls: StepCalls, case: Case) -> str:
-    """Return a sentence if documents, or padded sequences, do not give the mean of each of them alone, or ""."""
+    """Return a sentence if the result is not the mean over documents, or padded sequences, each alone; else ""."""
     *parts, found = calls.of(*_with_each_alone(case))
     lengths = case.documents or case.lengths
     groups = [lengths[d : d + case.group] for d in range(0, len(lengths), case.group)]
@@ -393,7 +394,7 @@ def _every_id(calls: StepCalls, ranks: tuple[int, ...]) -> list[Case]:
 
 
 def _met(calls: StepCalls, ranks: tuple[int, ...]) -> list[Case]:
-    """Return cases for `metrics`, one of which has so many labels that a model without training guesses some."""
+    """Return cases for `metrics`; one has so many labels that a model without training predicts some of them."""
     usual = [_case(P, labels=which) for P in ranks for which in ("all", "late")]
     calls.make([usual[0].plain])
     first = calls.done[usual[0].plain]
@@ -430,7 +431,10 @@ def _pairs(ragged: bool) -> Callable[[StepCalls, tuple[int, ...]], list[Case]]:
 
 
 def _fits(function: Any, chosen: Mapping[str, Any]) -> bool:
-    """Return whether these settings have a meaning together: replicas share ranks and sequences, and parts the sequences."""
+    """Return whether these settings have a meaning together.
+
+    Replicas must divide the ranks, and each part of each replica needs a sequence.
+    """
     case = {"P": 0, "B": 0, "replicas": 1, "micro_batches": 1, "packed": False, "labels": "all", **chosen}
     P, B, replicas = case["P"], case["B"], case["replicas"]
     if (P and P % replicas) or (B and B < replicas * case["micro_batches"]):
@@ -468,7 +472,7 @@ def _without_a_break(case: Case) -> list[Case]:
 
 
 def _on_other_ranks(calls: StepCalls, ranks: tuple[int, ...]) -> list[Case]:
-    """Return cases that go on from a checkpoint of another number of ranks, after both parts of each were made."""
+    """Make both parts of cases that continue from a checkpoint of another number of ranks, and return the cases."""
     few, many = min(ranks), max(ranks) if len({*ranks}) > 1 else 1
     S = length(math.lcm(few, many))
     cases = [Case(P, S, steps=3, began=began) for began, P in ((few, many), (many, few))]
@@ -483,7 +487,7 @@ def _on_other_ranks(calls: StepCalls, ranks: tuple[int, ...]) -> list[Case]:
 
 
 def _ids(calls: StepCalls, ranks: tuple[int, ...]) -> list[Case]:
-    """Return cases of more token ids than 8 and 16 bits hold, as far as one rank takes them; one case in any event."""
+    """Return cases of more token ids than 8 and 16 bits hold, without those that one rank refuses, but at least one."""
     cases = [_case(P, ids=2 * more, by=more) for more in (2**8, 2**16) for P in ranks]
     calls.make(case.plain for case in cases)
     return [case for case in cases if not isinstance(calls.done[case.plain], Trouble)] or cases[:1]
@@ -677,7 +681,7 @@ def _with_loss(check: CallCheck[Case, Result], loss: str) -> CallCheck[Case, Res
 
 
 def _may_be_refused(case: Case) -> bool:
-    # A model may have a shorter context, and a checkpoint the shards of its ranks.
+    # A model may have a shorter context, and a checkpoint may consist of the shards of its ranks.
     return (
         case.began > 0
         or bool(case.lengths)
@@ -699,11 +703,11 @@ def check_step(
 ) -> Report:
     """Return the findings about `target`, a training step or "package.module:name".
 
-    ranks: the numbers of ranks to compare with one rank, 2, 3 and 4 if None. quick: without large calls, and by default
-    with 2 and 3 ranks. ragged: whether the step takes lengths that the
-    ranks do not divide. loss: the mean that the loss is: "tokens", over labels; "sequences", over sequences of their own
-    means; "sums", over sequences of their own sums. limit: seconds for each call on processes; a step over ringlab's Comm runs on virtual
-    ranks in this process, without a limit.
+    ranks: the numbers of ranks to compare with one rank; if None, 2, 3 and 4, or 2 and 3 with `quick`. quick:
+    whether to leave out large calls. ragged: whether the step takes lengths that the ranks do not divide. loss:
+    the kind of mean: "tokens", over labels; "sequences", over sequences of their own means; "sums", over
+    sequences of their own sums. limit: seconds for each call on processes; a step over ringlab's Comm runs on
+    virtual ranks in this process, without a limit.
     Raises: BackendError for an unknown check or loss, a target that is not a function of tokens, or invalid ranks.
 
     >>> from ringlab.conformance.kinds.step import check_step

@@ -44,18 +44,24 @@ GIVEN = {*TOKENS, *LABELS, *MASK, *PACKED, *_OPTIONS}
 class Case:
     """One call of the step.
 
-    labels: the labels that count: "all", "late" (of the last quarter, without the first sequence), "early" (all others but
-    the first sequence's), or a tuple of row · S + position.
-    changed: a token that gets another value in all rows, or PADDING. documents: the lengths of packed
-    documents, one row after the other. lengths: the lengths of sequences that are padded to S. left: whether
-    the padding comes first. alone: the number of the only document or sequence in the batch.
-    steps: the number of steps with this batch. resumed: whether a second call makes the steps after the first
-    one, from a checkpoint. checkpoint: the folder for checkpoints. loss: the mean that the loss is, a key of
-    `ringlab.conformance.kinds.step.LOSSES`; it changes no call. only: the token of which the whole batch consists.
-    ids: the number of token ids from which the batch is drawn. by: the difference of a changed token's id. began: the
-    number of ranks that made the first step and its checkpoint, if they are others. group: how many documents or sequences, from
-    `alone` on, are in the batch. lowest: the lowest token id. repeated: whether each sequence consists of `IDS_OF_A_ROW` ids, over and
-    over in another order. memory: how tensors lie in memory, a key of `ringlab.conformance.kinds.memory.LAID`.
+    Tokens. ids, lowest: the batch is drawn from the token ids below `ids`, of which the lowest is `lowest`.
+    only: the token of which the whole batch consists. repeated: whether each sequence repeats `IDS_OF_A_ROW`
+    ids, each time in another order. changed: a token that gets another value in all rows, or PADDING. by: the
+    difference of a changed token's id.
+
+    Labels. labels: the labels that count. They are "all"; "late", those in the last quarter of each sequence
+    but the first; "early", those that are not in the last quarter, and all of the first sequence; or a tuple of
+    row · S + position.
+
+    Documents. documents: the lengths of packed documents, one row after the other. lengths: the lengths of
+    sequences that are padded to S. left: whether the padding comes first. alone: the number of the only
+    document or sequence in the batch, or with `group` above 1 of the first one of so many.
+
+    Calls. steps: the number of steps with this batch. resumed: whether the first call ends after one step, and
+    a second call makes the others from its checkpoint. checkpoint: the folder for checkpoints. began: another
+    number of ranks, which made the first step and its checkpoint, or 0. loss: the kind of mean, a key of
+    `ringlab.conformance.kinds.step.LOSSES`; it changes no call. memory: how tensors lie in memory, a key of
+    `ringlab.conformance.kinds.memory.LAID`.
     """
 
     P: int
@@ -196,7 +202,7 @@ def packed(lengths: Sequence[int], rows: int = 1) -> dict[str, Tensor]:
 
 
 def given(case: Case, seed: int, packed_only: bool) -> dict[str, Tensor]:
-    """Return the tensors of a case by argument name; packed_only: whether rows become documents too."""
+    """Return the tensors of a case by argument name; packed_only: whether each row becomes a packed document."""
     tokens, labels = batch(case, seed)
     documents = _documents(case)
     if packed_only:

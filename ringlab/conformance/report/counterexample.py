@@ -192,7 +192,7 @@ def _fixed(run: Run) -> bool:
 
 
 def _lean(counter: Run, whole_heads: bool) -> Run:
-    """Return the run with one sequence, unless sequences differ in more, and without fields of other checks.
+    """Return the run without fields of other checks, and with one sequence unless arguments differ between sequences.
 
     It has one key/value head, or all heads with `whole_heads`.
     """

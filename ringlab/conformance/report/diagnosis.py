@@ -17,17 +17,17 @@ NO_TARGET = "not run: the target could not be imported"
 NOT_ASKED = "not run: a plain call is wrong"
 STOPPED = "not run: an earlier check failed"
 GAVE_UP = "not run: other runs reached the limit"
-"""The words by which the evidence of checks begins whose runs would reach it too."""
+"""The beginning of the evidence of checks whose runs would reach the limit too."""
 NOT_CALLED = "not run: the target cannot be called"
 NOT_RUN = (NO_TARGET, NOT_ASKED, STOPPED, NOT_CALLED)
 """The evidence of checks that were not made."""
 INVALID = ("BackendError", "CannotCall")
 """Errors which mean that the request or the target cannot be run."""
 IGNORED = "accepted and ignored"
-"""The words by which evidence names an argument that changes no result."""
+"""The words in the evidence of an argument that changes no result."""
 _LONGEST = 200  # the most characters that are shown of a fault without a name
 _HEADS = re.compile(r"\bheads?\b(?![ -](?:dim|size))", re.IGNORECASE)
-_SEVERAL = 3  # so many checks with refused heads are a missing claim
+_SEVERAL = 3  # the number of checks with refused heads that shows a missing claim
 _LISTED = 6  # the most tokens, or stretches of tokens, in a sentence
 _DOES = {
     "raised": "The target raises",
@@ -138,7 +138,7 @@ def _others(findings: Sequence[_Finding]) -> str:
         )
         told = told or (trouble is not None and " ".join(trouble["text"].rstrip(".").split()) in said)
         if not told and not (each.name == "precision" and _in_float32([each])):
-            # The table names the run. All ranks are told of, because the last one may be the one that others wait for.
+            # The table names the run. All ranks are named, because others may wait for the last one.
             short = re.split(r" \((?:rank \d+; )?P=", evidence)[0]
             whole = trouble is not None and trouble["kind"] in ENDLESS
             on = f" (P = {each.where['run']['P']})" if whole and each.where else ""
@@ -211,7 +211,7 @@ def _of_wrong_values(findings: Sequence[_Finding]) -> _Finding | None:
 
 
 def _gross(where: Mapping[str, Any] | None) -> bool:
-    """Return whether a value is wrong by more than a ring that computes in fewer digits would be."""
+    """Return whether an error is larger than a computation in fewer digits can explain."""
     return any(map(_is_gross, where["smallest"]["results"] if where else []))
 
 

@@ -100,7 +100,7 @@ def _bias(
 
 
 def _mods(target: Target | Claims, run: Run, device: str | torch.device) -> dict[str, Any]:
-    """Return FlexAttention's functions for what a run asks and the target's other parameters cannot carry."""
+    """Return FlexAttention's functions for those arguments of a run for which the target has no other parameter."""
     takes, needed = {*target.takes}, target.required
     masked = not run.mask.plain or (run.causal and not {"causal", "is_causal"} & takes)
     mask, found = _mask_mod(run, device), dict[str, Any]()
@@ -137,7 +137,7 @@ def _mask_mod(run: Run, device: str | torch.device) -> Callable[..., Tensor]:
         found = found | (key - starts[document(key)] < prefixes[document(key)]) if mask.prefix else found
         return found & (document(row) == document(key)) if mask.documents else found
 
-    # FlexAttention counts the parameters in a function's code, so a checked function needs one around it.
+    # FlexAttention counts the parameters in a function's code, and a decorator that checks annotations hides them.
     return lambda batch, head, row, key: seen(batch, head, row, key)
 
 

@@ -173,15 +173,18 @@ def _retained(part: _Part) -> Tensors:
 def _first_in_first_out(part: _Part) -> Tensors:
     """Return the results of the first of five micro-batches in flight, as in a pipeline.
 
-    All forwards come first. Then this micro-batch has the first backward. Two of the others are called without its
-    arguments, and with other values of them, so that those of another call cannot stand for its own.
+    All forwards come first, and then the backward of this micro-batch. One other call has no arguments, and one
+    has other values of them, so that the result is wrong if the arguments of another call are used.
     """
     run = part.run
     return _in_flight(part, (run, run, part.without_arguments, run, part.with_other_values))[0]
 
 
 def _last_in_first_out(part: _Part) -> Tensors:
-    """Return the results of the first of two calls without arguments in common, which goes back last, as layers do."""
+    """Return the results of the first of two calls, whose backward comes last, as in a model of two layers.
+
+    The second call has none of the arguments of the first.
+    """
     return _in_flight(part, (part.run, part.without_arguments), last_first=True)[0]
 
 
@@ -232,10 +235,10 @@ def _abandoned(part: _Part) -> Tensors:
 
 
 def _fail(part: _Part) -> None:
-    """Make a call that must fail: without values, or with a token fewer in v on one rank alone.
+    """Make a call that must fail: without v, or on a single rank with a token too few in v.
 
-    On several ranks, a ring may send a shard before it looks at the shape. So may a right one, whose message
-    then stays on its way.
+    On several ranks, even a right ring may send a shard before it looks at its shape. The message would then
+    never be received.
     """
     q, k, v, _ = part.shards(1)
     tokens = part.target.axes.index("L")
@@ -254,7 +257,7 @@ def _after_an_error(part: _Part) -> Tensors:
 def _two_inferences(part: _Part) -> Tensors:
     """Return the results of a call under no_grad, read after a second one."""
     with torch.no_grad():
-        # Inputs need a gradient there too, where parameters of a model do.
+        # The inputs need a gradient under no_grad too, as the parameters of a model do.
         first = part.attend(_leaves(part.shards()[:3], "qkv" if part.target.backward else ""))
         part.attend(part.shards(1)[:3])
     return _results(*first)
@@ -382,9 +385,9 @@ def _backward_elsewhere(part: _Part) -> Tensors:
 def _two_at_once(part: _Part) -> Tensors:
     """Return the results of a call during which the process makes another one, on another ring with other inputs.
 
-    Note it if they are not those of the same call alone. Over ringlab's Comm, two rings call at once: virtual ranks
-    take turns at messages, and the ranks of both rings with the same number share what a module keeps. Over
-    torch.distributed, each process has two threads.
+    A difference from the results of the same call alone is noted. Over ringlab's Comm, two rings call at the
+    same time: virtual ranks take turns at messages, and ranks with the same number in both rings share the
+    state that a module keeps. Over torch.distributed, each process has two threads.
     """
     if part.ring is not None:
         with part.turn():
@@ -446,8 +449,9 @@ def _compiled(part: _Part) -> Tensors:
 def _same_memory(part: _Part) -> Tensors:
     """Return the results for other values in the same tensors, as in a training loop with static buffers.
 
-    Tensors of arguments, such as the ends of packed documents, keep their memory too, and so do positions. All are
-    filled through `.data`, as a checkpoint or an average of weights fills parameters: no version of a tensor tells.
+    Tensors of arguments, such as the ends of packed documents, keep their memory too, and so do positions. All
+    are filled through `.data`, as parameters are from a checkpoint or an average of weights, so no version
+    counter of a tensor shows the change.
     """
     held, fresh = part.shards(1), part.shards()
     try:
@@ -466,8 +470,8 @@ def _same_memory(part: _Part) -> Tensors:
 def _many_calls(part: _Part) -> Tensors:
     """Return the results of the last of many calls; note it if memory grows with each call.
 
-    If it grows at first, many more calls must show that this ends, as in a pool of buffers with a limit. Python's
-    garbage collector does not run meanwhile, because GPU memory that waits for it is not free.
+    If memory grows at first, many more calls must show that the growth ends, as in a pool of buffers with a
+    limit. Python's garbage collector does not run meanwhile, because GPU memory that waits for it is not free.
     """
     found: Tensors = {}
     live: list[int] = []
@@ -518,7 +522,7 @@ def _many_lengths(count: int, part: _Part) -> Tensors:
         live = part.totals(live)
         rises = [after > before for before, after in pairwise(live)][-_LAST:]
         if sum(rises) > _LAST - 3:
-            gc.collect()  # whether memory waits for it is the question of many calls of one length
+            gc.collect()  # memory that waits for the collector is judged by many calls of one length
             (left,) = part.totals([meter.memory.live_bytes])
             if left > live[0]:
                 part.note(GROWS, f"{left - live[0]:,} bytes more are held after calls of {count} lengths")

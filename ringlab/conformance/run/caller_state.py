@@ -49,7 +49,7 @@ _TWISTS = 64
 def kept_modes() -> Iterator[None]:
     """Restore torch's modes and the environment after this context, so that a target cannot change them for other runs.
 
-    The random generators are moved on before, because a call that sets a seed might find the state of another one.
+    A number is drawn from each random generator first, see `draw_numbers`.
     """
     before, environment = state(numbers=False), dict(os.environ)
     draw_numbers()
@@ -69,7 +69,10 @@ def kept_modes() -> Iterator[None]:
 
 
 def draw_numbers() -> None:
-    """Draw a number from each random generator: otherwise a call that sets a seed might find the state that it sets."""
+    """Draw a number from each random generator, so that a call that sets a seed changes the generator's state.
+
+    Without this, an earlier call might have left the very state that the seed sets.
+    """
     torch.rand(1), np.random.random(), random.random()
 
 
@@ -105,7 +108,7 @@ def state(numbers: bool = True) -> dict[str, Any]:
 
 
 def changed(before: Mapping[str, Any]) -> list[str]:
-    """Return the names of what differs from the state before."""
+    """Return the names of the settings and generators that differ from the state `before`."""
     now = state()
     return [name for name, value in before.items() if not _same(name, value, now[name])]
 
@@ -113,9 +116,10 @@ def changed(before: Mapping[str, Any]) -> list[str]:
 def _same(name: str, before: Any, after: Any) -> bool:
     """Return whether a setting is the same.
 
-    Variables of the environment may be new, because libraries set some when they are imported or first compile.
-    Python's generator may have been drawn from, because packages that check types do so. What is drawn leaves its
-    words as they are, or replaces all of them by the next ones; a seed replaces them by others.
+    New environment variables are allowed, because libraries set some when they are imported or first compile.
+    Draws from Python's generator are allowed, because packages that check types draw numbers. Draws leave the
+    words of the generator as they are, or replace all of them by the next words of its sequence. A seed
+    replaces them by other words.
     """
     if name == _ENVIRONMENT:
         return before.items() <= after.items()

@@ -33,8 +33,8 @@ _NUMBERS = 2
 
 
 _HEADER, _PART = 1024, 64
-"""The most bytes of an uncounted message before the first data of a pass, and by which a block of K and V is divided for
-a further limit. Ranks may compare shapes and dtypes by such messages, whose cost no block shows."""
+"""An uncounted message before the first data of a pass has fewer bytes than _HEADER, and than a block of K and
+V divided by _PART. Ranks may compare shapes and dtypes by such messages."""
 
 
 _SENDS = ("send", "isend")
@@ -49,8 +49,8 @@ _QUIET = ("barrier", "monitored_barrier_")
 class PassMeter:
     """Measures one pass of one rank; every thread that works for the pass enters `watch()`.
 
-    queries: sums of the rank's q, as it is and scaled, by which a message with q is known in any order of axes.
-    block: the bytes of a block of K and V, which says how short a header is; if it is 0, all messages are data.
+    queries: the sums of the rank's q and of its scaled q, which identify a message with q in any order of axes.
+    block: the bytes of a block of K and V, which limit the size of a header; if it is 0, all messages are data.
     """
 
     def __init__(
@@ -118,9 +118,10 @@ class PassMeter:
         return whole and sum(x.numel() for x in tensors) <= _NUMBERS * self.world_size
 
     def is_header(self, tensors: Sequence[Shaped[Tensor, "..."]]) -> bool:
-        """Return whether the tensors are a short message before any data, of which a pass has two for each rank at most.
+        """Return whether the tensors are a header: a short message before any data.
 
-        A gather of one such message from each rank takes P − 1 hops, and one of objects is two collectives.
+        A pass has at most two headers for each rank. A gather of one header from each rank takes P − 1 hops,
+        and a gather of Python objects is two collectives.
         """
         short = sum(tensor.nbytes for tensor in tensors) < self.header
         if self.exchanges or not short or self.headers >= 2 * self.world_size:

@@ -44,7 +44,7 @@ def make(folder: Path, spec: TargetSpec, target: Target, numbered: Numbered) -> 
 
 
 def _launched(folder: Path, spec: TargetSpec, transport: str, numbered: Numbered) -> Numbered:
-    """Carry out runs with the same number of ranks in one launch. Return those left after a run that failed."""
+    """Carry out runs with the same number of ranks in one launch. Return the runs that remain after a failed run."""
     leave(folder / "now", -1)
     failure = None
     try:

@@ -82,7 +82,7 @@ class RankPart:
         self.of_trained: np.ndarray | None = None
         self.queries: tuple[float, ...] = ()  # sums of the latest call's q
         self.held: dict[str, Tensor] | None = None  # tensors of arguments that keep their memory
-        self.held_positions: list[Tensor] = []  # those of all ranks, which keep it too
+        self.held_positions: list[Tensor] = []  # positions of all ranks, which keep their memory too
         self.handed: dict[str, Any] = {}  # the latest call's arguments besides q, k and v
         self.calls: Callable[..., Any] = partial(
             called, target.function
@@ -349,15 +349,16 @@ class RankPart:
         return self._as_part_of(run, self.rank, self.ring, self.group)
 
     def with_other_arguments(self, layout: str) -> AbstractContextManager[None]:
-        """Give the calls in this context other arguments and positions, in tensors that later calls find changed in place."""
+        """Give the calls in this context other arguments and positions, whose tensors are changed in place later."""
         self.held, self.held_positions = {}, []
         return self.asking(replace(self.with_other_values, layout=layout))
 
     @property
     def other_layout(self) -> str:
-        """Return a layout with other positions in shards of the same lengths, if the target is told positions alone.
+        """Return a layout with other positions in shards of the same lengths, or the run's own if there is none.
 
-        It may be one of `ORDERS`, which a target may refuse, unless the target claims some layouts only.
+        It is the run's own unless the target takes positions and no layout. If the target claims all layouts,
+        it may be one of `ORDERS`, which the target may refuse.
         """
         run, lengths = self.run, [len(each) for each in self.positions]
         orders = ORDERS if {*layout_names()} <= {*self.target.layouts} else ()
@@ -389,7 +390,7 @@ class RankPart:
 
     @property
     def without_arguments(self) -> Run:
-        """Return a plain run that differs from this one in all that the target claims: length, layout, mask and dtype."""
+        """Return a plain run of another length and, if the target claims one, of another layout, mask and dtype."""
         run, defaults = self.run, dict[str, Any]({field.name: field.default for field in fields(Run)})
         layout, dtype = (
             next((each for each in claimed if each != own), own)
@@ -474,7 +475,7 @@ class RankPart:
         for name, x in returned.items():
             if by := self._differs(name, found[name], self._whole_precision(name, x)):
                 self.note("aliasing", f"backward overwrites {name}, which the forward returned, by {by}")
-                found[name] = x  # the values of forward are right or wrong by themselves
+                found[name] = x  # judge the values that forward returned by themselves
         return found
 
     def _known(self) -> dict[str, Any]:
@@ -489,7 +490,7 @@ class RankPart:
             )
             self.trained = more[names[0]].clone().requires_grad_()
             more |= dict.fromkeys(names, self.trained)
-        # A mask says whether it is causal, and ringlab refuses both.
+        # A mask says whether it is causal, and ringlab refuses a mask together with `causal`.
         masks = set() if "mask" in more else {"causal", "is_causal"}
         masks |= {"causal", "is_causal"} & self.target.required
         positions = tensors_of([each + run.offset for each in self.positions], self.device)
@@ -507,7 +508,7 @@ class RankPart:
         }  # fmt: skip
 
     def _in_held_memory(self, given: dict[str, Any]) -> dict[str, Tensor]:
-        """Return the arguments that are tensors, in the memory of the held ones of the same form; hold the others."""
+        """Return the tensors of `given`, copied into held ones of the same shape and dtype; hold those without one."""
         assert self.held is not None
         tensors = {name: x for name, x in given.items() if isinstance(x, Tensor)}
         for name, x in tensors.items():
@@ -519,7 +520,7 @@ class RankPart:
         return {name: self.held[name] for name in tensors}
 
     def _held(self, positions: list[Tensor]) -> list[Tensor]:
-        """Return the held positions with these values, or hold these if the shards have other lengths."""
+        """Return the held positions, filled with these values; if the lengths differ, hold these positions instead."""
         if [len(each) for each in self.held_positions] != [len(each) for each in positions]:
             self.held_positions[:] = positions
         for before, each in zip(self.held_positions, positions, strict=True):

@@ -19,7 +19,7 @@ from ringlab.mask import Mask
 
 ANY_LAYOUT = ""
 SOME_ROWS = "some rows"
-"""The dout of a run with more tokens than all pairs of them can be compared: 0 outside of `some_rows`."""
+"""The dout of a run with too many tokens to compute all pairs: it is 0 outside of `some_rows`."""
 _LISTED = 12
 """The most lengths that a report lists one by one."""
 GIVEN = {
@@ -38,9 +38,9 @@ NUMBERED = {
     "with gaps": (2, 5, 9, 10, 40, 300),
     "in no order": (5, 2, 9, 300, 0, 7),
 }
-"""The numbers of documents, by words for a report. Some differ by 1, which float32 or float64 rounds away, and some by a
-power of 2, which a conversion to 8, 16 or 32 bits cuts off. Ids that are counted, or sorted, are those of other documents
-if they have gaps, or do not ascend along the sequence, as the ids of a data set."""
+"""The numbers of documents, by words for a report. Some numbers differ by 1, which float32 or float64 rounds
+away. Some differ by a power of 2, which a conversion to 8, 16 or 32 bits cuts off. Ids with gaps, and ids that
+do not ascend along the sequence, are found in data sets; code that counts or sorts ids gets them wrong."""
 SPELLINGS: dict[str, Callable[[bool], Any]] = {"": bool, "1": int, "numpy.bool_": np.bool_}
 """The forms in which configuration files and arrays give a bool."""
 JOINT = 5
@@ -56,9 +56,11 @@ HALVED = (TWO_RINGS, HALF_AFTERWARDS)
 TWO_AT_ONCE = "two at once"
 """The call pattern of two calls at the same time in one process, each on a ring of its own."""
 SAME_MEMORY = "same memory"
-"""The call pattern of a second call whose tensors, those of arguments too, have got other values in place."""
+"""The call pattern of a second call with the same tensors, those of arguments too, whose values were changed in
+place."""
 MANY_MORE_LENGTHS = "many more lengths"
-"""The call pattern of so many lengths that a cache with a limit is full; only growth at a few lengths asks for it."""
+"""The call pattern with so many lengths that a cache with a limit is full; it runs only if memory grows at a
+few lengths."""
 GROWS = "grows"
 """The kind of note of memory that grows with each length of a call."""
 COMPILED = "compiled"
@@ -70,34 +72,43 @@ class Run:
     """The request of a run: its computation, its ranks, and any fault.
 
     values: how the inputs are drawn (see `inputs`). strided: how the inputs lie in memory, if not densely (see
-    `ringlab.conformance.run.memory_forms`). use: the name of a call pattern (see `ringlab.conformance.run.call_patterns`).
-    dout: "normal", "ones", "zeros", "large", which is 2¹⁶ times as large as "normal", "infinite" in the row in
-    the middle, "overflowing", with which, and with large v, gradients exceed float16, or 0 outside of the "last token", the
-    "second half" or "some rows", as with masked labels. Of the run with some rows, out and lse are compared only there. dlse: whether lse
-    has a gradient too.
+    `ringlab.conformance.run.memory_forms`). use: the name of a call pattern (see
+    `ringlab.conformance.run.call_patterns`). dlse: whether lse has a gradient too.
+    dout: "normal", "ones" or "zeros". "large" is "normal" times 2¹⁶, or 2⁸ in float16. "infinite" is infinite
+    in the row in the middle. With "overflowing", and with a large v that comes with it, gradients exceed
+    float16. With "last token", "second half" or "some rows", dout is 0 in all other rows, as with masked
+    labels. With "some rows", out and lse are compared only in these rows.
 
-    window, softcap, prefix, documents, dropout: arguments of the call; 0 or () if they are not passed. window_of: without
-    a causal mask, the meaning of a window of one number (see `ringlab.conformance.target.claims`); "" is "both". sides:
-    how many keys before and after its own a row sees, −1 for no limit. dropout_seed: the seed that chooses the
-    dropped pairs. pads: the number of padding tokens after each
-    document, or after the whole sequence; a negative number means padding before the sequence. No row sees
-    padding keys, and padding rows have no gradient and are not compared. pads_of: the padding of each of B
-    sequences in the same way. holes: for each of B sequences, the lengths of stretches that are tokens and padding in turn. documents_of: the lengths of the documents of each of B sequences. sinks: whether each query head has a logit that takes weight and contributes no
-    value. trained: the argument that needs a gradient, a name in `ringlab.conformance.target.argument_names.TRAINED`. alibi: if it is not 0, a score falls by
-    this number times the query head's slope times the distance of the key, in both directions. bias: whether a number for
-    each head, query and key is added to the score. joint: "front" or "rear", the end at which `JOINT`
-    keys that all ranks hold are joined. keys: the number of keys of another sequence, for cross-attention.
-    key_documents: the lengths of its documents, each of which the document of queries with its number sees.
-    alignment: under a causal mask, "bottom-right" if the last query sees all keys, "top-left" if the first
-    query sees the first key alone. dv: the head dim of v. keys and dv are 0 if they equal those of the queries.
-    of_keys: the dtypes of k and v, or () if they are those of q. offset: the position of the first token, for a
-    target that is told positions. numbered: the segment ids of the documents, a name in `NUMBERED`, or "" for 0, 1 and so on. turned: whether sinks, slopes or the bias of all heads but
-    the first and the last are in reverse order. slopes_of_each: whether the slopes of ALiBi differ between the sequences.
+    window, softcap, prefix, documents, dropout: arguments of the call; 0 or () if they are not passed.
+    window_of: without a causal mask, the meaning of a window of one number (see
+    `ringlab.conformance.target.claims`); "" is "both". sides: how many keys before and after its own a row
+    sees, −1 for no limit. dropout_seed: the seed that chooses the dropped pairs. documents_of: the lengths of
+    the documents of each of B sequences. numbered: the segment ids of the documents, a name in `NUMBERED`, or
+    "" for 0, 1 and so on.
 
-    strict: whether receive buffers hold NaN until they are waited for. moved: ("token", j) or ("dout", j),
-    the token or row whose values are replaced. one_hot: "q", "k", "v" or "dout", the input whose token t
-    becomes the unit vector t; D is at least S. twice: whether the call is repeated, to compare the results,
-    and to detect changes to those of the first call.
+    pads: the number of padding tokens after each document, or after the whole sequence; a negative number means
+    padding before the sequence. pads_of: the same number for each of B sequences. holes: for each of B
+    sequences, the lengths of stretches that are tokens and padding in turn. No row sees padding keys, and
+    padding rows have no gradient and are not compared.
+
+    sinks: whether each query head has a logit that takes weight and contributes no value. alibi: if it is not
+    0, a score falls by this number times the query head's slope times the distance of the key, in both
+    directions. slopes_of_each: whether the slopes of ALiBi differ between the sequences. bias: whether a number
+    for each head, query and key is added to the score. turned: whether sinks, slopes or the bias of all heads
+    but the first and the last are in reverse order. trained: the argument that needs a gradient, a name in
+    `ringlab.conformance.target.argument_names.TRAINED`.
+
+    joint: "front" or "rear", the end at which `JOINT` keys that all ranks hold are joined. keys: the number of
+    keys of another sequence, for cross-attention. key_documents: the lengths of the documents of this sequence;
+    a document of queries sees the document of keys with the same number. alignment: under a causal mask,
+    "bottom-right" if the last query sees all keys, "top-left" if the first query sees the first key alone. dv:
+    the head dim of v. keys and dv are 0 if they equal those of the queries. of_keys: the dtypes of k and v, or
+    () if they are those of q. offset: the position of the first token, for a target that takes positions.
+
+    strict: whether receive buffers hold NaN until they are waited for. moved: ("token", j) or ("dout", j), the
+    token or row whose values are replaced. one_hot: "q", "k", "v" or "dout", the input whose token t becomes
+    the unit vector t; D is at least S. twice: whether the call is repeated, to compare the results, and to
+    detect changes to those of the first call.
     meter: whether messages, memory and work are counted. fault: the fault of rank 1: "dies", "dies at once",
     "dies in backward", "stalls" or "wrong shape".
     """
@@ -381,7 +392,8 @@ class Ran:
 
 RAISED = "raised"
 HUNG, SLOW = "hung", "over the limit"
-"""The kinds of trouble of a run that reached its time limit: every rank waits for another one; or not."""
+"""The kinds of trouble of a run that reached its time limit: every rank waits for another one, or some rank
+does not wait."""
 ENDLESS = (HUNG, SLOW)
 WRONG_RESULT = "wrong result"
 """The kind of trouble of a target that returns something other than attention."""

@@ -116,7 +116,7 @@ def stands_in(stack: str, ident: int) -> str:
     r"""Return the place of a thread, from faulthandler's stacks of all threads.
 
     It names up to three calls, the innermost first. Calls of torch, of Python's library and of ringlab are
-    left out, unless there are no others. A rank that waits for another one is told from one that computes.
+    left out, unless there are no others. The verb says whether the rank computes or waits for another one.
 
     >>> stands_in('Thread 0x2a (most recent call first):\n  File "/a/torch/b.py", line 2 in c\n  File "/a/d.py", line 3 in e\n', 42)
     'is in e (d.py, line 3)'
@@ -151,7 +151,8 @@ def _is_of_library(file: str) -> bool:
 
 _STACK_SECONDS = 5.0
 _BETWEEN, _BUSY = 0.5, 0.2
-"""The seconds between two looks, and the share of them for which a process computes that does more than wait."""
+"""The seconds between two looks, and the share of this time for which processes compute if some of them do more
+than wait."""
 _LIBRARY = f"{os.sep}lib{os.sep}python{sys.version_info.major}.{sys.version_info.minor}{os.sep}"
 _COMM = str(Path(__file__).parents[2] / "comm") + os.sep
 _OWN = tuple(str(Path(__file__).parents[2] / name) + os.sep for name in ("comm", "conformance"))

@@ -18,7 +18,7 @@ from ringlab.errors import BackendError
 
 
 def check_callable(value: Any) -> None:
-    """Return None if `value` can be called. Raises: BackendError if it cannot, or if it is a class."""
+    """Check that `value` can be called. Raises: BackendError if it cannot, or if it is a class."""
     needed = "a function, or a ringlab.conformance.Target of one"
     if inspect.isclass(value):
         remedy = (
@@ -80,7 +80,7 @@ def _came_of_binding(error: TypeError) -> bool:
 
 
 def check_call(function: Callable[..., Any], known: Collection[str]) -> None:
-    """Return None if `function` requires only q, k, v and names in `known`. Raises: BackendError."""
+    """Check that `function` requires only q, k, v and names in `known`. Raises: BackendError."""
     there = _parameters(function)
     if there is None:
         return  # only the call itself can show whether the arguments fit

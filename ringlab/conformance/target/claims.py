@@ -61,8 +61,8 @@ FLEX = (*FLEX_MASKS, *FLEX_SCORES)
 BOTTOM_RIGHT, TOP_LEFT = "bottom-right", "top-left"
 """The two alignments of a causal mask over more keys than queries."""
 BOTH, LEFT, PAST = "both", "left", "past"
-"""The meanings of a window of one number w without a causal mask: a row sees keys up to w − 1 tokens away on both sides;
-or it sees those and every later key; or those up to its own one."""
+"""The meanings of a window of one number w without a causal mask. BOTH: a row sees keys up to w − 1 tokens away
+on both sides. LEFT: it sees all later keys too. PAST: it sees its own key and the w − 1 keys before it."""
 DTYPES = ("float16", "bfloat16", "float32", "float64")
 
 
@@ -75,17 +75,17 @@ class Target:
     causal: the masks that it computes. grouped: whether it supports fewer key/value heads than query heads.
     ragged: whether it supports lengths that are not divisible by the ranks, so that some ranks hold fewer
     tokens, or none. backward: whether it has gradients.
-    split_heads: whether ranks divide the heads, as in Ulysses, so that P divides H and K. One check, `uneven heads`, asks about
-    other heads, which may be refused.
+    split_heads: whether ranks divide the heads, as in Ulysses, so that P divides H and K. Other numbers of
+    heads are tested by `uneven heads` only, and may be refused.
     axes: "BHLD", "BLHD", "LBHD", or "LHD" for sequences without a batch. schedule: "ring" promises P − 1 hops
     to one neighbour and no gather; "any" promises nothing about messages and memory.
     alignment: which keys a causal mask shows if there are more keys than queries: "bottom-right", as in
     flash-attn, where the last query sees all keys, or "top-left", as in torch. By default, either may hold.
     window: the meaning of a window of one number without a causal mask: "both", for both sides of a row, "left", which
     limits earlier keys only, or "past", which hides later keys too. By default, any of them may hold.
-    cross: whether keys may differ in number from the queries. By default, such calls do not fail a target that neither
-    computes nor refuses them, as a ring for self-attention may do, but the report names them at its end. An alignment claims
-    such keys too.
+    cross: whether keys may differ in number from the queries. By default, wrong results for such calls do not
+    fail a target, because a ring for self-attention may return some, but the report names the calls at its end.
+    A claimed alignment claims such keys too.
     slopes_of_each: whether slopes of ALiBi may differ between sequences, (B, H), as in flash-attn. By default, wrong results
     for such slopes do not fail a target, but the report names them at its end, as with `cross`.
     options: further arguments that are passed by name at each call; arguments that a functools.partial binds
@@ -191,7 +191,7 @@ class Target:
         )  # fmt: skip
 
     def _open(self) -> tuple[str, ...]:
-        """Return both functions' parameters that no option and no tensor fills, `*args` included."""
+        """Return the parameters of both functions that no option and no tensor fills, with `*args` and `**kwargs`."""
         filled = {*self.options, *tensor_names(self.function)}
         of_forward = [name for name in written(self.function) if name not in filled]
         if self.gradients is None:
@@ -202,7 +202,7 @@ class Target:
         )
 
     def _check_calls(self) -> None:
-        """Return None if a plain call passes all that both functions require. Raises: BackendError."""
+        """Check that a plain call passes all arguments that both functions require. Raises: BackendError."""
         mask = {*FLEX, *(("mask",) if self.takes_mask else ())}
         check_call(self.function, {*PLAIN, *mask, *self.options})
         if self.gradients is not None:
@@ -230,7 +230,7 @@ class Target:
 
     @property
     def told_positions_alone(self) -> bool:
-        """Return whether the function takes positions, and no layout, so that any order of tokens may come."""
+        """Return whether the function takes positions and no layout, so that it can get any order of tokens."""
         return {"positions", "layout"} & parameters(self.function) == {"positions"}
 
     @property
@@ -254,11 +254,11 @@ class Claims:
     """A target's claims as data that can be sent between processes.
 
     takes: the names of parameters that its options do not fix. takes_mask: whether it takes ringlab's Mask.
-    through: the arguments that its `**kwargs`
-    get. required: the parameter names without a default. open: the parameter names that neither an option nor
-    a tensor fills, with `*args` and `**kwargs`. whole_documents: whether the length of each packed document
-    must be divisible by twice the number of ranks, because a layout cuts each document separately. can_die:
-    whether its ranks may be killed to see what the others do. tensor_scale: whether its scale may be a tensor.
+    through: the arguments that its `**kwargs` get. required: the parameter names without a default. open: the
+    parameter names that neither an option nor a tensor fills, with `*args` and `**kwargs`. whole_documents:
+    whether the length of each packed document must be divisible by twice the number of ranks, because a layout
+    cuts each document separately. can_die: whether its ranks may be killed to see how the others react.
+    tensor_scale: whether its scale may be a tensor.
     """
 
     name: str
@@ -318,7 +318,7 @@ def _exchanged(shard: np.ndarray) -> np.ndarray:
 
 
 def _in_no_order(S: int, P: int, chunk: int) -> list[np.ndarray]:
-    """Return shards of equal length of chunks that are dealt, and lie in a shard, in no order."""
+    """Return shards of equal length, to which chunks of the sequence are dealt in random order."""
     chunks = np.split(np.arange(S), range(chunk, S, chunk))
     dealt = [chunks[at] for at in np.random.default_rng([S, P]).permutation(len(chunks))]
     return np.array_split(np.concatenate(dealt), P)
@@ -331,7 +331,7 @@ def _cut(S: int, shares: Sequence[int]) -> list[np.ndarray]:
 
 
 def _one_and_none(S: int, P: int) -> list[np.ndarray]:
-    """Return contiguous shards of one token, of none, and of the rest, dealt evenly; one shard has all tokens."""
+    """Return contiguous shards of one token, of no token, and of equal parts of the rest; all tokens if P is 1."""
     few = [np.arange(1), np.arange(0)][: P - 1]
     return [*few, *np.array_split(np.arange(1 if few else 0, S), P - len(few))]
 

@@ -40,7 +40,8 @@ PUBLISHED = {
     "training": PublishedRuns(15, 0.8545477815691033, 1.9147832084330942),
     "prefill": PublishedRuns(2, 1.2893362179360326, 1.6287303984477528),
 }
-"""By purpose. docs/benchmarks.md has the runs, and a test computes these figures from them."""
+"""The published runs of each purpose. docs/benchmarks.md lists them, and a test computes these figures from
+them."""
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ CHOICES = (
     ("layout", LAYOUTS, True),
     ("sharing", SHARINGS, True),
 )
-"""Fields with few values: (name, values, may be left open)."""
+"""Fields with a fixed set of values: (name, values, whether the field may be left open)."""
 MOST_TOKENS = 2**31
 MOST_CHUNKS = 4096
 """The most chunks of a prompt, because the time of each is computed."""

@@ -131,8 +131,9 @@ FORMULAS: dict[Callable[[int, int], Layout], tuple[int, Callable[[int, int], tup
     striped: (1, lambda x, square: (square, square, square)),
     zigzag: (2, lambda x, square: (x * x + 2 * square, 2 * x * x, 2 * x * x)),
 }
-"""Optional, by layout: how many pieces a rank owns, each of x tokens; and its work on its own block, on an earlier rank's
-and on a later rank's, given x and the work on a causal square of x. Work of layouts without an entry is counted."""
+"""The formulas of a layout, if it has any: the number of pieces of x tokens that a rank owns; and a function of
+x, and of the work on a causal square of x rows, that returns the rank's work on its own block, on an earlier
+rank's and on a later rank's. The work of other layouts is counted."""
 MOST_COUNTED = 2**17  # the most tokens whose tiles are counted, which takes milliseconds
 LONGEST_COUNTED = 2**22  # the same limit for a layout without a formula; counting takes a second
 

@@ -41,7 +41,7 @@ class Stage:
         return self.rank_parameters(1) + self.expert_parameters
 
     def rank_parameters(self, tp: int) -> int:
-        """Return the weights but experts' on one of `tp` ranks, as `Model.rank_parameters` counts them."""
+        """Return the weights on one of `tp` ranks without experts, as `Model.rank_parameters` counts them."""
         it = self.model
         matrices = self._share(sum(kind.layers * kind.rank_common_parameters(tp) for kind in it.kinds))
         vocabulary = self.matrices * -(-it.vocabulary // tp) * it.d_model

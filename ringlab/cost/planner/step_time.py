@@ -164,9 +164,9 @@ def step_time(
 ) -> StepTime:
     """Return the time of one training step, or of prefilling the context; `request` has one round's batch.
 
-    update_bytes: the bytes that an update of the weights reads and writes, and those of them that come from the
-    host and go back at the same time. offloaded_bytes: the bytes of one
-    layer's activations that go to the host in the forward and come back later.
+    update_bytes: two numbers, the bytes that an update of the weights reads and writes, and the part of them
+    that comes from the host and goes back at the same time. offloaded_bytes: the bytes of one layer's
+    activations that go to the host in the forward and come back later.
     """
     sizes = request.sized
     names = ["forward"]
@@ -188,7 +188,7 @@ def step_time(
 
 
 def _update_s(request: Request, moved: int, from_host: int) -> float:
-    """Return the seconds of an update: reading and writing its bytes, or if that is longer, fetching those on the host."""
+    """Return the seconds of an update: the longer of reading and writing its bytes, and of fetching those on the host."""
     seconds, host = moved / request.machine.memory_bytes_per_s, request.machine.host
     if from_host and host is not None:
         seconds = max(seconds, host.latency_s + from_host / host.bytes_per_s)
@@ -446,7 +446,7 @@ def _weights_s(request: Request, degrees: Degrees, layer: Layer, backward: bool)
 
 
 def _shared_s(shards: Group, copies: Group, layer_bytes: float, backward: bool) -> float:
-    """Return the seconds to gather these bytes over `shards`; backward also to reduce their gradients over `copies`."""
+    """Return the seconds to gather these bytes over `shards`; in backward also to reduce gradients over `copies`."""
     seconds = shards.gather_s(layer_bytes)
     if backward:
         seconds += shards.gather_s(layer_bytes)

@@ -268,7 +268,8 @@ def most_tokens(request: Request) -> int | None:
 def fits(request: Request, shrinking: bool = False) -> bool:
     """Return whether some way to run the request fits into memory; False for an impossible request.
 
-    shrinking: a request with more ranks than tokens counts as fitting, since fewer tokens would not help.
+    shrinking: whether a request with more ranks than tokens counts as fitting, because fewer tokens would not
+    help.
     """
     try:
         return any(it.fits for it in leanest(request))
