@@ -136,7 +136,7 @@ def _grows_no_more(plan: Plan, rans: Sequence[Ran]) -> Verdict:
 
 SIDE_EFFECTS = "side effects"
 _COMPARED = {"autocast": "under autocast", "default dtype": "with bfloat16 as default dtype"}
-"""The checks whose runs are compared with plain ones, and their words for the run."""
+"""The checks whose runs are compared with plain runs, and their words for such a run."""
 
 
 def _beside_plain(names: Sequence[str]) -> Runs:

@@ -1,4 +1,4 @@
-"""Guesses at what a failing target expects: other axes, another layout, or always a causal mask."""
+"""Guesses at the inputs that a failing target expects: other axes, another layout, or always a causal mask."""
 
 from __future__ import annotations
 

@@ -246,12 +246,12 @@ def _gather(plan: Plan, rans: Sequence[Ran]) -> Verdict:
 
 
 def _memory(plan: Plan, rans: Sequence[Ran]) -> Verdict:
-    """Return the verdict: each additional rank may need at most a third of a K/V block more memory.
+    """Return the verdict: each additional rank must need less than a third of a K/V block more memory.
 
-    Lists of positions are not counted. All runs have the same number of tokens per rank. A right ring may
-    receive some blocks before it computes with them, or keep some sums afterwards. On 4 ranks it may have
-    too few steps to do so as often as on 8 ranks, where it then needs more memory. A ring that needs more is
-    run on 16 ranks too, and then only the growth from 8 to 16 counts.
+    All runs have the same number of tokens per rank. In narrow runs, lists of positions are not counted. A
+    right ring may receive some blocks before it computes with them, or keep some sums afterwards, and on 4
+    ranks it has fewer steps for this than on 8. So a ring that needs more memory is run on 16 ranks too, and
+    then only the growth from 8 to 16 counts. If it cannot be run on 16 ranks, the limit is half a block.
     """
     numbers, made = plan.ranks(4, 8), {ran.run: ran for ran in rans}
     if len(numbers) < 2:  # with 3 ranks all blocks may be there at once: in use, arriving, being sent
@@ -260,7 +260,7 @@ def _memory(plan: Plan, rans: Sequence[Ran]) -> Verdict:
     share = _THIRD
     grown = [many.run for few, many in pairs if _growth(few, many, share)]
     if grown and not (2 * numbers[-1] in plan.claims.ranks and plan.claims.over == RING):
-        # Use the larger limit, because a run on 16 ranks cannot be added: 16 processes start too slowly.
+        # Use the larger limit: 16 ranks are not claimed, or would be processes, which start too slowly.
         share = _HALF
     elif grown:
         more = tuple(map(_doubled, grown))

@@ -39,9 +39,9 @@ from ringlab.errors import apart
 GROWTH = 1.7
 """How much larger the rounding error in a half dtype may be on many ranks than on one rank.
 
-A float32 state causes one rounding at the end. Gradients that are rounded when blocks hand them over have at
-most √2 times this error. A state in the half dtype adds one rounding for each block, which is at least twice
-the error on eight ranks."""
+A float32 state causes one rounding at the end. Gradients that are rounded once more, when a block returns its
+part, have at most √2 times this error. A state in the half dtype adds one rounding for each block, which is at
+least twice the error on eight ranks."""
 
 
 def _plain(plan: Plan) -> list[Run]:

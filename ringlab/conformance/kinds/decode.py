@@ -1,6 +1,6 @@
 """Checks of decode: a few queries on every rank, against a K/V cache that is spread over the ranks.
 
-The function is called, by name, with those of these arguments for which it has parameters:
+The function is called by name, with each of these arguments for which it has a parameter:
 
     q                 (B, H, n, D): queries of the last n tokens of each sequence, the same on every rank
     k v               (B, K, C, D): this rank's slots of the cache, which contains the last n tokens too
@@ -133,8 +133,7 @@ def _of_rows(
 
     The bound of ALiBi is smaller than there. ALiBi adds a number b to a score. Rounding the product b and the
     sum moves the score by at most ε|b| together, or by 2ε|b| if scores are computed in another base. So out
-    moves by at most Σ p 2ε|b| (|v| + |out|), and lse by
-    Σ p 2ε|b|. A key far away has a large b and no weight.
+    moves by at most Σ p 2ε|b| (|v| + |out|), and lse by Σ p 2ε|b|. A key far away has a large b and no weight.
     """
     q, k, v, dout = tensors
     q, dout = q[:, :, at], dout[:, :, at]
@@ -252,7 +251,7 @@ def _outs(ranks: Sequence[Result]) -> list[np.ndarray]:
 
 @dataclass(frozen=True)
 class Argument:
-    """A property of a call that only some functions take, and the check that asks about it alone.
+    """A property of a call that only some functions take, and the check that tests it alone.
 
     field: the field of `NAMES` that has the parameters. values: the settings of its check; if it has a natural
     scale, some are below and some above the length of a shard. others: settings for the table of pairs only,
@@ -477,7 +476,7 @@ def _shorter(case: Case) -> Case:
 
 
 def _sends_the_cache(calls: DecodeCalls, case: Case) -> str:
-    """Return a sentence if what a rank sends grows with the cache, or is more than its partials, or ""."""
+    """Return a sentence if the bytes that a rank sends grow with the cache, or exceed its partials; else ""."""
     short, longer = ([each.sent for each in ranks] for ranks in calls.of(_shorter(case), case))
     if case.P > 1 and not any((*short, *longer)):
         return f"{NOT_ASKED}no message was seen ({case})"

@@ -1,4 +1,4 @@
-"""Compares what the modules of a model returned on P ranks with the same on one process.
+"""Compares the values that the modules of a model returned on P ranks with those on one process.
 
 The bound. On the same inputs, in the same dtype, the error against the truth may be FACTOR · CHANCE times
 that of the plain run. All bounds in ringlab have FACTOR (`ringlab.conformance.tolerance`). CHANCE widens
@@ -42,7 +42,7 @@ class Difference:
     stage: weights, tokens, forward, backward, or weight gradients. token: the first token of the whole
     sequence with such an error, or None for a tensor without tokens. rank: the rank of this token, or None
     for a sum over ranks. ranks: all ranks on which the error exceeds the bound. error, allowed: the error
-    and its bound on `rank`. text: two sentences, on what differs and on what to look at.
+    and its bound on `rank`. text: two sentences, on the difference and on the places to look at.
     """
 
     stage: str

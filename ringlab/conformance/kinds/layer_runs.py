@@ -59,7 +59,7 @@ def _left(folder: Path, name: str, rank: int) -> Recording:
 
 @dataclass
 class Runs:
-    """Makes the runs of a target, and reads what they left in the folder."""
+    """Makes the runs of a target, and reads the recordings that they left in the folder."""
 
     target: Any
     over_ring: bool

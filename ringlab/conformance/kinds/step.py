@@ -5,7 +5,7 @@ sums of gradients. There is no oracle for the model, but the step on one rank gi
 laws hold for every model: the loss of a batch is the mean over its labels, no label sees a later token, and
 documents that are packed into one sequence do not see each other.
 
-The function is called, by name, with those of these arguments for which it has parameters:
+The function is called by name, with each of these arguments for which it has a parameter:
 
     ring comm group rank world_size   as for a ring (see `ringlab.conformance.target.claims`)
     tokens                            or input_ids: (B, S) int64 below 32, larger in `large ids`; the whole batch on every rank

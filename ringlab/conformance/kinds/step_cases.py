@@ -44,18 +44,18 @@ GIVEN = {*TOKENS, *LABELS, *MASK, *PACKED, *_OPTIONS}
 class Case:
     """One call of the step.
 
-    Tokens. ids, lowest: the batch is drawn from the token ids below `ids`, of which the lowest is `lowest`.
-    only: the token of which the whole batch consists. repeated: whether each sequence repeats `IDS_OF_A_ROW`
-    ids, each time in another order. changed: a token that gets another value in all rows, or PADDING. by: the
-    difference of a changed token's id.
+    Tokens. ids, lowest: the batch is drawn from the token ids from `lowest` to `ids` − 1. only: the token of
+    which the whole batch consists. repeated: whether each sequence repeats `IDS_OF_A_ROW` ids, each time in
+    another order. changed: a token that gets another value in all rows, or PADDING. by: the difference of a
+    changed token's id.
 
     Labels. labels: the labels that count. They are "all"; "late", those in the last quarter of each sequence
     but the first; "early", those that are not in the last quarter, and all of the first sequence; or a tuple of
     row · S + position.
 
     Documents. documents: the lengths of packed documents, one row after the other. lengths: the lengths of
-    sequences that are padded to S. left: whether the padding comes first. alone: the number of the only
-    document or sequence in the batch, or with `group` above 1 of the first one of so many.
+    sequences that are padded to S. left: whether the padding comes first. alone: if it is not None, the batch
+    has only the documents or sequences with the numbers from `alone` on. group: how many these are.
 
     Calls. steps: the number of steps with this batch. resumed: whether the first call ends after one step, and
     a second call makes the others from its checkpoint. checkpoint: the folder for checkpoints. began: another

@@ -305,7 +305,7 @@ class RankPart:
 
     @contextmanager
     def elsewhere(self) -> Iterator[None]:
-        """Let the calls in this context use half of the ranks, as if this part belonged to that ring.
+        """Let the calls in this context use one half of the ranks, as if this part belonged to the ring of this half.
 
         Raises: WrongResult for an error of the target's own layout.
         """
@@ -508,7 +508,7 @@ class RankPart:
         }  # fmt: skip
 
     def _in_held_memory(self, given: dict[str, Any]) -> dict[str, Tensor]:
-        """Return the tensors of `given`, copied into held ones of the same shape and dtype; hold those without one."""
+        """Return the tensors of `given`, copied into held tensors of the same shape and dtype; hold all others."""
         assert self.held is not None
         tensors = {name: x for name, x in given.items() if isinstance(x, Tensor)}
         for name, x in tensors.items():

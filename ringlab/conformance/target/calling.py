@@ -34,7 +34,7 @@ class CannotCall(BackendError):
 
 
 def call(function: Callable[..., Any], tensors: tuple[Any, ...], known: Mapping[str, Any]) -> Any:
-    """Call `function` with `tensors` as q, k and v, and with those of `known` for which it has parameters.
+    """Call `function` with `tensors` as q, k and v, and with each value in `known` for which it has a parameter.
 
     Raises: CannotCall if Python refuses the arguments; the function's own errors.
     """

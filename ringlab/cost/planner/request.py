@@ -161,7 +161,7 @@ class Request:
 
     @cached_property
     def offloads(self) -> frozenset[str]:
-        """Return what waits in the host's memory."""
+        """Return the names in OFFLOADS of the data that waits in the host's memory."""
         return frozenset(self.offload.split(",")) - {"none"}
 
     @property

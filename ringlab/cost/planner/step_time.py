@@ -188,7 +188,7 @@ def step_time(
 
 
 def _update_s(request: Request, moved: int, from_host: int) -> float:
-    """Return the seconds of an update: the longer of reading and writing its bytes, and of fetching those on the host."""
+    """Return the seconds of an update: to read and write its bytes, or if longer, to fetch those on the host."""
     seconds, host = moved / request.machine.memory_bytes_per_s, request.machine.host
     if from_host and host is not None:
         seconds = max(seconds, host.latency_s + from_host / host.bytes_per_s)

@@ -78,7 +78,7 @@ class Watchdog:
 
 
 def _lack(world: World, device: str) -> str:
-    """Return what this rank lacks for the device in words, or "" if it lacks nothing."""
+    """Return words for the part that this rank lacks for the device, or "" if it lacks nothing."""
     if device == "cpu":
         return ""
     if not dist.is_nccl_available():
