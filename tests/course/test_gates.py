@@ -108,7 +108,7 @@ def test_what_is_no_question_of_values_is_no_check_of_correctness(exercise_id):
 def test_contracts_with_other_kinds_or_with_nothing_but_cost_are_refused():
     with pytest.raises(CourseError, match="one of the kinds"):
         Check("x", 1, "visible", "t", holds, kind="beauty")
-    with pytest.raises(CourseError, match="what is answered"):
+    with pytest.raises(CourseError, match="a check of correctness"):
         stage_of(cost=holds)
 
 

@@ -240,7 +240,7 @@ def test_the_class_seed_stays(tmp_path: Path) -> None:
         book.use_class_seed(7)
         book.record(**data())
         book.use_class_seed(7)
-        with pytest.raises(CourseError, match="leave --seed away"):
+        with pytest.raises(CourseError, match="omit --seed"):
             book.use_class_seed(8)
     with Gradebook(tmp_path / "a") as book:
         assert book.class_seed == 7

@@ -162,7 +162,7 @@ FILES: dict[str, dict[str, File]] = {
         "as raw text": of(
             {**code(), "cell_type": "raw"}, earned=0, told="is no longer a code cell: change its type back"
         ),
-        "as nothing at all": of({**code(), "cell_type": None}, earned=0, told="is no code cell any more"),
+        "as nothing at all": of({**code(), "cell_type": None}, earned=0, told="is no longer a code cell"),
         "not there": of(code("x = 1", None), earned=0, told=NO_FUNCTION),
         "no cell": of(earned=0, told=NO_FUNCTION),
         "in another cell": of(code(RIGHT, None), code("x = 1")),
