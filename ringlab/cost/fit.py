@@ -57,7 +57,7 @@ def fit_link(seconds: Mapping[int, float]) -> tuple[float, float]:
     features = np.array([(1.0, nbytes) for nbytes in seconds])
     latency, per_byte = _least_squares(features, np.array(list(seconds.values())))
     if per_byte == 0:
-        raise CostError("larger messages to take longer", "times that do not grow", "measure again")
+        raise CostError("times that grow with the size of the message", "times that do not", "measure again")
     return latency, 1 / per_byte
 
 

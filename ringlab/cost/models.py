@@ -89,7 +89,7 @@ class Kind:
         )
         for one, other in together:
             if getattr(self, one) and not getattr(self, other):
-                raise BadValue((one,), f"a kind that has {other}, too", f"{getattr(self, one)}")
+                raise BadValue((one,), f"a kind that also has {other}", f"{getattr(self, one)}")
         if self.experts and self.active_experts and self.active_experts > self.experts:
             raise BadValue(("active_experts",), f"at most {self.experts}", f"{self.active_experts}")
         mixers = [name for name in ("window", "kv_latent", "linear") if getattr(self, name)]
@@ -273,7 +273,7 @@ class Model:
                 "a model whose layers are all alike, with attention to all tokens",
                 "such as llama3-8b",
             )
-            raise CostError(needed, f"{self.name}, whose layers are described one kind at a time", remedy)
+            raise CostError(needed, f"{self.name}, whose layers are of several kinds", remedy)
         return self.kinds[0]
 
     @property

@@ -384,7 +384,7 @@ def _check_mask(mask: Mask, layout: Layout) -> None:
     least = -(-layout.S // MOST_TILES_OF_A_WINDOW)
     if mask.window is not None and mask.window < least:
         raise CostError(
-            f"a window of at least {least:,} tokens of {layout.S:,}",
+            f"a window of at least {least:,} tokens for a sequence of {layout.S:,}",
             f"{mask.window:,}",
             f"a window of {least}, or {mask.window * MOST_TILES_OF_A_WINDOW:,} tokens",
         )

@@ -138,7 +138,7 @@ def test_another_dtype_is_named() -> None:
             "needed: a module called tests.conformance.no_such_module; got: no no_such_module in tests.conformance",
         ),
         (f"{HERE}:no_such_function", "something called 'no_such_function'"),
-        (f"{HERE}:needs_an_argument", "none for sauce, which a plain call of attention does not have"),
+        (f"{HERE}:needs_an_argument", "none for sauce, which is no argument of a plain call"),
         (f"{HERE}:NO_FUNCTION", "a function, or a ringlab.conformance.Target"),
         (f"{HERE}:claims_no_schedule", "schedule= one of ring, any"),
     ],

@@ -144,9 +144,9 @@ def test_kinds_in_the_docstring_are_read(tmp_path: Path) -> None:
         ("window = 1024", "windows = 1024", r"mine.kind.0.windows: a known key(.|\n)*did you mean 'window'"),
         ("window = 1024", "K = 5", r"mine.kind: kinds with K = 5 that divides H = 32"),
         ("window = 1024", "window = 8\nlinear = true", r"mine.kind.0.window: a kind without linear"),
-        ("window = 1024", "kv_latent = 8", r"mine.kind.0.kv_latent: a kind that has rope"),
-        ("active_experts = 4", "", r"mine.kind.1.experts: a kind that has active_experts"),
-        ("experts = 64\n", "shared_d_ff = 64\n", r"a kind that has experts"),
+        ("window = 1024", "kv_latent = 8", r"mine.kind.0.kv_latent: a kind that also has rope"),
+        ("active_experts = 4", "", r"mine.kind.1.experts: a kind that also has active_experts"),
+        ("experts = 64\n", "shared_d_ff = 64\n", r"a kind that also has experts"),
     ],
 )
 def test_faults_of_kinds_are_refused_with_file_line_and_key(

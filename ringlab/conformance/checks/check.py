@@ -69,7 +69,7 @@ class Plan:
         return replace(run, H=groups * K, K=K)
 
 
-UNGUARDED = "does not apply: neither computed nor refused: "
+UNGUARDED = "does not apply: accepted with wrong results: "
 """The beginning of evidence about calls that the target does not claim, and for which it returns wrong results
 without an error."""
 

@@ -243,7 +243,9 @@ class Pages:
         """
         for sequence, row in zip(batch, table.tolist(), strict=True):
             if not all(0 <= page < len(self.kept[0]) for page in row):
-                raise WrongResult(f"the table has pages {row} after a call, of {len(self.kept[0])} pages")
+                raise WrongResult(
+                    f"after a call the table names pages {row}, but the cache has only {len(self.kept[0])} pages"
+                )
             self.tables[sequence] = row[: len(self.tables[sequence])]
         self.free = [page for page in range(len(self.kept[0])) if not self._count(page)]
 

@@ -101,7 +101,7 @@ class Report:
     def left_open(self) -> str:
         """Return words on the parameters and calls that no verdict covers, or ""."""
         wrong = [each.name for each in self.findings if each.ok and UNGUARDED.split(": ")[1] in each.evidence]
-        said = f"neither computed nor refused: {', '.join(wrong)}" if wrong else ""
+        said = f"accepted with wrong results: {', '.join(wrong)}" if wrong else ""
         return "; ".join(each for each in (self.unasked, said) if each)
 
     @property

@@ -51,8 +51,8 @@ def called(function: Callable[..., Any], positional: Sequence[Any], named: Mappi
             raise CannotCall(
                 f"a function that can be called with ({given})",
                 f"TypeError: {error}",
-                "bind what it requires by functools.partial or Target(…, options=…), and let functools.wraps copy "
-                "a signature only to a wrapper that hands all arguments on",
+                "bind the required arguments with functools.partial or Target(…, options=…); use functools.wraps only "
+                "on a wrapper that passes all arguments on",
             ) from error
         raise
 
@@ -87,7 +87,7 @@ def check_call(function: Callable[..., Any], known: Collection[str]) -> None:
     name = name_of(function)
     if not tensor_names(function):
         raise BackendError(
-            "parameters for q, k and v (or qkv, or q and kv), by these names or as the first that are required",
+            "parameters q, k and v (or qkv, or q and kv), by these names or as the first required parameters",
             f"{name}({', '.join(written(function)) or ''})",
             "a function that names these parameters and calls it"
             + (", or functools.wraps on its decorator" if hasattr(function, "__qualname__") else ""),
@@ -98,7 +98,7 @@ def check_call(function: Callable[..., Any], known: Collection[str]) -> None:
         one, this = missing[0], name if hasattr(function, "__qualname__") else "it"
         raise BackendError(
             f"a value for every parameter that {name} requires",
-            f"none for {', '.join(missing)}, which a plain call of attention does not have",
+            f"none for {', '.join(missing)}, which is no argument of a plain call",
             f"Target({this}, options={{{one!r}: …}}), functools.partial({this}, {one}=…), or a default",
         )
 
