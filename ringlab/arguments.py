@@ -35,7 +35,7 @@ from ringlab.torch_modes import autocast_dtype
 class _ByDefault:
     """The default of `causal`.
 
-    It means True, except if `mask=` is passed. Then the mask alone decides which keys are seen.
+    It means True unless `mask=` is passed. A mask alone decides which keys are seen.
     """
 
     def __repr__(self) -> str:
@@ -82,7 +82,7 @@ class Arguments:
 
 
 def modes_of(given: Arguments) -> Modes:
-    """Return the active modes as far as they concern these arguments, whose q, k and v are tensors."""
+    """Return the modes that are active for a call with these arguments. q, k and v must be tensors."""
     leaves = (given.q, given.k, given.v) if given.sinks is None else (given.q, given.k, given.v, given.sinks)
     gradients = torch.is_grad_enabled() and any(x.requires_grad for x in leaves)
     return Modes(gradients, autocast_dtype(given.q.device.type))

@@ -119,7 +119,7 @@ def ring_attention(
     q, k, v: this rank's shards under `layout`. q is (B, H, L, D), k and v are (B, K, L, D) with H % K == 0.
     K/V are sent with their K heads, never repeated for query heads. The head dim of v may differ from that of
     k, as in latent attention; out has the head dim of v. Under autocast, q, k and v are cast as torch's own attention
-    casts them. If the axes of heads and tokens are swapped, this is noticed only if their sizes differ.
+    casts them. Swapped axes of heads and tokens are noticed only if their sizes differ.
     causal: query i sees keys j ≤ i, in global positions.
     mask: in place of `causal`, a mask with a window, a prefix or packed documents. Every block and schedule
     supports every mask.
@@ -141,11 +141,12 @@ def ring_attention(
     "multi-ring(rings=4)"; or a schedule object.
     return_lse: return (out, lse). lse is (B, H, L), a natural logarithm, and differentiable. After a loss on
     lse, such as a z-loss, the backward of "native", "cudnn" and "flash" is computed by "blockwise".
-    validate: whether the ranks first compare their calls, forward and backward, by messages of 512 bytes. Each time,
-    Python waits for log2(P) exchanges on the CPU. Without validation, all ranks must run the backwards of several
-    calls in the same order, as `loss.backward()` does. Otherwise gradients of equal shapes could reach the wrong call
-    unnoticed. The backward of Ulysses and hybrids with `return_lse` waits for such exchanges also without validation:
-    log2 of the ranks that share heads, of a byte a rank, by which they learn whether any of them has a gradient of lse.
+    validate: whether the ranks compare their calls before each forward and each backward, by messages of 512 bytes.
+    Each comparison makes Python wait for log2(P) exchanges on the CPU. Without validation, all ranks must run the
+    backwards of several calls in the same order, as `loss.backward()` does. In another order, gradients of equal
+    shapes could reach the wrong call without an error. With `return_lse`, the backward of Ulysses and of hybrids
+    always makes Python wait: the U ranks that share heads find out whether any of them has a gradient of lse, by
+    log2(U) exchanges of one byte per rank.
     position_ids: the positions by which q and k were rotated, global or in their documents. If they are
     passed, they are compared with the positions that the layout gives this rank. A tensor does not show
     which tokens it contains, so only this comparison notices tokens of another rank, or of another layout
@@ -370,9 +371,9 @@ class _Kept(Handled):
     """The objects that a call's forward keeps for its backward.
 
     saved: the tensors that the schedule saved. The graph itself saves (out, q, k, v, sinks), so each of
-    these is replaced by its index in this tuple. If the tensor itself were kept here, it would be an alias
-    of which the compiler does not know, and the compiler may write into its memory before backward. A view of
-    one of these, such as the sinks of some heads, would be such an alias too, so it is replaced by a copy.
+    these tensors is replaced by its index in this tuple. The compiler does not know of references that are kept
+    here, and may write into the memory of the five tensors before backward. A view of one of them, such as the
+    sinks of some heads, is therefore replaced by a copy.
     """
 
     def __init__(self, call: ScheduledCall, saved: tuple[Tensor, ...], places: tuple[Tensor, ...]) -> None:
@@ -380,12 +381,12 @@ class _Kept(Handled):
         self.saved = [_index_or_own(x, places) for x in saved]
 
     def tensors(self, places: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """Return what the schedule saved, given the tensors of the graph."""
+        """Return the tensors that the schedule saved, given the tensors of the graph."""
         return tuple(places[x] if isinstance(x, int) else x for x in self.saved)
 
 
 def _index_or_own(x: Tensor, places: tuple[Tensor, ...]) -> int | Tensor:
-    """Return the index of `x` in `places`, or else `x` in memory of its own."""
+    """Return the index of `x` in `places`. If `x` is not there, return `x`, or a copy if `x` is a view of a place."""
     if found := [number for number, place in enumerate(places) if x.is_set_to(place)]:
         return found[0]
     memory = x.untyped_storage().data_ptr()

@@ -126,7 +126,7 @@ def _begin(tensors: Tensors, given: Arguments) -> ScheduledCall:
 
 
 def _modes_of(tensors: Tensors) -> Modes:
-    """Return the active modes as far as they concern these tensors. This function is traced."""
+    """Return the modes that are active for a call with these tensors. This function is traced."""
     found = [x for x in tensors if isinstance(x, Tensor)]
     gradients = torch.is_grad_enabled() and any(x.requires_grad for x in found)
     return Modes(gradients, autocast_dtype(found[0].device.type) if found else None)

@@ -470,7 +470,7 @@ def _concatenate(parts: list[Any], axis: int) -> Any:
 def _take(x: Any, order: Int64[np.ndarray, "n"], axis: int) -> Any:
     """Return a copy of `x` whose elements along an axis are those at the indices `order`."""
     if _is_torch(x):
-        from ringlab.upload import upload  # loads torch, which is loaded already
+        from ringlab.upload import upload  # imports torch; `x` is a tensor, so torch is loaded already
 
         return x.index_select(axis, upload(order, x.device))
     return np.take(x, order, axis=axis)

@@ -223,9 +223,9 @@ class Mask(Handled):
 
 
 def as_mask(causal: bool | Mask) -> Mask:
-    """Return the mask for a causal flag, or the mask itself if `causal` is one.
+    """Return the mask for the flag `causal`, or `causal` itself if it is a mask.
 
-    Raises: MaskError for another value.
+    Raises: MaskError for any other value.
     """
     if isinstance(causal, Mask):
         return causal

@@ -99,9 +99,9 @@ def with_sinks(whole: Partial, sinks: Sinks | None) -> Partial:
 
 
 def _weights(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    """Return e^(a − L) and e^(b − L), computed from b − a. They are 1 and 0 where b is −inf.
+    """Return the weights e^(a − L) and e^(b − L), computed from b − a. They are 1 and 0 where b is −inf.
 
-    They are not computed from L, because a large L is rounded and the weights would not add up to 1. Neither
+    The weights are not computed from L, because a large L is rounded and the weights would not add up to 1. Neither
     weight is computed as 1 minus the other, because a small weight would lose its digits.
     """
     gap = (b - a).masked_fill(b == -math.inf, -math.inf).unsqueeze(-1)

@@ -89,8 +89,8 @@ def attention(
     causal: query i sees no key after i (aligned top-left).
     mask: True where a query may see a key; broadcasts to (B, H, Lq, Lk); may be combined with `causal`.
     scale: D ** −0.5 by default.
-    softcap, factors, sinks: as in the module's docstring. factors broadcast like `mask`. lse includes dropped
-    weights. The head dim of v may differ from that of q and k. out has the head dim of v.
+    softcap, factors, sinks: as in the module's docstring. factors broadcast as `mask` does. lse includes
+    dropped weights. The head dim of v may differ from that of q and k. out has the head dim of v.
 
     Raises: ShapeError for axes that do not fit; DtypeError for a mask that is not boolean.
 

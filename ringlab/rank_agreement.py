@@ -63,7 +63,7 @@ def agree(
     try:
         messages = _gather(comm, own, "agree")
     except (DeadlockError, MismatchError, PeerDiedError, TransportTimeout) as missed:
-        if " raised " in missed.got:  # a rank whose arguments raised an error has sent that error
+        if " raised " in missed.got:  # a rank failed elsewhere: it would have sent an error of its arguments
             raise
         raise type(missed)(missed.needed, missed.got, _EVERYWHERE) from missed
     if error is not None:

@@ -1,6 +1,6 @@
 """The modes of torch in which a program may call attention over a ring, and which of them are supported.
 
-autocast               q, k and v are cast as torch's own attention casts them; the ring itself computes without it
+autocast               q, k and v are cast as torch's own attention casts them; the ring itself runs without autocast
 create_graph=True      the gradients are correct, and raise an error if they are differentiated
 torch.compile          attention is an operator of the graph; its backward gets forward's objects by a ticket
 torch.func             an error is raised, as for forward-mode differentiation
@@ -117,7 +117,10 @@ def outside_modes() -> AbstractContextManager[Any]:
 
 
 def graph_anchor(*inputs: Shaped[Tensor, "..."]) -> Shaped[Tensor, " 0"] | None:
-    """Return an empty tensor that depends on `inputs` without keeping their memory; None without gradients."""
+    """Return an empty tensor that depends on `inputs` in autograd's graph, or None if no gradient is recorded.
+
+    The tensor does not keep the memory of the inputs alive.
+    """
     if not torch.is_grad_enabled() or not any(x.requires_grad for x in inputs):
         return None
     return torch.cat([x[:0].reshape(0) for x in inputs])

@@ -1,8 +1,8 @@
-"""Values that Python has computed, as tensors on a GPU, without a wait for the GPU.
+"""Copies values that Python has computed to a GPU, without waiting for the GPU.
 
 A copy from ordinary memory makes Python wait until the GPU has run everything that was launched before. A copy from
-pinned memory is queued on the current stream, and Python goes on. So a kernel on another stream could read the tensor
-too early, and tables that are kept for later calls are kept for each stream.
+pinned memory is queued on the current stream, and Python continues. A kernel on another stream could read such a copy
+too early. Tables that are kept for later calls are therefore kept separately for each stream.
 """
 
 from __future__ import annotations

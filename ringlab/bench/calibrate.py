@@ -56,7 +56,9 @@ Probe = Callable[[], object]
 
 @dataclass(frozen=True)
 class Measured:
-    """Measured seconds: the median over rounds of the ranks' mean or, for `runs`, of the slowest rank.
+    """Measured seconds, each the median over rounds.
+
+    For `runs` and `short`, the seconds of a round are those of the slowest rank, otherwise the mean over ranks.
 
     tiles: seconds by (pass, rows, keys). causal: seconds of square tiles under a causal mask, by (pass,
     rows).

@@ -5,11 +5,11 @@ of tokens are compared with float64, as in `ringlab.bench.reference`: first the 
 then the results of every timed call, after its clock has stopped. Each call gets different inputs, so results
 cached from another call are wrong. An entrant that is wrong once is still timed, and reported as wrong.
 
-The inputs of each call are a draw whose true results are known, turned in such a way that the true results of
-the call follow. A turn makes heads change places and numbers change signs. In each head and column, q
-and k change sign together, and v and the gradient of out change sign together. In addition, all of a head's v
-can change sign. Scores and their softmax stay the same; out, dq, dk and dv change signs and places. The
-turn rounds nothing, so errors keep their size.
+A draw is a set of inputs whose true results are known. Each call gets the inputs of a draw after a random turn, by
+which heads change places and numbers change signs. In each head and column, q and k change sign together, and v
+and the gradient of out change sign together. In addition, all of a head's v can change sign. Scores and their
+softmax stay the same, while out, dq, dk and dv change signs and places. The true results of the call therefore follow
+from those of the draw. A turn rounds nothing, so errors keep their size.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ from ringlab.errors import LabError
 class Turned:
     """A turn: a permutation of heads and changes of sign that are applied to the inputs of a call.
 
-    heads (H,): the old head at each new place. The others are signs, +1 or −1. qk (H, 1, D): of q and k. v
-    (H, 1, D): of v and the gradient of out. values (H, 1, 1): of all of a head's v.
+    heads (H,): the old head at each new place. The other tensors are signs, +1 or −1. qk (H, 1, D): the signs of
+    q and k. v (H, 1, D): the signs of v and of the gradient of out. values (H, 1, 1): a common sign of a head's v.
     """
 
     heads: Tensor
@@ -89,8 +89,8 @@ WARM_UP = 2
 class Sampled:
     """One rank's rows at its sampled tokens.
 
-    numbers: the tokens' numbers in the sample. rows: (H, n, D) by result. finite: whether the whole results
-    are finite.
+    numbers: the indices of these tokens in the sample of all ranks. rows: the rows (H, n, D) of each result, by
+    name. finite: whether the results of all the rank's tokens are finite.
     """
 
     numbers: list[int]
@@ -129,7 +129,7 @@ def compete(
     """Yield each causal pass twice: after one untimed call of every entrant, and after all timed calls.
 
     draws: whole sequences, the same on all ranks. Each call gets one of them, turned as described above.
-    beside: further functions that are timed in turn, by name. They are called with the pass on every rank.
+    beside: further functions that are timed in turn, by name. Every rank calls them with the name of the pass.
     called: a function that is called on every rank after each timed call, when its clock has stopped.
     Without rounds nothing is timed.
     Raises: LabError for results that are not plain tensors of the shard's shape.

@@ -1,8 +1,8 @@
 """The first hour on a machine with GPUs: its tests, benchmarks and labs, in the order of their value.
 
-Each step is a command with a limit of time, and has a log of its own. The result file is written whenever a
-step ends. A later run begins with the steps that have not passed, unless ringlab or the machine has changed. In it, a
-step whose time was over has at least twice as much.
+Each step is a command with a time limit and a log of its own. The result file is written whenever a step ends. A
+later run leaves out the steps that have passed, unless ringlab or the machine has changed. A step that exceeded its
+time limit gets at least twice as much time in the later run.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ class Step:
     the fewest GPUs that it needs. most: the most GPUs that it takes if the machine has them; None for all.
     wave: steps of the same wave run side by side if there are enough GPUs. optional: whether all its tests
     may be skipped, as for a library that is not installed. at_once: whether its tests run in several
-    processes at once, which saves time if most of it is compiling. Timings, and tests of several GPUs, need
-    their GPUs for themselves.
+    processes at once, which saves time if they mostly compile. Timings, and tests of several GPUs, must not share
+    their GPUs with other tests.
     """
 
     name: str
@@ -89,7 +89,7 @@ _COMPILE = "tests/gpu/test_compile.py"
 _MESSAGES = ",".join(str(2**power) for power in (12, 16, 20, 24, 28, 30))
 
 STEPS = (
-    # Without flex and flash-attn, which compile for long: their bits are compared in their own steps.
+    # flex and flash-attn take long to compile, so their bits are compared in steps of their own.
     _tests("same bits", 2, 1, _TABLE, "-k", "cudnns_lse or same_bits and (triton or native or cudnn)"),
     _tests("triton bfloat16", 6, 1, _TABLE, "-k", "triton and bfloat16"),
     _tests("native", 3, 1, _TABLE, "-k", "native-"),
@@ -107,10 +107,10 @@ STEPS = (
     _tests("clock", 1, 2, "tests/gpu/test_benches.py", at_once=False),
     _ringlab("kernels", 5, 2, "bench kernels --blocks triton,native,cudnn,flash,flex --rounds 15"),
     _ringlab("ring on one GPU", 4, 2, "bench ring --emulated 8 --blocks triton,native --rounds 9"),
-    # On four ranks every schedule uses all its ways, and GPUs are left for the other steps of the wave.
+    # Four ranks use every way of every schedule, and leave GPUs for the other steps of the wave.
     _tests("several GPUs", 6, 3, _TRANSPORTS, "-m", "needs_two_gpus", at_once=False, gpus=2, most=4),
     _tests("torch.compile on two", 6, 3, _COMPILE, "-m", "needs_two_gpus", at_once=False, gpus=2, most=2),
-    # In the wave of tests and not in that of benchmarks, because it compiles on many cores.
+    # Not in the wave of the benchmarks, because it compiles on many cores and would slow them down.
     _ringlab("tune", 8, 3, "tune --short --table {logs}/tune.toml"),
     _lab("lab L2 triton", 3, "l2 --tokens 131072 --per-rank 16384 --layouts zigzag --block triton"),
     _lab("lab L1", 3, f"l1 --lengths 1024,2048,4096,8192 --messages {_MESSAGES}"),
@@ -184,7 +184,7 @@ _RING_PAPER = "ring-flash-attention's zig-zag ring on 8 H800, 8k tokens a GPU"
 
 
 def expected(step: str, result: Mapping[str, Any], gpu: str, gpus: int) -> list[Row]:
-    """Return the figures of a step's result with the expected ones, for a GPU with torch's name `gpu`.
+    """Return the figures of a step's result with the expected ones, for the GPU that torch calls `gpu`.
 
     A figure without a published or computed counterpart is left out.
     """
@@ -313,7 +313,7 @@ class Hour:
             return {}
 
     def _limit(self, step: Step) -> float:
-        """Return the seconds that the step may take: twice as many as in an earlier run in which they were over."""
+        """Return the step's time limit in seconds, at least twice the limit that it exceeded in an earlier run."""
         return max(60 * step.minutes, 2 * self._had.get(step.name, 0.0))
 
     def run(self) -> bool:
@@ -401,7 +401,7 @@ class _Running:
             )  # fmt: skip
 
     def ended(self) -> bool:
-        """Return whether the process has ended; end it if its time is over."""
+        """Return whether the process has ended. End it if it has exceeded its time limit."""
         if self.process.poll() is not None:
             return True
         if time.monotonic() - self.began > self.seconds:
@@ -441,7 +441,10 @@ class _Running:
 
 
 def _visible(taken: list[str]) -> str:
-    """Return the GPUs for CUDA_VISIBLE_DEVICES, of those that the hour itself may use."""
+    """Return CUDA_VISIBLE_DEVICES for a step.
+
+    taken: the numbers of the step's GPUs among the GPUs that this process may use.
+    """
     allowed = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
     return ",".join(allowed[int(each)] if allowed != [""] else each for each in taken)
 

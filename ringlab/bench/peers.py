@@ -155,7 +155,7 @@ def _program(
 def _worst(name: str, ranks: Sequence[Passed], expected: Reference) -> dict[str, Tensor]:
     """Return the largest errors over all calls of one entrant.
 
-    Each rank passes the errors of its own rows.
+    ranks: the sampled results of each rank.
     """
     calls = zip(*(rank.looks[name] for rank in ranks), strict=True)
     return worst_of([(0, [look.sampled for look in looks]) for looks in calls], [expected])

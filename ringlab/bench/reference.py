@@ -101,7 +101,10 @@ def judge(results: Results, expected: Reference) -> Verdict:
 
 
 def errors(name: str, x: Float[Tensor, "*shape"], true: Float[Tensor, "*shape"]) -> Float[Tensor, "..."]:
-    """Return each row's ‖x − true‖ / ‖true‖, with at least the median row's ‖true‖; for lse |x − true|."""
+    """Return each row's error ‖x − true‖ / ‖true‖, or |x − true| for lse.
+
+    A row is divided by at least the median of all rows' ‖true‖, so that tiny rows do not have huge errors.
+    """
     difference = x.double() - true.double()
     return difference.abs() if name == "lse" else difference.norm(dim=-1) / _lengths(true)
 

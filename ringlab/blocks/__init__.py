@@ -141,7 +141,8 @@ def _named(name: str, tensors: tuple[Tensor, ...]) -> Block:
 def _newest(tensors: tuple[Tensor, ...]) -> Block:
     """Return the newest version of flash-attn that supports these tensors.
 
-    If there is none, return the newest installed version, or else the newest of all, for its reason.
+    If no version does, return one whose `supports` states the reason: the newest installed version, or version 2 if
+    none is installed.
     """
     fitting = (block for block in VERSIONS if _unsupported(block, tensors) is None)
     installed = (block for block in VERSIONS if block.missing() is None)

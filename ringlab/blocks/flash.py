@@ -64,7 +64,7 @@ class FlashAttention(LibraryBlock, StepBlock):
     def _call_forward(
         self, functions: Any, given: dict[str, Any], causal: bool, scale: float
     ) -> tuple[Tensor, ...]:
-        """Return out, lse and possibly more.
+        """Return out, lse and, in some versions, further values that nothing here uses.
 
         given: q, k and v, each (B, L, H, D); or each (tokens, H, D), with cu_seqlens_q, cu_seqlens_k, max_seqlen_q and
         max_seqlen_k.
@@ -281,7 +281,9 @@ class FlashBackward(TilewiseBackward):
 
 @lru_cache(maxsize=4096)
 def calls_of(tiles: Tiles) -> tuple[Tiles, ...]:
-    """Return the tiles in groups, one for each call: full, causal, and mirrored causal tiles, each by rows.
+    """Return the tiles in groups, one for each call: full, causal, and mirrored causal tiles.
+
+    The tiles of a group are sorted by rows.
 
     >>> one, other, before = Tile(0, 2, 0, 2, True), Tile(2, 5, 2, 5, True), Tile(2, 5, 0, 2, False)
     >>> calls_of((one, before, other)) == ((one, other), (before,))

@@ -64,7 +64,7 @@ COMPILERS: dict[str, Any] = {"cpu": "eager", "cuda": "inductor"}
 
 
 class Flex(StepBlock, Handled):
-    """FlexAttention on GPUs from sm_80 on, and on the CPU. Any mask, and a soft cap, but no dropout.
+    """FlexAttention on GPUs from sm_80 on, and on the CPU. It supports any mask and a soft cap, but no dropout.
 
     The head dim of v may differ from that of q and k. FlexAttention has no backward on the CPU, so `Blockwise`
     computes it there.
@@ -131,9 +131,9 @@ class FlexForward:
             self.state = RunningPartial(self.q, v.shape[-1])
         if tiles and self.q.numel():
             self.state.copy_first()
-            # Outside modes, because torch's compiler would try to compile a mode, such as the meter of
-            # memory. The meter therefore sees only the sums that are kept, and not what FlexAttention
-            # allocates. In one grad mode, because torch compiles a separate graph for each.
+            # Leave dispatch modes, because torch's compiler would try to compile a mode, such as the meter of
+            # memory. The meter therefore sees only the sums that are kept, and not the memory that FlexAttention
+            # allocates. Always use the same grad mode, because torch compiles a separate graph for each mode.
             with outside_modes(), torch.no_grad():
                 out, lse = _attend(tiles, self.q, _dense(k), _dense(v), self.scale, rules)
             self.state.add(slice(0, self.q.shape[-2]), Partial(out, lse))
@@ -264,7 +264,7 @@ def block_tables(tiles: Tiles, n_rows: int, n_keys: int, device: torch.device) -
 
     whole = counts == size * size
     some = (counts > 0) & ~whole
-    # BlockMask.from_kv_blocks would derive the lists by keys from those by rows, by many launches.
+    # BlockMask.from_kv_blocks would compute the lists of rows from the lists of keys, with many launches.
     tables = (*listed(some), *listed(whole), *listed(some.T), *listed(whole.T))
     mask = BlockMask((n_rows, n_keys), *tables, BLOCK_SIZE=(size, size), mask_mod=sees)
     return BlockTables(mask, len(intervals))
@@ -305,9 +305,9 @@ def _compiled(
         )  # fmt: skip
         return out, found.lse
 
-    # Each function has a code object and a name of its own. torch refuses to compile a ninth graph of one
-    # code object. And for each name torch remembers the numbers that varied: it would make a scale or a cap
-    # an input of the graph, which FlexAttention does not accept.
+    # Each function has a code object of its own, because torch refuses to compile a ninth graph of one code object.
+    # Each function also has a name of its own. If calls of functions of one name differed in the scale or the cap,
+    # torch would make that number an input of the graph, which FlexAttention does not accept.
     name = re.sub(r"\W+", "_", f"attend_{signature}_{scale}_{softcap}")
     attend.__code__ = attend.__code__.replace(co_name=name)
     return torch.compile(attend, backend=COMPILERS[kind], fullgraph=True)

@@ -154,9 +154,9 @@ class BackwardSteps(Protocol):
     def differentiate(
         self, tiles: tuple[Tile, ...], k: KeyValue, v: Value, rules: TileRules = PLAIN_RULES
     ) -> list[Gradient]:
-        """Return what these queries add to the gradients of the next block.
+        """Return the contribution of these queries to the gradients of the next block.
 
-        Arguments are those of the forward.
+        tiles, k, v, rules: as in the forward.
         """
         ...
 

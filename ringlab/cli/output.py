@@ -27,7 +27,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on std
 # and `style=` for styles.
 people = Console(width=None if sys.stdout.isatty() else 120, markup=False, emoji=False)
 stderr = Console(stderr=True, markup=False, emoji=False)
-_SILENT = 10.0  # if a step has no news, it gets a line in a log only after this many seconds without one
+_SILENT = 10.0  # in a log, the seconds without a line after which a step without news also gets a line
 
 
 def print_json(data: dict[str, Any] | list[dict[str, Any]]) -> None:
@@ -39,9 +39,9 @@ def print_json(data: dict[str, Any] | list[dict[str, Any]]) -> None:
 
 
 def for_people(measured: dict[str, Any], output: Path | None, as_json: bool) -> bool:
-    """Write a result as JSON to `output`, if given, and with --json also print it.
+    """Write a result as JSON to `output`, if given, and print it with --json.
 
-    Return true without --json, because then the result remains to be printed for people.
+    Return whether the caller must still print the result for people, which is so without --json.
     """
     if output is not None:
         output.parent.mkdir(parents=True, exist_ok=True)
@@ -118,10 +118,10 @@ def progress_bar() -> Progress:
 
 @contextmanager
 def counted(description: str, total: int) -> Iterator[Callable[[str], None]]:
-    """Yield a function to call after each of `total` steps, with the news of the step or "".
+    """Yield a function to call after each of `total` steps, with the step's news as a text, or "" without news.
 
-    On a terminal, stderr shows a bar. A log, such as that of a CI job, gets a line for each news, and for a
-    step after a period of silence.
+    On a terminal, stderr shows a bar. A log, such as that of a CI job, gets a line for a step that has news, and for
+    a step that ends more than `_SILENT` seconds after the last line.
     """
     with progress_bar() as bar:
         task = bar.add_task(description, total=total)

@@ -557,7 +557,7 @@ def _alternatives(plan: Plan) -> None:
 
 
 def _how(candidate: Candidate) -> tuple[str, str]:
-    """Return the columns that depend on the purpose: sharing and first token, or layout and recomputation."""
+    """Return two columns: sharing and the time of the first token for serving, else layout and recomputation."""
     from ringlab.cost.planner.serve_time import serving_time
 
     ring = candidate.degrees.ring > 1

@@ -576,7 +576,7 @@ class Files:
         usage = resource.getrusage(resource.RUSAGE_SELF)
         measured = {
             "process_cpu_s": time.process_time(),
-            "load_average": os.getloadavg()[0],  # recorded, because other processes increase wall_s and cpu_s
+            "load_average": os.getloadavg()[0],  # other processes increase wall_s and cpu_s
             "peak_rss_bytes": usage.ru_maxrss * 1024,
             "machine": machine(),
         }

@@ -210,7 +210,7 @@ DEFAULTS: dict[str, Any] = {"learning_rate": 3e-3, "decay": "cosine", "clip": 1.
 class Request:
     """The options of `ringlab train`.
 
-    `sizes` and `fields` contain those of the model and recipe that were passed.
+    sizes: the model's options that were passed. fields: the recipe's other options that were passed.
     """
 
     sizes: dict[str, Any]

@@ -26,7 +26,7 @@ def current_way() -> Key | None:
 
 
 class OnWay(Wrapper):
-    """The transport `comm` with its exchanges on the way called `name`, the same name on all its ranks."""
+    """The transport `comm`, whose exchanges use the way called `name`. All its ranks must pass the same name."""
 
     def __init__(self, comm: Comm, name: str) -> None:
         super().__init__(comm)
@@ -56,7 +56,7 @@ class OnWay(Wrapper):
 
     @contextmanager
     def _posting(self) -> Iterator[None]:
-        token = _current.set(_current.get() or self)  # of nested ways the outer, narrower one counts
+        token = _current.set(_current.get() or self)  # the outermost of nested ways, which has the fewest ranks
         try:
             yield
         finally:

@@ -29,8 +29,8 @@ class OverRing(Trainer):
     layout: the name of a layout, as for `Packing.layout`. Rows of a batch become documents of one sequence
     without padding.
     options: further arguments of `ringlab.hf.context`, such as {"schedule": "burst"}.
-    causal: False for encoders with a head for each token, such as BertForMaskedLM. A label is then that of its own
-    token, not of the next one.
+    causal: False for encoders that predict each token from its own output, such as BertForMaskedLM. Labels are then
+    not shifted.
 
     Trainer itself would read a different batch on each process, count each label once for every rank of a
     ring, and take the mean of losses that are only shares. Here each ring reads one batch, the count is
@@ -101,9 +101,12 @@ class OverRing(Trainer):
         return (loss, outputs) if return_outputs else loss
 
     def _count_and_factor(self, num_items: Any) -> tuple[Any, int]:
-        """Return the number of labels by which a share is divided, None for those of the ring, and the loss's factor."""
+        """Return the number of labels by which a share is divided, and the factor of the loss.
+
+        The number is None if the ring must count its labels.
+        """
         P, world = self._ring().world_size, self.args.world_size
-        # If transformers averages over devices, its number is a sum over all processes, which counts each label P times.
+        # If transformers averages over devices, `num_items` is a sum over processes, and counts each label P times.
         if num_items is not None and self.args.average_tokens_across_devices and world > 1:
             return num_items / P, world
         return num_items, P

@@ -119,7 +119,7 @@ def loss_share(
 
 @torch.no_grad()
 def sum_gradients(model: nn.Module, *rings: Ring | None) -> None:
-    """Replace every parameter's gradient by its SUM over the ranks of all `rings`, bit by bit equal on all.
+    """Replace every parameter's gradient by its SUM over the ranks of all `rings`; all ranks get the same bits.
 
     A rank whose tokens do not use a parameter adds zero. All gradients are sent in one message, in float32 at
     least, and a rank briefly holds P copies of them. For large models use `Degrees`, which lets torch's FSDP

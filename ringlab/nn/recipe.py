@@ -65,7 +65,7 @@ class Recipe:
                 raise TrainingError(f"{name}= at least 1, an integer", f"{value}")
         for name in ("learning_rate", "weight_decay", "final_learning_rate"):
             value = getattr(self, name)
-            if not isinstance(value, (int, float)) or not 0 <= value < math.inf:  # NaN is not between them
+            if not isinstance(value, (int, float)) or not 0 <= value < math.inf:  # false for NaN
                 raise TrainingError(f"{name}= at least 0 and finite", f"{value!r}")
         if self.clip is not None and not (isinstance(self.clip, (int, float)) and self.clip > 0):
             raise TrainingError("clip= a norm above 0, or None", f"{self.clip!r}")

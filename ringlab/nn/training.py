@@ -239,7 +239,7 @@ def _checked(
     """Check this rank's arguments, and return a text that must be equal on all ranks."""
     if not isinstance(recipe, Recipe):
         raise TrainingError("train(ring, recipe) with a ringlab.nn.Recipe", f"a {type(recipe).__name__}")
-    kind = str(device).partition(":")[0]  # a torch.device will do
+    kind = str(device).partition(":")[0]  # `device` may be a torch.device
     if kind not in ("cpu", "cuda"):
         raise DeviceError("device= cpu or cuda", repr(device))
     if kind == "cuda" and not torch.cuda.is_available():

@@ -2,8 +2,8 @@
 
 Per head, a state S of D × Dv numbers passes from token to token. With decay α_t = e^(g_t) and β_t,
 
-    R_t = α_t S_{t−1}                                 what is left of the state
-    u_t = v_t,  or  β_t (v_t − R_tᵀ k_t)              what is written; with β, the delta rule
+    R_t = α_t S_{t−1}                                 the part of the state that is left
+    u_t = v_t,  or  β_t (v_t − R_tᵀ k_t)              the value that is written; with β, the delta rule
     S_t = R_t + k_t u_tᵀ                              o_t = scale · S_tᵀ q_t
 
 With β, S_t = α_t (I − β_t k_t k_tᵀ) S_{t−1} + β_t k_t v_tᵀ (arXiv 2412.06464). Without decay α_t is 1. The

@@ -109,7 +109,7 @@ def rows_of_backward(
 ) -> BackwardRows:
     """Return this rank's rows with everything that backward needs.
 
-    If lse has a gradient and another block backend therefore replaces the call's, record that.
+    If lse has a gradient, some block backends are replaced by another one. Record the replacement in the trace.
     """
     delta = call.ring.compute("delta", row_delta, dout, out, dlse)
     if dlse is not None:

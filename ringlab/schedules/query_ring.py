@@ -85,7 +85,7 @@ class BurstSchedule(QueryRingSchedule):
 
 
 def _against_the_ring(call: AttentionCall) -> tuple[int, ...]:
-    """Return the offsets of the queries' stops. A block at distance d is d ranks behind, so d is negated."""
+    """Return the offsets of the queries' stops. A stop at distance d is d ranks behind, so d is negated."""
     return tuple(-distance % call.ring.world_size for distance in call.offsets)
 
 

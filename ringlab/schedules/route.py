@@ -55,10 +55,10 @@ def circulate(
 class Couriers:
     """A courier is a sum that follows a K/V block one step behind, grows at every stop, and then returns.
 
-    On one rank, this object receives and sends whichever courier is present. At each stop, call `arrived`,
-    and then `send_on` with the grown sum. After the last stop, `own` is the sum of this rank's own block.
+    This object receives and sends the couriers that stop at one rank. At each stop, call `arrived`, and then
+    `send_on` with the grown sum. After the last stop, `own` returns the sum of this rank's own block.
     Tensors sent from the first stop may be a block backend's own result, to which other code may still
-    refer. Only for these tensors, the memory is neither handed over nor reused.
+    refer. The memory of these tensors is therefore neither handed over nor reused.
     """
 
     def __init__(self, call: AttentionCall, offsets: Sequence[int], tag: str) -> None:
@@ -89,7 +89,7 @@ class Couriers:
             )
             if step == 0:
                 self.sent = None  # the tensors may belong to a block backend, so their memory is not reused
-        elif offsets[step] % ring.world_size:  # if not, this rank is the owner and keeps them
+        elif offsets[step] % ring.world_size:  # otherwise this rank is the owner, and keeps the tensors
             self.work = self._send_home(tensors, release_after_send=step > 0)
 
     def own(self) -> Tensors:

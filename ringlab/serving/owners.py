@@ -66,7 +66,7 @@ def own_heads(comm: Comm, heads: int) -> slice:
 
 
 def exchange_heads(comm: Comm, x: Float[Tensor, "B H N D"], tag: str) -> list[Float[Tensor, "B own N D"]]:
-    """Return what each rank has for this rank's heads, in rank order, by an all-to-all of P − 1 messages."""
+    """Return each rank's part of `x` for this rank's heads, in rank order, by an all-to-all of P − 1 messages."""
     parts = list(x.chunk(comm.world_size, dim=1))
     works = {}
     for distance in range(1, comm.world_size):

@@ -243,9 +243,9 @@ def _charts(traces: Sequence[Trace], names: Sequence[str]) -> list[Chart]:
 
 
 def _visible(charts: list[Chart]) -> list[Chart]:
-    """Return the charts without bars of messages at rest where no message takes time.
+    """Return the charts. If no message takes time, leave out the bars of messages that do not move.
 
-    Such bars would only repeat what the bars of computations and waits show.
+    Those bars would only repeat the times of computations and waits.
     """
     if any(bar.kind in ("transit", "message") and bar.end > bar.start for one in charts for bar in one.bars):
         return charts

@@ -78,7 +78,7 @@ def _cast(interpreter: ModuleType, original: Operation) -> Operation:
 
 
 def _binary(interpreter: ModuleType, original: Operation) -> Operation:
-    """Return operations on two bfloat16 numbers. Every comparison then returns an int1."""
+    """Return operations on two bfloat16 numbers. Comparisons return an int1, for all other dtypes too."""
     handle, tl = interpreter.TensorHandle, interpreter.tl
 
     def binary_op(self: Any, lhs: Any, rhs: Any, op: Any) -> Any:

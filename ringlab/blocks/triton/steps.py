@@ -325,7 +325,7 @@ def dense_rows(x: Shaped[Tensor, "B H L"]) -> Float[Tensor, "B H L"]:
 
 
 def _starts_evenly(x: Tensor) -> bool:
-    """Return whether `x` begins at a multiple of 16 bytes. Triton would compile another, slower kernel for others."""
+    """Return whether `x` begins at a multiple of 16 bytes. For other tensors Triton would compile a slower kernel."""
     return x.storage_offset() * x.element_size() % 16 == 0
 
 

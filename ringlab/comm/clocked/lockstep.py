@@ -82,8 +82,8 @@ class Lockstep(Timeline):
 class Blocks:
     """The blocks of tokens that messages carry.
 
-    lengths: the number of tokens in each rank's block. sent, received: for each exchange, the owner of the
-    block that it sends, or receives, as a number of ranks behind the rank.
+    lengths: the number of tokens in each rank's block. sent, received: for each exchange, how many ranks behind this
+    rank the owner of the sent, or received, block is.
     """
 
     lengths: Int[np.ndarray, " P"]

@@ -47,14 +47,14 @@ _uses: dict[str, Iterator[int]] = defaultdict(itertools.count)
 
 
 class DistributedComm(Comm):
-    """This process's end of a torch.distributed process group. None means the default group.
+    """This process's end of the torch.distributed process group `group`. None means the default group.
 
     Every rank of the group must make one. A wait of more than `timeout` seconds is an error. Peers are
     numbered within the group. `note` is called with a line about each action of this rank; `doing` is the
-    last line. `headers` is needed if `group` does not carry CPU tensors: a group of the same processes that
-    does. `close` closes it.
+    last line. If `group` does not carry CPU tensors, pass as `headers` a group of the same processes that does.
+    `close` also closes that group.
 
-    Raises: BackendError if no group carries CPU tensors, which headers are.
+    Raises: BackendError if neither group carries CPU tensors. Headers are CPU tensors.
     """
 
     def __init__(

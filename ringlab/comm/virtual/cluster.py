@@ -214,7 +214,7 @@ class _Scheduler:
             send.partner = receive
 
     def give(self, work: _VirtualWork) -> None:
-        """Complete the messages that `work` gives away. Its rank waits and no longer needs their tensors."""
+        """Complete the messages that `work` gives away. The rank of `work` waits, and no longer needs the tensors."""
         for half in list(work.open_ends):
             half.free = True
             if half.partner is not None:
@@ -237,8 +237,8 @@ class _Scheduler:
                 self.turns.ready.append(thread)
         if problem:
             return
-        # This runs on the thread of the rank that posted last, so the modes of a program would see only some
-        # of its messages. They must therefore see none.
+        # This runs on the thread of the rank that posted last. Dispatch modes of a rank's program would therefore
+        # see only some of the rank's messages, so they are left, and see none.
         meeting = self.streams.meeting(send.rank, receive.rank, send.tensor, receive.tensor)
         with outside_modes(), meeting:
             if send.given and receive.given:

@@ -40,7 +40,7 @@ class Turns:
         """Run the ranks until all have ended. Computations that are not `thread_safe` run on this thread.
 
         `stuck` is called when no rank can continue. It makes ranks ready, or no rank if all ranks have ended.
-        Raises: an error that occurred while a rank that had ended passed on its turn.
+        Raises: the error of a rank that could not pass on its turn after its program had ended.
         """
         try:
             self.pass_on()

@@ -99,7 +99,7 @@ def _raise_killed(fault: Fault) -> None:
 
 
 class Faulty(Wrapper):
-    """The transport `comm` with those of `faults` that are for this rank.
+    """The transport `comm`, in which this rank's faults among `faults` happen.
 
     Wrap all ranks or no rank, because both ends must number the messages. For a kill, `die` is called to end
     this rank; by default it raises RankKilled. `fired` lists the faults that have happened.
