@@ -152,7 +152,7 @@ def ring_attention(
     which tokens it contains, so only this comparison notices tokens of another rank, or of another layout
     with equal lengths.
 
-    Only first derivatives by backward are supported. Others raise GradientError. torch.compile makes the
+    Only first derivatives by backward are supported. Other derivatives raise GradientError. torch.compile makes the
     call one operator of its graph; a block or schedule object that is not `ringlab.handles.Handled` ends the
     graph.
 
@@ -230,8 +230,8 @@ def run(
 ) -> tuple[Tensor, Tensor]:
     """Return (out, lse) of this rank's rows, differentiable in q, k, v and `weights`.
 
-    weights: the sinks, or the weights of an expansion. lse is empty if the caller did not ask for lse and a
-    schedule would have to send it.
+    weights: the sinks, or the weights of an expansion. If the caller did not ask for lse, it is empty under
+    schedules that would have to send it.
     """
     out, lse = _RingAttention.apply(call, graph_anchor(q, k, v, *weights), q, k, v, *weights)
     return out, lse

@@ -414,7 +414,7 @@ def _joined(parts: list[tuple[int, int]]) -> tuple[Run, ...]:
 
 
 def _runs_of_pieces(S: int, chunk: int, period: int, turns: tuple[int, ...]) -> tuple[Run, ...]:
-    """Return a run of step 1 for each piece of a rank, which has these `turns` in every period."""
+    """Return a run of step 1 for each piece of a rank. In every period, the rank gets the pieces at `turns`."""
     pieces = sorted(piece for turn in turns for piece in range(turn, -(-S // chunk), period))
     return tuple(Run(piece * chunk, 1, min(chunk, S - piece * chunk)) for piece in pieces)
 

@@ -119,7 +119,7 @@ def _named(ranks: list[int]) -> str:
 
 @contextmanager
 def errors_told(comm: Comm | None) -> Iterator[None]:
-    """Send an exception that the block raises to the other ranks, which would otherwise wait for this rank.
+    """Send an exception raised inside this context to the other ranks, which would otherwise wait for this rank.
 
     comm: None if the ranks do not compare their calls.
     """

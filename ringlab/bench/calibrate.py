@@ -4,7 +4,7 @@ P gloo processes, each with one thread, measure tiles of attention, exchanges be
 ring itself at several lengths. The three kinds of measurement alternate, round after round, so that a slow
 minute of the machine slows all of them alike. `ringlab.cost.fit` makes a hardware file from the times of the
 tiles and the exchanges. The ring is simulated with this file, and the prediction is compared with the
-measured ring. A ring of very few tokens, whose tiles take almost no time, shows the time that each step
+measured ring. A ring of `FEW` tokens, whose tiles take almost no time, shows the time that each step
 takes regardless of the length. The model leaves out that gloo's copies slow down the computation.
 """
 

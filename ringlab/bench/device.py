@@ -86,7 +86,7 @@ class Clock(Protocol):
         ...
 
     def settle(self) -> None:
-        """Clear the caches, and queue enough work on a device that it need not wait for the next launch."""
+        """Clear the caches. Queue so much work that the device need not wait for the next launch."""
         ...
 
 

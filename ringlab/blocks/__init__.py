@@ -66,8 +66,8 @@ def get_block(
     """Return the block backend called `name`, after a check that it supports tensors like `q`.
 
     "auto" means the first block of `AUTO` that supports `q` and `v` and meets all requirements itself. A
-    library's block, such as `native`, passes tiles with requirements to `blockwise`, so "auto" skips it if
-    there are any. A block object is returned unchanged.
+    library's block, such as `native`, passes tiles with requirements to `blockwise`, so "auto" skips such a
+    block if there are requirements. A block object is returned unchanged.
     requirements: the score rules that the block must support, among "softcap" and "dropout". v: the values,
     if their head dim differs from that of `q`.
     Raises: BackendError for an unknown name, for an object that is not a block, or for a block that does not
@@ -114,7 +114,7 @@ def record_block(comm: Comm, asked: str | Block, chosen: Block, requirements: fr
 
 
 def record_short_tiles(comm: Comm, block: Block, sizes: Iterable[tuple[int, int]]) -> None:
-    """Record in the trace of `comm` that `blockwise` computes some tiles, if they are too short for `block`.
+    """Record in the trace of `comm` that `blockwise` computes the tiles that are too short for `block`, if any are.
 
     sizes: the number of rows and the number of keys of each tile.
 

@@ -20,9 +20,9 @@ _aten = torch.ops.aten
 class Cudnn(LibraryBlock):
     """Attention of cuDNN 9, for float16 and bfloat16 on GPUs from sm_80 on. The head dims of v and q may differ.
 
-    Its limits are those that torch checks before `scaled_dot_product_attention` chooses cuDNN. Tiles with one
-    row or one key are computed by `Blockwise`: cuDNN does not support one key, and on Blackwell some of its
-    versions do not support one row. Its backward does not give the same bits every time.
+    The limits are those that torch checks before `scaled_dot_product_attention` chooses cuDNN. `Blockwise`
+    computes tiles with one row or one key: cuDNN does not support one key, and on Blackwell some of its versions do
+    not support one row. The backward of cuDNN does not give the same bits every time.
     Source: PyTorch, aten/src/ATen/native/transformers/cuda/sdp_utils.cpp and aten/src/ATen/native/cudnn/MHA.cpp.
     """
 

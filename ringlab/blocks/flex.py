@@ -139,7 +139,7 @@ class FlexForward:
             self.state.add(slice(0, self.q.shape[-2]), Partial(out, lse))
 
     def partial(self) -> Partial:
-        """Return the partial over all blocks so far, of which there must be at least one."""
+        """Return the partial over all blocks so far. There must be at least one."""
         assert self.state is not None
         return self.state.value()
 

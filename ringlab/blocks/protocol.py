@@ -167,7 +167,7 @@ class BackwardSteps(Protocol):
 
 @runtime_checkable
 class StepBlock(Block, Protocol):
-    """A block backend that computes all tiles of a K/V block at once, given the number of blocks in advance.
+    """A block backend that computes all tiles of a K/V block at once. It must know the number of blocks in advance.
 
     `TritonBlock`, `Flex` and `FlashAttention` are StepBlocks. `Naive`, `Blockwise`, `Native` and `Cudnn` are not.
     """

@@ -163,7 +163,7 @@ class TilewiseForward:
         return Partial(part.out.flip(-2), part.lse.flip(-1))
 
     def partial(self) -> Partial:
-        """Return the partial over all blocks so far, of which there must be at least one."""
+        """Return the partial over all blocks so far. There must be at least one."""
         assert self.state is not None
         return self.state.value()
 

@@ -174,9 +174,9 @@ def _given(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def _here(request: Request) -> dict[str, Any]:
-    """Run on virtual ranks.
+    """Run on virtual ranks, or without a ring if neither `ranks` nor a window is given.
 
-    Without `ranks` and without a window, which needs a ring, run on this process only.
+    A window needs a ring, so it runs on one virtual rank if `ranks` is not given.
     """
     from ringlab.comm.virtual.cluster import VirtualCluster
 

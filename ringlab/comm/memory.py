@@ -52,7 +52,7 @@ class MemoryMeter:
         return MemoryReport(self.rank, self.peak_bytes, self.largest_bytes, self.live_bytes)
 
     def ignore(self, tensor: AnyTensor) -> None:
-        """Do not count the memory of `tensor`, made elsewhere, unless the meter knows it already."""
+        """Do not count the memory of `tensor`, unless it is counted already. Other code has made the tensor."""
         storage = tensor.untyped_storage()
         if storage._cdata not in self._storages:
             self._remember(storage, 0)

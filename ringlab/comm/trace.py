@@ -125,7 +125,7 @@ class Trace:
 
     @property
     def launches(self) -> bool:
-        """Whether ranks computed on GPUs. If so, the times of computations are the times of their launches."""
+        """Return whether ranks computed on GPUs. If so, the times of computations are the times of their launches."""
         return any(isinstance(e, Exchange) and e.stall is not None for e in self.events)
 
     def exposed(self, rank: int | None = None) -> float:

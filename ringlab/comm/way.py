@@ -56,7 +56,8 @@ class OnWay(Wrapper):
 
     @contextmanager
     def _posting(self) -> Iterator[None]:
-        token = _current.set(_current.get() or self)  # the outermost of nested ways, which has the fewest ranks
+        # Of nested ways, use the outermost, which has the fewest ranks.
+        token = _current.set(_current.get() or self)
         try:
             yield
         finally:

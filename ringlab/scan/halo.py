@@ -33,8 +33,8 @@ class Halo:
     """The tokens that one rank needs from others, and the places of the tokens before each of its tokens.
 
     sources: (L, tokens) indices of each token's predecessors, the nearest first; −1 if the document has no
-    such token. The indices count the rank's own tokens first, and then the arriving ones. arriving: (rank, local indices
-    on that rank) in the order of arrival.
+    such token. The indices count the rank's own tokens first, and then the arriving ones.
+    arriving: (rank, local indices on that rank) in the order of arrival.
     """
 
     sources: np.ndarray

@@ -56,7 +56,7 @@ class AttentionCall:
         return self._plan.of_rank(self.ring.rank if rank is None else rank)[origin]
 
     def record_short_tiles(self) -> None:
-        """Record in the trace if tiles are too short for the block backend and another computes them."""
+        """Record in the trace that `blockwise` computes the tiles that are too short for the block, if any are."""
         tiles = (tile for origin in range(self.ring.world_size) for tile in self.tiles(origin))
         sizes = ((tile.q_stop - tile.q_start, tile.k_stop - tile.k_start) for tile in tiles)
         record_short_tiles(self.ring.comm, self.block, sizes)

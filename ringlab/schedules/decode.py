@@ -195,7 +195,7 @@ def _operator(
     order: Tensor, q: Tensor, sinks: Tensor | None, handles: list[int], block: str, scale: float | None,
     softcap: float | None, merge: str, return_lse: bool, validate: bool, value_dim: int,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Return out and, if it is asked for, lse. Runs with the graph.
+    """Return out and, if it is asked for, lse. This operator runs with the graph of torch.compile.
 
     order: see `ringlab.torch_modes.ORDER`.
     """

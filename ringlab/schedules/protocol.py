@@ -20,7 +20,7 @@ from ringlab.types import BlockTensor, Out, Query, RowState
 class ForwardResult(NamedTuple):
     """The forward of one rank: its rows of out (in q's dtype) and lse, and the tensors saved for backward.
 
-    lse is empty if the caller did not ask for it and the schedule would have had to send it.
+    If the caller did not ask for lse, it is empty under schedules that would have to send it.
     """
 
     out: Tensor

@@ -214,10 +214,9 @@ def _seen(stretches: Iterable[_Stretch], start: int, stop: int) -> tuple[_Stretc
 
 
 def _one_band(above: _Band, below: _Band) -> _Band | None:
-    """Return both bands as one if they are adjacent and one list of stretches describes both, or else None.
+    """Return both bands as one, or None if they are not adjacent or no single list of stretches describes both.
 
-    This list is that of one of the bands or, as for the rows of a window, the union of both bands'
-    stretches.
+    The list is that of one of the bands, or the union of both bands' stretches, as for the rows of a window.
     """
     if above.stop != below.start:
         return None

@@ -162,7 +162,7 @@ class Message:
 class Expected:
     """The message that this rank receives.
 
-    `met_elsewhere`: whether the code that moves the tensors waits for the header, and `wait` does not.
+    `met_elsewhere`: whether the code that moves the tensors waits for the header, so that `wait` need not.
     """
 
     met_elsewhere = False
