@@ -74,7 +74,7 @@ def read(
 def apply(hunks: str, base: str, where: str = "edits") -> str:
     """Return `base` with the hunks applied one after the other. Empty `hunks` leave `base` unchanged.
 
-    Raises: EditError, with `where` and the number of the hunk, if a line or a hunk is invalid, or if a hunk's context
+    Raises: EditError, with `where` and the number of the hunk, for an invalid line or hunk, or a hunk whose context
     and removed lines do not occur exactly once.
     """
     lines = base.split("\n")

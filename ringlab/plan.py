@@ -3,9 +3,9 @@
 `AttentionCall.tiles` looks up the tiles in this plan whenever a K/V block arrives.
 
 Take a run of queries and a run of keys with the same step. Row i sees key j where start_q + step·i ≥ start_k
-+ step·j, that is where j ≤ i + d with d = floor((start_q − start_k) / step). A pair of runs is therefore
-skipped (no pair visible), full (all pairs visible), causal (d = 0), or causal after cutting off d keys that
-every row sees or d rows that see no key. The layouts of `ringlab.layout` need at most one such cut. A block
++ step·j, that is where j ≤ i + d with d = floor((start_q − start_k) / step). Two runs are therefore skipped (no key
+is visible), full (every key is visible to every row), causal (d = 0), or causal after a cut. For d > 0 the cut
+removes d keys that every row sees, for d < 0 it removes −d rows that see no key. The layouts of `ringlab.layout` need at most one such cut. A block
 backend needs no mask beyond `causal: bool`, and causal tiles are square. If a `ringlab.mask.Mask` has other
 rules, the runs are first cut at the bounds of documents and prefixes, so that one simple rule describes each
 pair of runs. With a sliding window the visible pairs are a band (`ringlab.tile`).

@@ -263,7 +263,7 @@ def commit() -> str:
 
 @cache
 def source() -> str:
-    """Return a digest of ringlab's Python files, which is equal if the files are, committed or not."""
+    """Return a digest of ringlab's Python files. Equal files have equal digests, committed or not."""
     folder = Path(ringlab.__file__).resolve().parent
     digest = hashlib.sha256()
     for file in sorted(folder.rglob("*.py")):

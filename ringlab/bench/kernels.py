@@ -31,8 +31,8 @@ def bench_kernels(
 ) -> dict[str, Any]:
     """Return times, TFLOP/s, errors and speed ratios of each mask and pass, for JSON; times in seconds.
 
-    A block with the name of one of torch's own backends is called "cudnn block" or "flash block" in the result, and
-    "computed_by" names the block that computes, such as flash-3.
+    ringlab's blocks `cudnn` and `flash` have the names of torch's own backends, so the result calls them "cudnn block"
+    and "flash block". "computed_by" names the block that computes, such as flash-3.
     `masks` are values of `causal`; `progress` is called after every round, 3 + `rounds` times a case.
     Raises: DeviceError without a GPU.
     """

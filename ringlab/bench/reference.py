@@ -2,10 +2,10 @@
 
 The oracle would need the whole S×S matrix of scores, which does not fit into memory at this size. Here lse
 and delta of all rows are computed in float64, a few rows at a time. Then out, lse and dq of any rows, and dk
-and dv of any keys, can be computed from them. The same function in the dtype of the inputs gives the bound.
-The error of a row may be twice the error of this plain implementation in its worst row, plus a unit of last
-place for storing the result, plus the effect of a rounded `out` on delta (see part 2 of
-ringlab.conformance.tolerance).
+and dv of any keys, can be computed from them. The same function in the dtype of the inputs is the plain
+implementation, whose error sets the bound. The largest allowed error of a row is a sum: twice the error of the plain
+implementation in its worst row, a unit of last place for storing the result, and the effect of a rounded `out` on
+delta (see part 2 of ringlab.conformance.tolerance).
 
 The check finds errors that occur at full size, such as rows and keys that are not visited, wrong masks,
 strides and indices that overflow, or a lost rescaling. One missing key among 16k changes `out` by less than

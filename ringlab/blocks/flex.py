@@ -6,7 +6,7 @@ squares of 128 × 128 scores that contain a visible pair, and FlexAttention comp
 
 On a GPU torch compiles FlexAttention to a Triton kernel. A ring of equal shards needs one kernel for the
 forward and one pair for the backward, and twice as many if some rows see two intervals of keys, as with a
-prefix and a window. The first call of each takes seconds. When shards of a second length come, torch
+prefix and a window. The first call of each kernel takes seconds. At the first shard of a second length, torch
 compiles the kernels once more, now for all lengths. Lengths up to 128 and longer ones have separate kernels.
 
 FlexAttention's own backward uses the lse of one block, not the ring's lse. With the weight w = e^(lse of the

@@ -56,8 +56,8 @@ def valid_tokens(labels: Int[Tensor, "B L"], *rings: Ring | None) -> int:
     """Return the number of labels that count on all ranks of the `rings`.
 
     rings: the ring of the sequence and, with data parallelism, also the ring of the replicas, as in
-    valid_tokens(labels, cp, dp). With only cp, a replica without labels would raise an error while the other
-    replicas continue, and all replicas would have the same weight in the loss, however many labels they have.
+    valid_tokens(labels, cp, dp). With cp alone, all replicas would have the same weight in the loss, however many
+    labels they have. A replica without labels would raise an error while the other replicas continue.
     Raises: TrainingError, on every rank of the rings, if no label counts.
 
     >>> valid_tokens(torch.tensor([[6, IGNORE, 8, IGNORE]]))

@@ -81,11 +81,10 @@ def of_batch(batch: Mapping[str, Any]) -> Fields:
     """Return the fields for a batch as a collator returns it.
 
     Documents are read from "position_ids", "seq_idx" and cu_seqlens under any of its names, such as
-    "cu_seq_lens_q". All of these entries that the batch has must agree. Without them, each row is a document,
-    without the padding that "attention_mask" marks.
-    Raises: MaskError for entries that contradict each other, for padding together with entries that cannot express
-    it, and for entries that describe documents but could be read in more than one way, such as
-    "segment_ids".
+    "cu_seq_lens_q". If the batch has several of these entries, they must agree. If it has none of them, each row is
+    a document, without the padding that "attention_mask" marks.
+    Raises: MaskError for entries that contradict each other; for padding beside entries that cannot express it; for
+    entries that describe documents in a form that is not read, such as "segment_ids".
     """
     shape, mask = _shape(batch), batch.get("attention_mask")
     _check_all_are_read(batch)

@@ -9,8 +9,8 @@ This model differs from real networks in three ways. First, the port of the RECE
 model, so if many ranks send to one rank at the same time, it receives all messages together. Second, in an
 all-gather each rank makes P − 1 sends through one port, one after the other, whereas NCCL's ring all-gather
 uses all rails between nodes and can be several times faster. Third, in the model a rank's exchanges over
-different kinds of link do not wait for each other, and if no rank could continue otherwise, a message that
-is ready overtakes messages posted before it. NCCL runs the exchanges of one communicator in the order of
+different kinds of link do not wait for each other. If no rank can continue otherwise, a message that is ready even
+overtakes messages posted before it. NCCL, by contrast, runs the exchanges of one communicator in the order of
 posting, so a real backward whose hops are not hidden may be slower than in the model.
 
 All ranks advance together, with one NumPy operation for all of them, so the cost grows with the length of the
