@@ -87,7 +87,7 @@ def outside_transforms() -> AbstractContextManager[Any]:
     """Return a context in which tensors can be made and sent as if no transform of torch.func were active."""
     if not _transformed():
         return nullcontext()
-    from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack  # no public name either
+    from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack  # no public name for it
 
     return temporarily_clear_interpreter_stack()
 

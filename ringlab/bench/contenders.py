@@ -130,7 +130,7 @@ def sdpa(backend: SDPBackend) -> Attend:
 
     def attend(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Tensor, None]:
         with sdpa_kernel(backend), warnings.catch_warnings():
-            # Without a usable backend torch warns about each one and then raises, and the error is enough.
+            # If no backend can run, torch warns about each backend and then raises an error, which is enough.
             warnings.simplefilter("ignore")
             return F.scaled_dot_product_attention(q, k, v, is_causal=causal), None
 

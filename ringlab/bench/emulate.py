@@ -115,7 +115,7 @@ def _tiles_alone(
         k, v = (keys_of[i].narrow(-2, tile.k_start, tile.k_stop - tile.k_start) for i in (1, 2))
         part = block.forward(q, k, v, causal=tile.causal, scale=scale)
         if gradients:
-            # delta is left out here, so the block computes it.
+            # The second lse takes the place of delta, because the native block computes delta itself.
             rows = BackwardRows(dout, q, part.out, part.lse, part.lse)
             block.backward(rows, k, v, causal=tile.causal, scale=scale)
 

@@ -102,7 +102,7 @@ def _after(module: nn.Module, _: Any, output: Any) -> None:
 @torch.compiler.disable
 def _begin(model: PreTrainedModel) -> None:
     around = held_or_none()
-    if around is None or around.running is not None:  # this module is a part of the running model
+    if around is None or around.running is not None:  # no context, or a part of the running model
         return
     around.running, around.shared = model, False
     if (error := _refusal(model)) is not None:
@@ -178,7 +178,7 @@ def _end(model: PreTrainedModel, output: Any) -> None:
     if around is None or around.running is not model:
         return
     around.running = None
-    if output is None:  # the forward raised
+    if output is None:  # the forward raised an error
         return
     loss, others = _parts(output)
     length = around.context.layout.length(around.context.ring.rank)

@@ -286,7 +286,7 @@ class _ClockedComm(Comm):
             number = self.taken.get(source, 0)
             self.taken[source] = number + 1
             before, form = self.one_before
-            if receive is not before:  # two buffers alternate, so the same tensors return every second time
+            if receive is not before:  # a ring has two receive buffers in turn
                 form = forms.form(receive)
             self.one_before, self.last = self.last, (receive, form)
             log.source.append(source)

@@ -255,7 +255,7 @@ def join(
         if transport == "nccl":
             dist.all_reduce(torch.zeros(1, device="cuda"))
         carriers = _carriers(transport, rank, world_size, timeout, limit)
-    except BackendError:  # all ranks get it, and may now connect by another transport
+    except BackendError:  # raised on all ranks, which may then connect by another transport
         dist.destroy_process_group()
         raise
     except RuntimeError as error:  # gloo's errors have no class of their own

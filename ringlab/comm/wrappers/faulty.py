@@ -146,7 +146,7 @@ class Faulty(Wrapper):
     def _post(self, fault: Fault | None, outgoing: _End, incoming: _End) -> Work:
         kind = fault.kind if fault is not None and outgoing.tensors else None
         if fault is not None and fault.kind == "delay":
-            late = partial(copy_context().run, self._both, outgoing, incoming)  # on the way of this exchange
+            late = partial(copy_context().run, self._both, outgoing, incoming)  # keeps the current way
             self._late = _Late(self, fault.seconds, late)
             return self._late
         if kind == "drop":

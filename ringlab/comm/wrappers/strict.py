@@ -38,7 +38,7 @@ class Strict(Wrapper):
         Raises: CommError if a receive buffer shares memory with a sent tensor. `wait` raises CommError if a
         sent tensor was written.
         """
-        if tag.startswith(CONTROL):  # the transport's own message
+        if tag.startswith(CONTROL):  # a control message, without data of the program
             return self.inner.exchange(send=send, to=to, receive=receive, source=source, tag=tag)
         index, self._count = self._count, self._count + 1
         memory = {t.untyped_storage().data_ptr() for t in send if t.numel()}
