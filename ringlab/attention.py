@@ -133,9 +133,9 @@ def ring_attention(
     only that rank's part: sum it over the ranks.
     block: "native", "blockwise", "naive", "triton", "cudnn", "flash", "flex", or "auto", whose choice is
     recorded in the trace; or a block object such as TritonBlock(precision="tf32x3"). All blocks support
-    softcap, and all but "flex" support dropout; "native", "cudnn" and "flash" let "blockwise" compute such
-    tiles, which is also recorded in the trace. "flash" is the newest installed version of flash-attn that
-    supports the tensors.
+    softcap, and all but "flex" support dropout. With softcap or dropout, "native", "cudnn" and "flash" let
+    "blockwise" compute all tiles, which is also recorded in the trace. "flash" is the newest installed version
+    of flash-attn that supports the tensors.
     schedule: how rows and K/V blocks meet, one of `ringlab.schedules`: "ring", "allgather", "ulysses",
     "hybrid(ring=4, ulysses=2)", "double-ring(node=8)", "query-ring", "burst", "bidirectional",
     "multi-ring(rings=4)"; or a schedule object.

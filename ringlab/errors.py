@@ -149,7 +149,7 @@ class SandboxError(RinglabError, RuntimeError):
 
 
 def apart(*numbers: float, digits: int = 6, kind: str = "g") -> tuple[str, ...]:
-    """Return numbers as texts of `digits` digits, or of more if unequal numbers would otherwise look equal.
+    """Return numbers as texts of `digits` digits, or of more digits if unequal numbers would look equal.
 
     kind: the format "g", "f" or "e" of Python.
 

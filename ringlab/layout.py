@@ -362,9 +362,10 @@ def per_document(lengths: Sequence[int], P: int) -> Layout:
 
     The first n mod 2P tokens of a document of n tokens are set aside, and the rest is cut into 2P equal
     pieces. Rank r owns pieces r and 2P−1−r, so all ranks have equally many of these tokens and equal causal
-    work. A document of fewer than 2P tokens is thus set aside entirely. The groups of tokens that were set
-    aside are dealt as wholes, the longest first, each to the rank that has the fewest tokens so far. Each of
-    these tokens sees fewer than 2P keys. Each rank stores its tokens in ascending order.
+    work. A document of fewer than 2P tokens is thus set aside entirely. The tokens of a document
+    that were set aside stay together. These groups are dealt from the longest to the shortest, each to the rank
+    that has the fewest tokens so far. Each of their tokens sees fewer than 2P keys.
+    Each rank stores its tokens in ascending order.
 
     Raises: LayoutError unless the lengths are integers ≥ 0 and P is an integer ≥ 1.
 

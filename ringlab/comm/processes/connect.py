@@ -228,7 +228,7 @@ def join(
     options: further options of DistributedComm. `closing` closes the result.
 
     Raises: BackendError if a process group is open already, if this rank has no GPU, or if ranks share a GPU
-    that `transport` does not share; TransportTimeout if the ranks do not connect.
+    and `transport` does not support this; TransportTimeout if the ranks do not connect.
     """
     if dist.is_initialized():
         raise BackendError("no process group yet", "one is open", "use ringlab.Ring.of_group() on it")

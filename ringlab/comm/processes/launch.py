@@ -53,9 +53,9 @@ def launch(
     quarters of the timeout, or `message_timeout` if that is less.
     threads: the number of threads on which each rank computes.
     transport: see `connect`. On a GPU, each rank's CUDA device is set.
-    watch: a function that this process calls with the trace so far: while the ranks run, whenever the trace
-    has grown, and once after they have ended. It uses the same processor as the ranks. `gantt.live` draws
-    the trace.
+    watch: a function that this process calls with the trace so far. While the ranks run, it is called whenever
+    the trace has grown, and after they have ended, once more. It uses the same processor as the ranks.
+    `gantt.live` draws the trace.
     faults, memory: as for `VirtualCluster`.
 
     Raises: RankFailedError with the traceback of the rank that failed first, with the rank's exception as its
