@@ -871,6 +871,19 @@ def test_an_argument_that_one_layout_alone_takes_is_asked_there_and_said_so() ->
     assert quick(partial(attend, wrong="no_grad"), **claims).failed == ["pairs"]
 
 
+def test_a_refusal_on_one_rank_alone_names_the_numbers_of_ranks() -> None:
+    def attend(q, k, v, *, ring, layout, causal, cu_seqlens=None):
+        documents = () if cu_seqlens is None else tuple(cu_seqlens.diff().tolist())
+        if documents and ring.world_size == 1:
+            raise NotImplementedError("no documents on one rank")
+        mask = Mask(causal, documents=documents)
+        return ring_attention(q, k, v, ring=ring, layout=layout, mask=mask, return_lse=True)
+
+    claims: dict[str, Any] = {"layouts": ("zigzag",), "causal": (True,)}
+    found = evidence(quick(attend, only=("documents",), **claims), "documents")
+    assert "only P=3 zigzag causal: " in found and "(P=1 zigzag causal)" in found, found
+
+
 def one_at_a_time(
     q, k, v, *, ring, layout, causal, window=None, softcap=None, prefix=0, cu_seqlens=None, lost=True
 ):

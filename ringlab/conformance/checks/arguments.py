@@ -198,8 +198,7 @@ class Argument:
         if self.names and not given and all(any(form in text for form in FORMS) for text in troubles):
             other = f"does not apply: could not be asked, {self.what} may have another form: {troubles[0]}"
             return Verdict(True, other[:300])
-        where = ", ".join(dict.fromkeys(_where(ran.run) for ran in refused))
-        only = ", ".join(dict.fromkeys(_where(ran.run) for ran in given))
+        only, where = _apart([ran.run for ran in given], [ran.run for ran in refused])
         words = [
             f"only {only}: {verdict.evidence}" if given and verdict.evidence else "",
             f"refused: {troubles[0]} ({where})",
@@ -253,8 +252,17 @@ def place_of(run: Run) -> Place:
     return run.layout, run.causal, run.P
 
 
-def _where(run: Run) -> str:
-    return f"P={run.P} {run.layout} {'causal' if run.causal else 'full'}"
+def _apart(given: Sequence[Run], refused: Sequence[Run]) -> tuple[str, str]:
+    """Return the places of both in words, with the numbers of ranks only if nothing else tells them apart."""
+
+    def words(runs: Sequence[Run], P: str = "") -> dict[str, None]:
+        masks = ("full", "causal")
+        return dict.fromkeys(f"{P and f'P={run.P} '}{run.layout} {masks[run.causal]}" for run in runs)
+
+    places = words(given), words(refused)
+    if places[0].keys() & places[1].keys():
+        places = words(given, "P"), words(refused, "P")
+    return ", ".join(places[0]), ", ".join(places[1])
 
 
 FORMS = ("TypeError", "IndexError", "AttributeError", "unpack", "MismatchError")
