@@ -55,8 +55,8 @@ def object_of(handle: int) -> Any:
     found = _objects.get(handle)
     if found is None and handle:
         raise BackendError(
-            "an object that still exists, to which a compiled graph refers by its handle",
-            f"the handle {handle} of one that is gone",
+            f"the object with handle {handle}, to which a compiled graph refers",
+            "the object no longer exists",
             "keep the arguments of a compiled call, run a graph in the process that made it, and copy no saved integers in hooks",
         )
     return found

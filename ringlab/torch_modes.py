@@ -159,7 +159,7 @@ def refuse_second_derivatives(*_: Any) -> Any:
     """
     raise GradientError(
         "first derivatives of attention over a ring",
-        "a loss that depends on gradients of it: a second derivative",
+        "a second derivative: a loss that depends on gradients of attention",
         "leave attention out of the penalty, or compute it on one process with "
         "torch.nn.attention.sdpa_kernel(SDPBackend.MATH)",
     )

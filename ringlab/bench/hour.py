@@ -426,7 +426,7 @@ class _Running:
         result = None
         with suppress(OSError, ValueError):
             result = json.loads(self.out.read_text(encoding="utf-8"))
-        why = f"its {self.seconds:.0f} s were over; run it again for at least twice as long"
+        why = f"it exceeded its limit of {self.seconds:.0f} s; a later run allows at least twice as much"
         return {
             "state": state,
             **({"why": why} if state == LATE else {}),

@@ -158,7 +158,7 @@ def _other(
         return check_merge(target, base=lse_base, **asked)
     if lead is not None:
         remedy = "run it without torchrun: it starts processes of its own"
-        raise BackendError("--kind attention, or merge, under torchrun", f"--kind {kind}", remedy)
+        raise BackendError("--kind attention or --kind merge under torchrun", f"--kind {kind}", remedy)
     if kind == "decode":
         return check_decode(target, quick=quick, limit=limit, **asked, **claims)
     return check_step(target, loss=loss, quick=quick, limit=limit, **asked, **claims)

@@ -312,7 +312,7 @@ class Request:
         if there_are == 1 < needed:
             started = f"torchrun --nproc-per-node={needed} -m ringlab train {asked}"
             virtual = "" if given.get("--tp", 1) > 1 else f"--ranks {needed}, or "
-            raise TrainingError(f"at least {needed} ranks, for {asked}", "one", virtual + started)
+            raise TrainingError(f"at least {needed} ranks, for {asked}", "1 rank", virtual + started)
 
     def _made(self) -> tuple[Recipe, nn_text.Text, Progress | None]:
         from ringlab.nn import checkpoint

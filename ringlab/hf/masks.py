@@ -238,7 +238,7 @@ def _check_model(config: Any, models: tuple[str, ...]) -> None:
         if rope_type in _ROPE_BY_LENGTH:
             raise BackendError(
                 "rotary frequencies that do not depend on the largest position in the input",
-                f"rope_type {rope_type!r}, whose frequencies each rank would choose by its own shard",
+                f"rope_type {rope_type!r}: each rank would choose its frequencies by its own shard",
                 "use default, linear, yarn or llama3",
             )
 

@@ -80,7 +80,7 @@ class OverRing(Trainer):
         """
         if self.label_smoother is not None or self.compute_loss_func is not None:
             raise TrainingError(
-                "the loss of the model", "label_smoothing_factor= or compute_loss_func=", "leave it out"
+                "the model's own loss", "label_smoothing_factor= or compute_loss_func=", "leave it out"
             )
         ring, (packing, beside) = self._ring(), _packed(inputs)
         count, factor = self._count_and_factor(num_items_in_batch)

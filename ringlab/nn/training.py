@@ -146,7 +146,8 @@ def train(
     """
     if not (ring is None or isinstance(ring, Ring)):
         raise TrainingError(
-            "train(ring, recipe) with a ringlab.Ring, or None", f"a {type(ring).__name__} first"
+            "train(ring, recipe) with a ringlab.Ring, or None",
+            f"a {type(ring).__name__} as the first argument",
         )
     text, folder = text or library(), None if folder is None else Path(folder)
     _agree(ring, recipe, folder, degrees, text, device, until)

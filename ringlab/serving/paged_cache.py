@@ -236,7 +236,7 @@ class PagedCache(Handled):
         """Check that `append_shards` accepts these arguments. Raises: the errors of `append_shards`."""
         if not isinstance(layout, Layout) or layout.ranks != self.next_layout(sequence, layout.S).ranks:
             raise LayoutError(
-                "layout= the one under which each token is on the rank that keeps it",
+                "layout= the layout that puts each token on the rank that keeps it",
                 repr(layout),
                 "cache.next_layout(sequence, n)",
             )

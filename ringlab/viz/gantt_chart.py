@@ -75,7 +75,9 @@ def chart(trace: Trace) -> Chart:
     """
     events = [event for event in trace.events if isinstance(event, (Compute, Exchange))]
     if not events:
-        raise CommError("a trace with computations or exchanges", "none", "draw it when the run is over")
+        raise CommError(
+            "a trace with computations or exchanges", "an empty trace", "draw it when the run is over"
+        )
     start = min(event.start if isinstance(event, Compute) else event.posted for event in events)
     bars: list[Bar] = []
     for event in events:

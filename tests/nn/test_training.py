@@ -63,7 +63,7 @@ def test_recipes_that_cannot_be_are_refused() -> None:
         Recipe(block="no-such-block")
     with pytest.raises(MaskError, match="window="):
         Recipe(window=0)
-    with pytest.raises(TrainingError, match="a Recipe first"):
+    with pytest.raises(TrainingError, match="a Recipe as the first argument"):
         train(SHORT, None)  # type: ignore[arg-type]
     with pytest.raises(TrainingError, match="a ModelConfig"):
         train(None, SHORT.model)  # type: ignore[arg-type]

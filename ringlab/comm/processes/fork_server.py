@@ -73,9 +73,7 @@ class ForkedProcess:
         except TimeoutError:
             raise self.server.late() from None
         if kind == "failed":
-            raise CommError(
-                "another process for a rank", value, "fewer ranks, or a higher limit of processes"
-            )
+            raise CommError("a new process for a rank", value, "fewer ranks, or a higher limit of processes")
         if kind != "started":
             raise self.server.gone()
         self._status.settimeout(None)

@@ -137,7 +137,7 @@ class Windows(Carrier):
         owner = (expected.peer + hops * (self.rank - message.peer)) % self.world_size
         if self._block is None or owner not in self._unread:
             raise CommError(
-                f"a block of rank {owner} that was relayed with hops=0 and not yet fetched by rank {self.rank}",
+                f"a block that rank {owner} relayed with hops=0 and that rank {self.rank} has not fetched yet",
                 f"{message.label} with hops={hops}",
                 "relay a block by all ranks, with hops 0, 1, 2, ...",
             )
