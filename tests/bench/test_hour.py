@@ -134,7 +134,7 @@ def test_a_step_that_was_out_of_time_has_twice_as_much_in_the_next_run(tmp_path:
     for _ in range(3):
         (found,) = run(tmp_path, python("slow", "import time; time.sleep(600)", 0.005))["steps"].values()
         limits.append(found["limit"])
-        assert found["state"] == LATE and "twice as long" in found["why"]
+        assert found["state"] == LATE and "twice as much" in found["why"]
     assert limits == [0.3, 0.6, 1.2]
 
 
