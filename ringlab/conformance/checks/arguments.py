@@ -703,8 +703,8 @@ def shard_of(run: Run) -> int:
 
 
 ARGUMENTS = (
-    WindowArgument("window", "windows that it takes, shorter and longer than a shard; each pair of no limit, 0, a few keys and more than a shard on its two sides: the oracle's result, or an error", "window", WINDOWS, (_always(window=3), lambda run: {"window": shard_of(run) + 3}), others=(lambda run: {"window": run.S + 5},)),
-    Argument("window", "", "window sides", SIDES, (_sides((5, -1), (3, 7)),), by_mask=False, others=(lambda run: {"sides": (shard_of(run) + 2, 0) if run.causal else (-1, 2)}, _always(sides=(-1, -1)))),
+    WindowArgument("window", "windows that it takes, shorter and longer than a shard; each pair of no limit, 0, a few keys and more than a shard on its two sides: the oracle's result, or an error", "window", WINDOWS, (_always(window=3), lambda run: {"window": shard_of(run) + 2}), others=(lambda run: {"window": run.S + 5},)),
+    Argument("window", "", "window sides", SIDES, (_sides((5, -1), (3, 7)),), by_mask=False, others=(lambda run: {"sides": (shard_of(run) + 1, 0) if run.causal else (-1, 2)}, _always(sides=(-1, -1)))),
     *(_Sides("window", "", f"window sides ({left}, {right})", SIDES, (_limited(left, right),), by_mask=False, paired=False) for left in _LIMITS for right in _LIMITS if {left, right} != {"none"}),
     Argument("soft cap", "soft caps that it takes: the oracle's result, or an error", "soft cap", (*SOFTCAPS, *FLEX_SCORES), (_always(softcap=0.75), _always(softcap=30.0)), by_mask=False),
     Argument("prefix", "a prefix that every row sees: the oracle's result, or an error", "prefix", PREFIXES, (_always(prefix=3), lambda run: {"prefix": run.S - 3}), causal=True),
