@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 DOCUMENT_COLOURS = (SKY, YELLOW, PURPLE, GREEN)
+_LOWER, _WRONG = "#DCE9F5", "#FBE3D6"
 GAP = 0.45
 """The width of the gap between two ranks, in tokens."""
 
@@ -57,10 +58,10 @@ def strip(
     bounds: whether a line shows cu_seqlens. If so, the texts of the first token of each document are bold.
     """
     lines = lines or {}
-    marks = ((lower or {}, "#DCE9F5", BLUE), (wrong or {}, "#FBE3D6", RED))
+    marks = ((lower or {}, _LOWER, BLUE), (wrong or {}, _WRONG, RED))
     with styled():
         rows = len(lines) + bounds
-        drawn = new_figure((8.0, 1.5 + 0.36 * rows))
+        drawn = new_figure((8.0, 1.5 + 0.36 * rows + 0.3 * bool(lower)))
         ax = drawn.subplots()
         at = _draw_strip(ax, packing, layout, letters)
         if bounds:
@@ -76,10 +77,11 @@ def strip(
                         panel.add_rectangle(ax, *box, facecolor=light, edgecolor="none")
                         colour, weight = dark, "bold" if len(str(text)) <= 4 else "normal"  # else too wide
                         break
-                size = 7.2 if len(str(text)) > 4 else 8.5
+                size = 7.5 if len(str(text)) > 4 else 8.5
                 ax.text(at[token], y, str(text), color=colour, weight=weight, **_SMALL | {"fontsize": size})
         ax.set(xlim=(-0.6, max(at) + 0.7), ylim=(1.2 + 0.85 * rows, -0.95), title=title)
-        _explain_colours(drawn, packing, letters)
+        changes = {"lower": _LOWER, "higher or lost": _WRONG} if lower else {}
+        _explain_colours(drawn, packing, letters, changes)
     return drawn
 
 
@@ -160,10 +162,14 @@ def _colour(document: int) -> str:
     return DOCUMENT_COLOURS[document % len(DOCUMENT_COLOURS)]
 
 
-def _explain_colours(drawn: Figure, packing: Packing, letters: Sequence[str]) -> None:
+def _explain_colours(
+    drawn: Figure, packing: Packing, letters: Sequence[str], more: Mapping[str, str] | None = None
+) -> None:
     names = [f"document {n}: {''.join(letters[own])}" for n, own in enumerate(packing.slices)]
-    boxes = [panel.patch(facecolor=_colour(n)) for n in range(len(names))]
-    drawn.legend(boxes, names, loc="outside lower center", ncols=len(names), fontsize=9)
+    colours = {name: _colour(n) for n, name in enumerate(names)} | dict(more or {})
+    boxes = [panel.patch(facecolor=colour) for colour in colours.values()]
+    columns = 3 if more else len(names)
+    drawn.legend(boxes, list(colours), loc="outside lower center", ncols=columns, fontsize=9)
 
 
 def _describe_strip(packing: Packing, layout: Layout, letters: Sequence[str]) -> str:
@@ -292,14 +298,17 @@ def labels(
 
 
 def _draw_label(ax: Axes, at: np.ndarray, token: int, place: int, right: int) -> None:
-    """Draw an arrow from a token to its label, a cross if the label is lost, or a dot if it should have no label."""
+    """Draw an arrow from a token to its label, one that ends in a cross if the label is lost, or a dot if it should have no label."""
     if place >= 0:
         wrong = place != right
         look: dict[str, Any] = {"color": RED if wrong else QUIET, "linewidth": 2.2 if wrong else 1.1}
         arrow = {"arrowstyle": "-|>", "connectionstyle": "arc3,rad=0.55", "shrinkA": 0, "shrinkB": 0, **look}
         ax.annotate("", xy=(at[place], 1.1), xytext=(at[token], 1.1), arrowprops=arrow, annotation_clip=False)
     elif right >= 0:
-        ax.plot(at[token], 1.75, marker="x", color=RED, markersize=8, markeredgewidth=2.5)
+        stub = {"arrowstyle": "-", "connectionstyle": "arc3,rad=0.3", "shrinkA": 0, "shrinkB": 0}
+        end, look = (at[token] + 0.62, 1.55), {"color": RED, "linewidth": 1.4}
+        ax.annotate("", xy=end, xytext=(at[token], 1.1), arrowprops=stub | look, annotation_clip=False)
+        ax.plot(*end, marker="x", color=RED, markersize=8, markeredgewidth=2.5)
     else:
         ax.plot(at[token], 1.75, marker="o", color=QUIET, markersize=4)
 
@@ -386,7 +395,7 @@ def weights(
             for x, weight in zip(at, each, strict=True):
                 ax.text(x, weight + 0.04 * highest, _fraction(weight), ha="center", va="bottom", fontsize=8.5)
             if shares:
-                _draw_shares(ax, packing, at, each)
+                _draw_shares(ax, packing, at, each, highest)
             top = (1.9 if shares else 1.35) * highest
             ax.set(xlim=(-0.6, max(at) + 0.7), ylim=(0, top), xticks=[], yticks=[])
             ax.set_title(title, fontsize=10.5)
@@ -396,13 +405,13 @@ def weights(
     return drawn
 
 
-def _draw_shares(ax: Axes, packing: Packing, at: np.ndarray, each: np.ndarray) -> None:
+def _draw_shares(ax: Axes, packing: Packing, at: np.ndarray, each: np.ndarray, highest: float) -> None:
     """Draw a bracket over each document that has any weight, with the sum of its weights."""
-    y = 1.45 * each.max()
+    y = 1.45 * highest
     for own in packing.slices:
         if each[own].sum():
             left, right = at[own].min() - 0.4, at[own].max() + 0.4
-            foot = y - 0.06 * each.max()
+            foot = y - 0.06 * highest
             ax.plot([left, left, right, right], [foot, y, y, foot], color=INK, linewidth=1.2)
             look: dict[str, Any] = _SMALL | {"va": "bottom", "fontsize": 10, "weight": "bold"}
             ax.text((left + right) / 2, y, _fraction(each[own].sum()), **look)

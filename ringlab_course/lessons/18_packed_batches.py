@@ -39,8 +39,8 @@ print(f"as a rectangle: {len(row.words)} lines of {longest}, {4 * longest - 16} 
 
 # %% [markdown]
 # A small, half-trained decoder spells Python's keywords. It has only seen them one at a time. Six programs compute its loss on this
-# row: the mean of −log p over the letters that the decoder has to predict. All six use the same weights, the same tokens and the
-# same four ranks, and none raises an error.
+# row: the mean of −log p over the letters that the decoder has to predict. These are twelve: every letter but the first of each
+# word. All six programs use the same weights, the same tokens and the same four ranks, and none raises an error.
 
 # %%
 programs = row.six_programs()
@@ -48,16 +48,16 @@ for name, loss in programs.items():
     print(f"program {name}: loss {loss:.3f}")
 
 # %% [markdown]
-# One program is right. Each of the other five has one mistake, and most of these mistakes have been
+# One program is right. Each of the other five has one mistake, and bugs close to most of these mistakes have been
 # [reported](../docs/field-reports.md) in public libraries. The log of a training run shows one such number, and nothing to compare
-# it with. Which of the six would you trust, and why?
+# it with. Which of the six would you trust? Nothing here decides it yet, so guess.
 
 # %% tags=["nbval-ignore-output"]
 predict("18.right", "Which program is right?", choices=[*programs])
 
 # %% [markdown]
-# The answer comes in section 7. Until then we make the five mistakes on this row, one at a time. Each reproduces one of the six
-# losses, so its loss tells us which program made it.
+# The answer comes in section 8. Until then we make the five mistakes on this row, one at a time. Each gives exactly one of the six
+# losses, and this tells us whose mistake it was.
 #
 # ## 1 · Three ways to write a bound
 #
@@ -80,8 +80,8 @@ show(*row.strip(lines, title="The same bounds in three ways", bounds=True))
 # In the picture, every gap is the border of a rank, and every change of colour the border of a document. The two kinds of borders
 # have nothing to do with each other: `while` lies on two ranks, `finally` on three, and rank 1 holds tokens of three documents.
 #
-# **However the row is cut, each letter that has to be predicted must have the same loss as in its document alone, and in this lesson's
-# loss the same weight as any other.**
+# **However the row is cut, every letter must be predicted with the same loss as in its document alone. And in the mean, every such
+# letter must have the same weight.** (Section 7 has another choice of weights.)
 #
 # ## 2 · The mask
 #
@@ -97,7 +97,8 @@ def sees(document):
 right = sees(ids)
 without_documents = sees(np.zeros(16))
 masks = {"With documents": right, "Without documents": without_documents}
-show(*row.pairs(masks))
+show(*row.pairs({"With documents: four triangles": right,
+                 "Without documents: one triangle": without_documents}))
 
 # %% [markdown]
 # With documents the mask is four triangles, and nothing between them. (Heavy lines are the borders of ranks, dotted lines
@@ -113,7 +114,7 @@ predict(
 )
 
 # %% [markdown]
-# `row.loss()` runs the decoder on the four ranks, without a mistake (section 7 checks this), and returns its loss. With `sees=mask`
+# `row.loss()` runs the decoder on the four ranks, without a mistake (section 8 checks this), and returns its loss. With `sees=mask`
 # it uses our mask instead of the right one.
 
 # %%
@@ -171,8 +172,8 @@ for name, mask in masks.items():
 # %% [markdown]
 # ## 3 · The bounds of a shard
 #
-# Our mask needs the document and the place of each token. But a kernel may want cu_seqlens for the rank's own tokens, and the
-# cu_seqlens that we have describe the whole row. In a fork of Megatron-LM, a linear-attention layer computed a rank's own bounds [like
+# Our mask needs the document and the place of each token. But a kernel may want cu_seqlens of the rank's own four tokens, counted
+# from 0. Ours run to 16. In a fork of Megatron-LM, a layer computed a rank's own bounds [like
 # this](https://github.com/ISEEKYAN/Megatron-LM/pull/111). `cp_size` is the number of ranks:
 #
 # ```python
@@ -190,9 +191,10 @@ print("documents of a rank's four tokens, by divided bounds:", *of_a_rank)
 
 # %% [markdown]
 # So every rank takes its first token for document 0, the second and the third for document 2, and the last for document 3.
+# Document 1 has vanished.
 #
-# We model this bug not in a linear-attention layer but in our ring, whose mask now uses these numbers: a query sees every earlier
-# key of the row with the same document number, on whichever rank.
+# That layer was one of linear attention. Our ring has none, so we put the wrong numbers into its mask. As before, a query sees each
+# earlier key with the same document number, on any rank.
 
 # %% tags=["nbval-ignore-output"]
 predict(
@@ -204,7 +206,8 @@ predict(
 
 # %%
 by_bounds = sees(np.tile(of_a_rank, 4))  # the same numbers on all four ranks
-masks = {"With the row's bounds": right, "With divided bounds": by_bounds}
+masks = {"With the row's bounds: each word alone": right,
+         "With divided bounds: words are mixed": by_bounds}
 show(*row.pairs(masks, framed=8))
 
 # %%
@@ -222,8 +225,9 @@ print(f"{lost.sum()} of {right.sum()} pairs are lost, and {extra.sum()} are seen
 identify("divided bounds", row.loss(sees=by_bounds))
 
 # %% [markdown]
-# The cure is not to divide. **Keep the bounds of the whole row, and each token's place in it.** Then a rank looks up its tokens'
-# documents, in any layout. `layout.positions(rank)` returns the places of its tokens.
+# The cure: do not divide. **Keep the bounds of the whole row, and each token's place in it.** Then a rank looks up its tokens'
+# documents, in any layout. `layout.positions(rank)` returns the places of its tokens, and NumPy's `searchsorted` with `side="right"`
+# counts the bounds that are at most a place. The bound 0 is always among them, so we subtract 1.
 
 # %%
 owned = [row.layout.positions(rank) for rank in range(4)]
@@ -232,16 +236,18 @@ for rank in range(4):
     print(f"rank {rank}: places", *owned[rank], "  documents", *documents)
 
 # %% [markdown]
-# `searchsorted` with `side="right"` counts the bounds that are at most the place. The bound 0 is always among them, so we subtract 1.
 # An empty document repeats a bound, and no place falls into it.
 #
-# When is the division right? Only if every document is spread over the ranks in equal parts. A layout that cuts each document into 2P
-# equal chunks and gives each rank two of them (*Two of each*, [lesson 08](08_striped_and_zigzag.ipynb)) does this.
+# Right bounds of the four tokens alone would not be enough. On rank 2 they are 0 and 4, and a kernel that knows only these takes
+# *nall* for a whole document.
+#
+# When is the division right? Only if every document is spread over the ranks in equal parts. For example, of documents with 8 and
+# 12 tokens, striped over four ranks, every rank has 2 and 3.
 #
 # ## 4 · Labels
 #
 # The three mistakes that are left are in the three lines of [lesson 14](14_training.ipynb): labels, positions and the mean. With
-# documents, the first two lines change, and the third goes wrong more easily.
+# documents, labels and positions need a new line each. The line of the mean stays, but now ranks hold different numbers of labels.
 #
 # The label of a token is the next token **of its document**. The last token of a document has no label. It gets −100 instead,
 # which the loss ignores. So the labels are the row, shifted by one, with −100 at the end of each document:
@@ -270,22 +276,23 @@ show(*row.arrows({"Shifted in the whole row, then cut: right": whole,
                   "Cut first, then shifted on each rank": cut_first}))
 
 # %% [markdown]
-# If the row is cut first, the last token of a rank finds no next one, because that lies on the next rank. A label is lost wherever
+# If the row is cut first, the last token of a rank has no next token there: it lies on the next rank. A label is lost wherever
 # the border of a rank falls inside a word, here three times. How hard were these three? `row.token_losses()` returns −log p of
 # each token's label.
 
 # %%
 cut_labels = row.on_each_rank(lambda own: shift(row.tokens[own], ids[own]))
 identify("labels cut first", row.loss(labels=cut_labels))
-mean_of_lost = row.token_losses()[(labels != IGNORE) & (cut_labels == IGNORE)].mean()
-print(f"mean of the lost labels' losses {mean_of_lost:.2f}, of all {loss_right:.2f}")
+lost = row.token_losses()[(labels != IGNORE) & (cut_labels == IGNORE)]
+print("losses of the lost labels:", *lost.round(2))
+print(f"their mean {lost.mean():.2f}, the mean of all {loss_right:.2f}")
 
 # %% [markdown]
-# Nine labels remain of twelve. The three lost ones are hard on average, so this program reports the **lowest loss of all six**. A
+# Nine labels remain of twelve. Two of the three lost ones are hard, so this program reports the **lowest loss of all six**. A
 # low loss is no sign that a program is right.
 #
 # Contiguous shards have few borders. Now stripe the same row, as one does to balance the work of a causal mask: place t goes to
-# rank t mod 4.
+# rank t mod 4. (In the picture, the small numbers are places.)
 
 # %% tags=["nbval-ignore-output"]
 predict(
@@ -303,7 +310,7 @@ show(*row.arrows({title: cut_striped}, dealt))
 compare("18.labels", int(((cut_striped == whole) & (whole != IGNORE)).sum()))
 
 # %% [markdown]
-# None is right. (The small numbers are places.) Two neighbours in the row are never on the same rank, so every token stands at a border.
+# None is right. Two neighbours in the row are never on the same rank, so every token stands at a border.
 #
 # The cure: **shift in the whole row, within documents, and let the labels travel with their tokens.** The same holds for loss
 # weights and for everything else that belongs to a token.
@@ -354,7 +361,7 @@ show(*row.strip(lines, wrong, title="Only the index in the shard breaks off insi
 
 # %% [markdown]
 # The index breaks off at the same three borders where labels were lost: borders of ranks inside a word. There, the step from one
-# letter to the next is −3 instead of 1. One of the six programs uses it:
+# letter to the next is −3 instead of 1, and the picture shades the 0 after it. One of the six programs uses it:
 
 # %%
 identify("index as position", row.loss(positions=index))
@@ -397,21 +404,41 @@ show(*row.bars(means))
 # count [left out the other ranks of the row](https://github.com/verl-project/verl/issues/5983): each rank divided by its own count.
 # Then the ranks' results were *added*, not averaged, so the loss was about P times too large.
 #
-# ## 7 · The six programs, opened
+# ## 7 · A choice: an equal share for each document
 #
-# Each of the five mistakes was made by one program. One program is left:
+# No weight may change because a rank ends. A weight *may* change where a document ends: in some losses of reinforcement learning a long
+# answer is to have no more say than a short one. Such a loss takes the mean of each document, then the mean of these. So each rank
+# has to know how many labels a document has. But `finally` lies on three ranks, and each counts only its own part (*y*, on rank 3, has no label):
 
 # %%
-for name, loss in programs.items():
-    print(f"program {name}: loss {loss:.3f}, {opened.get(name, 'no mistake')}")
-(left,) = set(programs) - set(opened)
-compare("18.right", left)
+counts = [np.bincount(ids[own][has_label[own]], minlength=4) for own in owned]
+for rank in range(4):
+    print(f"labels of each document on rank {rank}:", *counts[rank])
+print("sum over all ranks:               ", *sum(counts))
 
 # %% [markdown]
-# If you chose B because its loss is the lowest, you chose the program that lost three labels, two of them hard.
+# One all-reduce of these four numbers is enough. After it every rank knows the weight of all its tokens. The document `_` has no
+# label. So it has no mean, and the outer mean is over three documents.
+
+# %%
+in_document = np.maximum(sum(counts), 1)[ids]  # at least 1, so that nobody divides by 0
+of_documents = has_label / in_document / np.count_nonzero(sum(counts))
+means = {"Each label has a twelfth: long documents have more": has_label / has_label.sum(),
+         "Each document with a label has a third: weights change where documents end": of_documents}
+show(*row.bars(means, shares=True))
+losses = row.token_losses()
+three = np.mean([losses[has_label & (ids == document)].mean() for document in (0, 2, 3)])
+print(f"loss {row.loss(weights=of_documents):.3f}, mean of the three words' means {three:.3f}")
+
+# %% [markdown]
+# So this number is right, and yet it is lower than those of all six programs: `finally`, with its hard letters, now counts no more
+# than `def`.
 #
-# Is D really right? That it is left over proves it only if one of the six is right, and so far you have only our word. The reference is **every document alone, in one process, without a row and
-# without a ring**, since then there is no border that could be forgotten.
+# ## 8 · The six programs, opened
+#
+# Each of the five mistakes was made by one program, and D is left over. That proves nothing: D is right only if one of the six is, and
+# so far you have only our word. The reference is **every document alone, in one process, without a row and without a ring**, since
+# then there is no border that could be forgotten.
 
 # %%
 decoder = spelling.decoder()
@@ -432,8 +459,19 @@ equal = np.allclose([programs["D"], loss_right], alone, rtol=0, atol=1e-12)
 print(f"each word alone: {alone:.3f}, equal to program D and to row.loss(): {equal}")
 
 # %% [markdown]
-# Where does each wrong number come from? Under each letter of the first line stands the loss of predicting the next one; a dot means
-# that there is nothing to predict. The other lines show how much each mistake changes it.
+# D is right. So these are the six:
+
+# %%
+for name, loss in programs.items():
+    print(f"program {name}: loss {loss:.3f}, {opened.get(name, 'no mistake')}")
+(left,) = set(programs) - set(opened)
+compare("18.right", left)
+
+# %% [markdown]
+# If you chose B because its loss is the lowest, you chose the program that lost three labels, two of them hard.
+#
+# Where does each wrong number come from? Line D gives, under each letter, the loss of predicting the letter after it; a dot means
+# that there is none. The other lines give the change. Empty is no change.
 
 # %%
 shown = {"A: only weights": {"weights": of_ranks}, "B: labels cut first": {"labels": cut_labels},
@@ -443,7 +481,7 @@ lines = {name: row.shown_changes(**given) for name, given in shown.items()}
 changed = {name: np.array(each) != "" for name, each in lines.items()}
 lower = {name: np.char.startswith(each, "−") for name, each in lines.items()}
 losses = [f"{loss:.2f}" if loss else "·" for loss in row.token_losses()]
-title = "A changes no loss, B drops three, F touches four, C and E most"
+title = "A changes no loss, B drops three, C and E change most, F four"
 show(*row.strip({"D: no mistake": losses} | lines, changed, lower, title=title))
 
 # %% [markdown]
@@ -454,7 +492,7 @@ show(*row.strip({"D: no mistake": losses} | lines, changed, lower, title=title))
 #   The damage shows at *n a l l* alone, because *e* and *y* have no label. The rises add up to 0.78, and the fall is 0.50. They nearly
 #   cancel, so the mean stays close to that of D.
 #
-# ## 8 · A row that exposes all five
+# ## 9 · A row that exposes all five
 #
 # Would a test have found the five? Here is a natural one: four documents of four tokens, one on each rank, compared with each
 # document alone.
@@ -482,19 +520,20 @@ compare("18.tests", len(passes["one on each rank"]))
 # without harm. A passes because every rank has three labels. With a single document there is no border to forget, so the two wrong
 # masks pass. This lesson's row lets none pass:
 #
-# - A rank's border falls inside a document (B), with at least two more of its tokens on that rank (F).
-# - There are several documents (C), and at least one has unequal parts on the ranks (E).
+# - A document goes on past the end of a rank (B), and at least two of its tokens lie on the next one (F: the first of them still has
+#   a label).
+# - A document after the first has at least two tokens (C).
+# - A document has unequal parts on the ranks (E).
 # - Ranks hold different numbers of labels (A).
 #
-# A single document is a natural test, too. The test that the division had passed in the fork of Megatron-LM used single documents,
-# [says the report](https://github.com/ISEEKYAN/Megatron-LM/pull/111). And `batch_ring`, one of axolotl's ways around a ring, ignored documents. With several in a
-# row its first loss was [1.83 times](https://github.com/axolotl-ai-cloud/axolotl/issues/3608) that of one GPU. With a single document
-# its loss is [bitwise right](https://github.com/axolotl-ai-cloud/axolotl/pull/3867), and nothing shows.
+# A single document is a natural test, too. `batch_ring`, one of the ring algorithms that axolotl offers, ignored documents. With
+# several in a row its first loss was [1.83 times](https://github.com/axolotl-ai-cloud/axolotl/issues/3608) that of one GPU. With a
+# single document its loss is [bitwise right](https://github.com/axolotl-ai-cloud/axolotl/pull/3867), and nothing shows.
 #
 # **Take a row like this lesson's for your own test**, and compare loss *and* gradient with each document alone. A program may have
 # the right loss and still combine the ranks' gradients wrongly, as in [lesson 14](14_training.ipynb).
 #
-# ## 9 · ringlab takes the test
+# ## 10 · ringlab takes the test
 #
 # In this program, `row.packing.mask()` is the right mask of section 2, and a `Context` gives the decoder its ring, layout, mask and
 # positions. Comments say which lines avoid which mistakes.
@@ -531,9 +570,9 @@ for layout in (row.layout, striped(16, 4), zigzag(16, 4)):
     print(f"{layout.name:10} as each word alone: loss {same}, all gradients {close}")
 
 # %% [markdown]
-# The six programs are explained, and ringlab has passed. The two short sections that follow prepare the exercise.
+# The six programs are explained, and ringlab has passed. One short section is left, which prepares the ring of the exercise.
 #
-# ## 10 · Parts of the mask that nobody needs
+# ## 11 · Parts of the mask that nobody needs
 #
 # On the ring, keys come by in blocks, and each block holds the keys of one rank. For each block, a rank needs only a part of the
 # mask: the rows of its own queries, and the columns of these keys. The heavy lines in the pictures of the masks cut out these
@@ -558,34 +597,6 @@ print("zig-zag, needed by rank:", *needed)
 # %% [markdown]
 # Rank 1 needs rank 2's block. It comes by way of ranks 3 and 0, and neither needs it. So a rank passes every block on.
 #
-# ## 11 · A choice: an equal share for each document
-#
-# No weight may change because a rank ends. A weight *may* change where a document ends: in some losses of reinforcement learning a long
-# answer is to have no more say than a short one. Such a loss takes the mean of each document, then the mean of these. So each rank
-# has to know how many labels a document has. But `finally` lies on three ranks, and each counts only its own part (*y*, on rank 3, has no label):
-
-# %%
-counts = [np.bincount(ids[own][has_label[own]], minlength=4) for own in owned]
-for rank in range(4):
-    print(f"labels of each document on rank {rank}:", *counts[rank])
-print("sum over all ranks:               ", *sum(counts))
-
-# %% [markdown]
-# One all-reduce of these four numbers is enough. After it every rank knows the weight of all its tokens. The document `_` has no
-# label. So it has no mean, and the outer mean is over three documents.
-
-# %%
-in_document = np.maximum(sum(counts), 1)[ids]  # at least 1, so that nobody divides by 0
-of_documents = has_label / in_document / np.count_nonzero(sum(counts))
-means = {"Each document with a label has a third: weights change where documents end": of_documents}
-show(*row.bars(means, shares=True))
-three = np.mean([each_alone([word], decoder).item() for word in row.words if len(word) > 1])
-print(f"loss {row.loss(weights=of_documents):.3f}, mean of the three words' means {three:.3f}")
-
-# %% [markdown]
-# So this number is right, and yet it is lower than those of all six programs: `finally`, with its hard letters, now counts no more
-# than `def`.
-#
 # ## Recap
 #
 # - The borders of ranks are not those of documents. Make labels and positions in the whole row, within documents, and cut them
@@ -600,7 +611,8 @@ print(f"loss {row.loss(weights=of_documents):.3f}, mean of the three words' mean
 # ## Self-check
 #
 # <details><summary>1. A library's test stripes four documents of 512 tokens over four ranks and passes. Which bug of this lesson can it not
-# see?</summary>Divided bounds: every rank has equally many tokens of each document.</details>
+# see?</summary>Divided bounds: every rank has equally many tokens of each document. (The mean of the ranks' means it can see: all
+# four last tokens lie on rank 3, which has fewer labels.)</details>
 #
 # <details><summary>2. Why did cutting first lose three labels with contiguous shards, and spoil all twelve with striped ones?</summary>A
 # label is lost or replaced wherever the next token of the word is on another rank. In a striped shard it always is.</details>

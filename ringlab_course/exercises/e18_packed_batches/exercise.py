@@ -70,6 +70,8 @@ check("18.bounds")
 # - their positions: each token's place minus the place of its document's first token.
 #
 # A document may be empty: then a bound is repeated. A rank may own no token.
+#
+# NumPy's `searchsorted` with `side="right"` is `torch.searchsorted` with `right=True`.
 
 
 # %% grade="18.shard"
@@ -106,10 +108,11 @@ check("18.shard")
 # calls. A rank without tokens never calls it. `attend` returns a `Partial` with the block's `out` and `lse`. `merge(a, b)` merges
 # two of them. Begin with `Partial.identity(q)`, which adds nothing. After the last merge, return the result's `.out` and `.lse`.
 #
-# **The ring.** `ring.rank` is this rank r, `ring.world_size` is P. Your own block is the first, before any exchange. Make exactly
-# P − 1 exchanges with the next rank, each with keys and values together. `ring.shift(k, v, length=n)` sends k and v on, and returns
-# (k, v) of the block that arrives. `length` is the length of the block that *arrives*; take it from `places`. After h exchanges you
-# hold the block of rank (r − h) mod P. Pass on a block even if none of your queries sees a key of it, because another rank's may.
+# **The ring.** `ring.rank` is this rank r, `ring.world_size` is P. Your own block is the first, before any exchange. After h
+# exchanges you hold the block of rank (r − h) mod P. Make exactly P − 1 exchanges with the next rank, each with keys and values
+# together, also on a rank without tokens. `ring.shift(k, v, length=n)` sends k and v on, and returns (k, v) of the block that
+# arrives. `length` is the length of the block that *arrives*; take it from `places`. Pass on a block even if none of your queries
+# sees a key of it, because another rank's may.
 
 
 # %% grade="18.ring"
