@@ -46,11 +46,19 @@ def turns(
         axes = drawn.subplots(len(runs), 1, sharex=True, squeeze=False)[:, 0]
         for ax, (title, chunks) in zip(axes, runs.items(), strict=True):
             end, tokens = 0.0, []
-            for same, more in reversed(chunks):
+            longest = max(sum(each) for each in chunks)
+            named = longest > 0.3 * window_s
+            for number, (same, more) in reversed(list(enumerate(chunks, 1))):
                 start = end - same - more
+                colour = (ORANGE, 0.4) if named and number < len(chunks) else ORANGE
                 panel.add_rectangle(
-                    ax, (start, 1), same + more, 0.8, facecolor=ORANGE, edgecolor=PAPER, linewidth=0.8
+                    ax, (start, 1), same + more, 0.8, facecolor=colour, edgecolor=PAPER, linewidth=0.8
                 )
+                seen = max(start, -window_s), end
+                if named and seen[1] - seen[0] > 0.08 * window_s:
+                    ax.plot([seen[0], *seen, seen[1]], [1.86, 1.93, 1.93, 1.86], color=QUIET, linewidth=1)
+                    middle = sum(seen) / 2, 1.98
+                    ax.text(*middle, f"chunk {number}", ha="center", va="bottom", color=INK, fontsize=9)
                 if same > 0.01 * window_s:  # a thinner rectangle would look like a line between chunks
                     panel.add_rectangle(
                         ax, (start, 1), same, 0.8, facecolor=PURPLE, edgecolor=PAPER, linewidth=0.8
@@ -60,8 +68,7 @@ def turns(
                 if end < -window_s:
                     break
             ax.vlines(tokens, 0.0, 0.8, color=INK, linewidth=1)
-            longest = max(sum(each) for each in chunks)
-            if longest > 0.3 * window_s:
+            if named:
                 ax.annotate("", (-longest, 0.4), (0, 0.4), arrowprops={"arrowstyle": "<->", "color": QUIET})
                 label = f"Ben waits for the chunk: {1e3 * longest:,.0f} ms"
                 box = {"facecolor": PAPER, "edgecolor": "none", "pad": 1.5}
@@ -76,7 +83,7 @@ def turns(
                 every = f"then both,\nevery\n{1e3 * both_s:.0f} ms"
                 middle = (0.01 * window_s + after_s) / 2, low + 0.4
                 ax.text(*middle, every, ha="center", va="center", color=PAPER, fontsize=8)
-            ax.set(xlim=(-window_s, after_s), ylim=(-0.1, 1.9), yticks=[0.4, 1.4])
+            ax.set(xlim=(-window_s, after_s), ylim=(-0.1, 2.3 if named else 1.9), yticks=[0.4, 1.4])
             ax.set_yticklabels(["Ben", "Ada"], color=INK)
             ax.set_title(f"{title}: Ben waits up to {1e3 * longest:,.0f} ms")
             panel.bare(ax)
@@ -110,9 +117,9 @@ def describe_turns(
 def step_bars(steps: Mapping[str, ServeTime], title: str, group: int = 1) -> Figure:
     """Return a bar for each decode step: milliseconds for weights, caches and messages.
 
-    group: the number of bars that stand together.
+    group: the number of bars that stand together. The others are compared with the first.
     """
-    ends = [_speed(served) for served in steps.values()]
+    ends = _ends(steps, group)
     names = ["reading weights", "reading caches", "messages"]
     label = "milliseconds of a decode step, in which every user gets one token"
     return _bars(steps, ends, names, (title, label), group)
@@ -121,17 +128,17 @@ def step_bars(steps: Mapping[str, ServeTime], title: str, group: int = 1) -> Fig
 def describe_step_bars(steps: Mapping[str, ServeTime], title: str, group: int = 1) -> str:
     """Return the picture of `step_bars` in words."""
     words = []
-    for name, served in steps.items():
+    for (name, served), end in zip(steps.items(), _ends(steps, group), strict=True):
         weights, caches, messages = _parts_ms(served)
         parts = f"weights {weights:.1f}, caches {caches:.1f}, messages {messages:.1f} ms"
-        words.append(f"{name}: {parts}, {_speed(served)}")
+        words.append(f"{name}: {parts}, {end}")
     return f"{title}. {'. '.join(words)}."
 
 
 def read_bars(steps: Mapping[str, ServeTime], title: str, group: int = 1) -> Figure:
     """Return a bar for each decode step like `step_bars`, without messages."""
     ends = [f"{_reading_ms(served):.1f} ms" for served in steps.values()]
-    label = "milliseconds of a decode step in which a GPU reads"
+    label = "milliseconds of reading in a decode step"
     return _bars(steps, ends, ["reading weights", "reading caches"], (title, label), group)
 
 
@@ -191,6 +198,20 @@ def _reading_ms(served: ServeTime) -> float:
     return sum(_parts_ms(served)[:2])
 
 
+def _ends(steps: Mapping[str, ServeTime], group: int) -> list[str]:
+    """Return the words after each bar: in a group, how much longer or shorter a step is than the group's first."""
+    drawn = list(steps.values())
+    if group == 1:
+        return [_speed(served) for served in drawn]
+    ends = []
+    for at, served in enumerate(drawn):
+        more_ms = 1e3 * (served.token_s - drawn[at - at % group].token_s)
+        than_first = f" ({more_ms:+.1f})".replace("-", "−") if at % group else ""
+        each = served.tokens_per_s / served.sequences
+        ends.append(f"{1e3 * served.token_s:.1f} ms{than_first}: {each:.0f} tokens/s each")
+    return ends
+
+
 def _speed(served: ServeTime) -> str:
     together, step_ms = served.tokens_per_s, 1e3 * served.token_s
     return f"{step_ms:.1f} ms: {together:.0f} tokens/s, {together / served.sequences:.0f} each"
@@ -203,7 +224,7 @@ def chunk_masks(chunks: int) -> Figure:
         ax = drawn.subplots()
         for row in range(chunks):
             _draw_chunk(ax, row, row, chunks)
-            halves = f"{2 * row + 1} half" if row == 0 else f"{2 * row + 1} halves"
+            halves = f"{2 * row + 1} half of a square" if row == 0 else f"{2 * row + 1} halves"
             ax.text(chunks + 0.15, row + 0.5, halves, va="center", color=INK)
         ax.set(title="The triangle stays, the rectangle grows", xlim=(0, chunks), ylim=(chunks, 0))
         _name_chunks(ax, chunks)
@@ -230,6 +251,8 @@ def last_chunk(chunks: int) -> Figure:
             _draw_chunk(ax, 0, before, chunks, BLUE if before else ORANGE)
             ax.set(title=title, xlim=(0, chunks), ylim=(1, 0), yticks=[])
             _name_chunks(ax, chunks)
+            if before:
+                ax.set_yticks([0.5], [f"queries of\nchunk {chunks}"])
         _explain_chunks(drawn, "keys of the cached prefix", "keys of the chunk itself")
     return drawn
 
@@ -343,7 +366,7 @@ def bytes_by_prefix(prefixes: Sequence[int], lines: Mapping[str, Sequence[float]
         for (name, values), colour, mark in zip(lines.items(), (ORANGE, BLUE), ("o", "s"), strict=True):
             sent = [value / 1e6 for value in values]
             ax.plot(prefixes, sent, color=colour, marker=mark)
-            label = f"{name}:\n{sent[-1]:,.1f} MB"
+            label = f"{name}:\n{sent[-1]:,.{1 if sent[-1] > 10 else 2}f} MB"
             ax.annotate(label, (prefixes[-1], sent[-1]), (8, 0), textcoords="offset points", va="center")
         ax.axvline(meet, color=INK, linewidth=1, linestyle=":")
         ax.annotate(
@@ -423,7 +446,7 @@ def copies(ways: Mapping[str, ServeRequest]) -> Figure:
             ):
                 for number, ranks in enumerate(parts):
                     _draw_copy(ax, left + 1.1 * number, ranks, colour, request.machine.ranks_per_node)
-                    below = "tokens" if colour == ORANGE else f"{sum(map(len, ranks))} equal parts"
+                    below = "tokens" if colour == ORANGE else f"{sum(map(len, ranks))} parts"
                     middle = left + 1.1 * number + 0.5
                     ax.text(middle, 1.06, below, ha="center", va="top", color=QUIET, fontsize=9)
                 words = f"{what}, twice" if len(parts) > 1 else what

@@ -10,8 +10,8 @@
 # **Minutes** 75 to read and run; the exercise takes another 75.
 #
 # Ben is reading an answer. Llama 3 70B writes it on 16 H100, in two nodes of 8, and a new token appears every ten milliseconds. Inside a
-# node, the 8 GPUs divide the heads and the weights. The two nodes divide the tokens of every text. Each computes its tokens through all
-# layers, so each needs all weights.
+# node, the 8 GPUs divide the heads and the weights. The two nodes divide the tokens of every text. Each node computes its part of a prompt
+# through all layers, so each node needs all the weights. Afterwards each node caches its part.
 #
 # Then Ada sends the same server a prompt of 1,048,576 tokens, a shelf of books. Computing a prompt is called **prefill**. The server does
 # it in **chunks**, and after each chunk makes one step of **decode**, in which Ben gets his next token. What does Ben see?
@@ -27,7 +27,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from ringlab import ShardedCache, VirtualCluster, contiguous, oracle
 from ringlab.cost.hardware import hardware
 from ringlab.cost.models import model
-from ringlab.cost.planner.serve_time import ServeRequest, linear_s, serve_time
+from ringlab.cost.planner.serve_time import ServeRequest, serve_time
 from ringlab.cost.serving import prefill_traffic
 from ringlab.cost.sizes import Attention
 from ringlab.serving import decode_heads, prefill
@@ -36,7 +36,8 @@ from ringlab_course import compare, corpus, predict
 from ringlab_course.figures import serving_view
 
 # %%
-grid = {"token_ranks": 2, "head_ranks": 8, "sharing": "copies"}  # each node has all weights
+# "copies": each node has all weights
+grid = {"token_ranks": 2, "head_ranks": 8, "sharing": "copies"}
 server = partial(ServeRequest, "llama3-70b", hardware="h100", **grid)
 ben = serve_time(server(sequences=1, context=4096))
 ben_s = ben.token_s
@@ -60,16 +61,15 @@ show(serving_view.turns(*drawn), serving_view.describe_turns(*drawn))
 #
 # Two riddles are in this picture and the lines above it.
 #
-# - All of Ada's long chunks have 32,768 tokens. Her last takes 9,076 ms. Its purple piece is 660 ms long, like the whole first chunk. What
-#   is the orange piece?
+# - All of Ada's long chunks have 32,768 tokens. The first took 660 ms, drawn in purple, and the last takes 9,076 ms. Where do the other
+#   8.4 s come from?
 # - On the right, Ada's prompt is done, and each step computes a token for both. Ben's text is as short as before. Still, a step now takes
 #   16.1 ms, and not 9.7 ms.
 #
 # One thing explains both, and it also rules out one way of dividing 16 GPUs among sixteen users (sections 5 to 7).
 #
 # (The times come from ringlab's model of a server, not from a measurement. Of Llama 3 70B only the sizes are borrowed: the real one cannot
-# read a prompt this long. [Serving](../docs/guide/serving.md) says what the model leaves out. Servers can also put Ben's token into the
-# same step as a chunk, as in [arXiv 2403.02310](https://arxiv.org/abs/2403.02310). Here the two take turns.)
+# read a prompt this long. [Serving](../docs/guide/serving.md) says what the model leaves out.)
 #
 # ## 1 · The price of short chunks
 #
@@ -99,7 +99,9 @@ names = {1: "not at all", 7 / 6: "a sixth later", 2: "twice as late", 10: "ten t
 compare("19.price", nearest(until_first[512] / until_first[32_768], names))
 
 # %% [markdown]
-# That is 182.4 − 156.1 = 26 s later. Ben's 2,047 steps of 9.7 ms are 20 of them. The chunks themselves take less than 7 s longer.
+# That is 182.4 − 156.1 = 26.3 s later. Ben gets 2,016 steps more than between long chunks, and at 9.7 ms each they are 19.6 s of it. The
+# chunks themselves take only 6.7 s longer, or 4%. In each of them the ranks have to send each other messages, and a message takes some
+# time however short it is (section 7).
 #
 # ## 2 · A chunk is a rectangle and a triangle
 #
@@ -120,7 +122,8 @@ print(f"than the one before it; {len(longer_s)} times, that is {longer_s.sum():.
 
 # %% [markdown]
 # Every chunk takes the same 0.271 s longer: one more square each time. 31 of them are the 8.4 s of the orange piece. That solves the first
-# riddle, and the "one thing" is her cache: **the triangle stays, the rectangle grows with the cache.**
+# riddle. The "one thing" is her cache: **the triangle stays, the rectangle grows with the cache.** The second riddle belongs to decode, in
+# section 4.
 #
 # ### Where a chunk begins
 #
@@ -156,8 +159,6 @@ for name, mask in {
 # %% [markdown]
 # ## 3 · The cache stays, the chunk travels
 #
-# The second riddle has to wait for section 4, because Ada's chunks are not done yet.
-#
 # Ada's cache lies on several ranks, and so do the queries of her next chunk. To meet, one of the two has to travel.
 #
 # In lesson 05 keys and values go around. But the **queries** can go around, too. Each rank attends to its own keys with the queries that
@@ -171,8 +172,8 @@ show(serving_view.travellers(4), serving_view.describe_travellers(4))
 # The model has 64 query heads and 8 K/V heads, and on Ada's server the 8 ranks of a node divide them. So a rank has, for each of its
 # tokens, 8 queries, but one key and one value. It exchanges only with its partner in the other node, which has the same heads, so here P = 2.
 #
-# Without a prefix, keys and values are fewer bytes: for each key and value the other way sends 8 queries, and 8 partials in float32. But a
-# chunk has few queries, and a prefix has many keys.
+# Without a prefix, keys and values are the smaller load. A token has one key and one value here, but 8 queries, and each query brings back
+# a partial in float32. But a chunk has few queries, and a prefix has many keys.
 
 # %% tags=["nbval-ignore-output"]
 predict(
@@ -202,8 +203,8 @@ compare("19.prefix", nearest(meet, {n: f"{n:,}" for n in (600, 6_000, 60_000, 60
 
 # %% [markdown]
 # **5,664 tokens**, eleven times as many as the chunk has. If keys and values travel, a rank's block holds its part of prefix *and* chunk,
-# and each rank sends P − 1 such blocks. If queries travel, it sends P − 1 blocks of the chunk's queries, and P − 1 blocks of partials. So P
-# cancels. With the bytes of one token, both ways are equal when
+# and each rank sends P − 1 such blocks. If queries travel, it sends P − 1 blocks of the chunk's queries, and P − 1 blocks of partials. A
+# block is always a P-th of something, so P cancels. With the bytes of one token, both ways are equal when
 #
 # $$(\text{prefix} + \text{chunk}) \cdot \text{bytes of } (k, v) = \text{chunk} \cdot \text{bytes of } (q, \text{partial}).$$
 
@@ -216,20 +217,20 @@ print(f"a token's queries and partials are as many bytes as {pairs} pairs of key
 # %% [markdown]
 # So the limit is where prefix and chunk together are 12.0625 chunks long. The prefix alone is then 11.0625 chunks, or 5,664 tokens.
 #
-# Fewer bytes help only if somebody waits for them. Does Ada?
+# Fewer bytes save time only if the ranks wait for bytes. Do they? All 8 pairs of ranks exchange at the same time, each over its own link.
 
 # %%
 link = hardware("h100").between
-half_s = model("llama3-70b").layers * sent(2**20, "kv") / link.bytes_per_s
-print(f"half of her cache, in all layers, takes {1e3 * half_s:.0f} ms from node to node")
-for name, travels in {"keys and values travel": "kv", "queries travel": "q"}.items():
+for name, travels in {"keys and values": "kv", "queries and partials": "q"}.items():
+    sent_s = model("llama3-70b").layers * sent(2**20, travels) / link.bytes_per_s
     served = serve_time(server(sequences=1, context=2**20, chunk=512, travels=travels))
-    print(f"if {name}, Ada's last chunk takes {1e3 * served.chunks_s[-1]:.0f} ms")
+    print(f"{name}: {1e3 * sent_s:5.1f} ms from node to node, in all layers;", end=" ")
+    print(f"Ada's last chunk takes {1e3 * served.chunks_s[-1]:.0f} ms")
 
 # %% [markdown]
-# She does. The nodes take longer to exchange their halves of the cache than to compute the chunk, and queries arrive in time. (Half of the attention and all products
-# with weights come on top of the 430 ms. Only the attention to a rank's own half is computed meanwhile.) So it is worth comparing bytes before each
-# chunk: with chunks of 512, the cache stays where it is from a prefix of about 6,000 tokens on.
+# They do. The nodes take far longer to exchange their halves of the cache than to compute the chunk. While the other half is on its way, a
+# rank attends to its own, and the rest comes after. Queries and partials take only 2.5 ms, while the ranks compute. So it is worth
+# comparing bytes before each chunk: with chunks of 512, the cache stays where it is from a prefix of about 6,000 tokens on.
 #
 # In the end each rank appends its own tokens of the chunk to its own cache. They stay on the rank that computed them, so this sends
 # nothing. ringlab's `prefill` does all of it, and chooses anew for each chunk who travels. We try it on our 200 tokens with 4 ranks. Of
@@ -251,6 +252,7 @@ def in_chunks(ring):
 
 
 run = VirtualCluster(P).run(in_chunks)
+# the trace records each choice of rank 0: here, who travels
 chosen = [each.chosen for each in run.trace.choices(0) if "travels" in each.asked]
 for chunk, travels, *outs in zip(CHUNKS, chosen, *run.results, strict=True):
     right = error(torch.cat(outs, dim=2), true[:, :, chunk]) < 1e-5
@@ -274,14 +276,15 @@ alone = serve_time(one).token
 weights, cache = one.weight_bytes / 1e9, one.cache_bytes(BOOK, 1) / 1e9
 print(f"a GPU reads {weights:4.1f} GB of weights in {1e3 * alone.weights_s:.1f} ms")
 print(f"        and {cache:4.1f} GB of the cache in {1e3 * alone.cache_s:.1f} ms")
-sixteen_s = linear_s(one, weight_bytes=0, active_bytes=one.active_bytes, tokens=16)
+rate = one.machine.flops_per_s["bfloat16"] * one.machine.reached.linear
+sixteen_s = 16 * one.weight_bytes / rate  # for each token 2 operations with the 2 bytes of a weight
 print(f"arithmetic with the weights, for 16 tokens: {1e3 * sixteen_s:.1f} ms")
 print(f"with messages a step takes {1e3 * alone.total_s:.1f} ms:", end=" ")
 print(f"{1 / alone.total_s:.0f} tokens a second")
 
 # %% [markdown]
-# The weights take more than six times as long as the cache. Even for sixteen tokens the arithmetic takes only 0.4 ms, and
-# runs while the weights are read.
+# The weights take more than six times as long as the cache. Even for sixteen tokens the arithmetic with the weights takes
+# only 0.4 ms, and runs while they are read.
 
 # %% tags=["nbval-ignore-output"]
 predict(
@@ -318,16 +321,16 @@ for name, step in {"Ben alone": ben.token, "with Ada ": both.token}.items():
 #
 # ## 5 · Two copies of something
 #
-# Sixteen users have come, and there are 16 ranks. Tensor parallelism (TP) cuts the weights by heads and columns, so 16 parts are easy. It
-# cuts a cache by K/V heads. There are only 8 of them for 16 ranks.
+# Ben is now one of sixteen users with a book each, and waits 22.7 ms for a token. Would he wait less if the 16 ranks were divided in another
+# way? Tensor parallelism (TP) cuts the weights by heads and columns, so 16 parts are easy. It cuts a cache by K/V heads. There are only 8
+# of them for 16 ranks.
 #
-# - **TP 16** cuts the weights into 16 parts. Two ranks share a K/V head. Both have its projections, which are few weights, and both keep
-#   the same part of every cache.
+# - **TP 16** cuts the weights into 16 parts. Two ranks share a K/V head. So both keep the same part of every cache. (Both also hold this
+#   head's projections, 0.2 GB more than a sixteenth of the weights.)
 # - **TP 8 × CP 2** is how the server has worked so far. It cuts the weights into 8 parts, and each node has all of them. Each node caches
 #   half of the tokens of every user, which is context parallelism (CP).
 #
-# One way keeps every cache twice, the other the weights. Section 6 asks whether anything must be kept twice. The numbers in the picture are
-# ranks.
+# TP 16 keeps every cache twice. TP 8 × CP 2 keeps the weights twice. The numbers in the picture are ranks.
 
 # %%
 GRIDS = {"TP 16": {"token_ranks": 1, "head_ranks": 16}, "TP 8 × CP 2": grid}
@@ -350,14 +353,14 @@ steps = {(users, name): serve_time(server(sequences=users, context=BOOK, **GRIDS
          for users in range(1, 9) for name in GRIDS}
 reads = {key: each.token.weights_s + each.token.cache_s for key, each in steps.items()}
 longer = [n for n in range(1, 9) if reads[n, "TP 16"] > reads[n, "TP 8 × CP 2"]]
-bars = {f"{n} users, {name}": step for (n, name), step in steps.items() if n in (2, 4, 8)}
+bars = {f"{n} users, {name}": step for (n, name), step in steps.items() if n in (3, 4, 8)}
 drawn = bars, "From four users on, TP 16 reads longer", 2
 show(serving_view.read_bars(*drawn), serving_view.describe_read_bars(*drawn))
 compare("19.copies", f"{longer[0]}")
 
 # %% [markdown]
-# **From four users on.** TP 16 saves 2.6 ms of the weights, but only once in a step. It loses 0.8 ms with *every* cache. **The more users
-# there are, the more the caches count.** And do sixteen users fit?
+# **From four users on.** TP 16 saves 2.6 ms of the weights, but only once in a step. It loses 0.8 ms with *every* cache, and 2.6 / 0.8 is a
+# little more than three. **The more users there are, the more the caches count.** And do sixteen users fit?
 
 # %%
 memory = hardware("h100").memory_bytes
@@ -380,15 +383,15 @@ for name, way in ways.items():
 # In TP 16 two ranks keep the same part of every cache. Let each of them keep only half of the tokens of that part. vLLM calls this *decode
 # context parallelism*, and we call it **TP 16 + DCP 2**.
 #
-# Now there is a problem. Look at one K/V head and the two ranks that keep it. Eight query heads need it. Each rank has computed the queries
-# of 4 of them, and caches half of the tokens. Yet each of the 8 heads needs all tokens. In lesson 15 all ranks had the queries of all
-# heads.
+# Now there is a problem. Look at Ben's new token, at one K/V head, and at the two ranks that keep it. Eight query heads need it. Each rank
+# has computed the queries of 4 of them, and caches half of Ben's book. Yet each of the 8 heads needs all of it. In lesson 15 all ranks had
+# the queries of all heads.
 #
 # So in every layer the ranks
 #
 # 1. **gather** the queries: each of the two ranks gets all 8 heads of the new token;
 # 2. **attend** with all heads to their own tokens, which gives a partial for each head;
-# 3. **hand over** the partials: each rank gets those of *its* heads from everybody, and merges them.
+# 3. **hand over** the partials: each rank gets the partials of *its* heads from the other rank, and merges them with its own.
 #
 # With four ranks in place of two, the pattern is easier to see. A box is a partial. Its blue half says whose heads, and its orange half
 # whose tokens.
@@ -398,7 +401,8 @@ show(serving_view.hand_over(P), serving_view.describe_hand_over(P))
 
 # %% [markdown]
 # The hand-over turns columns into rows, so it is an all-to-all. `decode_heads` does the three steps. We decode the last token of our text
-# in float32. Each of 4 ranks has 2 of the 8 query heads, and keeps 50 of the 200 tokens of both K/V heads:
+# in float32. Here all four ranks form one group: each has 2 of the 8 query heads, and keeps 50 of the 200 tokens, of both K/V heads. This
+# cache deals tokens out in turn, so that the ranks fill evenly while an answer grows.
 
 
 # %%
@@ -416,8 +420,9 @@ print("right to 1e-5:", error(out, true[:, :, -1:]) < 1e-5)
 print("rank 0 sends", run.trace.bytes_sent(0), "bytes")
 
 # %% [markdown]
-# To each of 3 others a rank sends the queries of its own 2 heads, D = 16 numbers each. After step 2 it sends to each the partials of *that
-# rank's* 2 heads, D + 1 = 17 numbers each. With 4 bytes a number that is 3 · 2 · (16 + 17) · 4 = 792 bytes, however long the text is.
+# In step 1 a rank sends the queries of its own 2 heads to each of the 3 others: 2 · 16 numbers. In step 3 it sends to each the partials of
+# *that rank's* 2 heads: 2 · 17 numbers, because a partial has an lse, too. With 4 bytes a number that is 3 · 2 · (16 + 17) · 4 = 792 bytes,
+# however long the text is.
 #
 # Step 3 merges the partials of all ranks at once. As in lesson 02, a rank's share is its part of the sum of all $e^{score}$, and its lse is
 # the logarithm of its own sum:
@@ -439,22 +444,34 @@ print("right to 1e-5:", error(shares @ outs, true[0, head, -1]) < 1e-5)
 # ## 7 · Back on two nodes
 #
 # So which way should Ben's server take? TP 16 is out, because sixteen users do not fit. TP 16 + DCP 2 reads about half as many weights as
-# TP 8 × CP 2, and the same amount of each cache. But ranks also send messages.
+# TP 8 × CP 2, and the same amount of each cache. That leaves the messages.
 #
-# The ranks that divide one copy of the weights *add up* their results twice in every layer, by the all-reduce of lesson 14.
-#
-# - In **TP 8 × CP 2** these are the 8 ranks of a node, which have NVLink. Each node has all weights, so both compute the new token, and each
-#   has all of that token's queries. Only partials cross from node to node.
-# - In **TP 16 + DCP 2** they are all 16 ranks, so every sum crosses from node to node. The two ranks of a K/V head lie inside a node, so
-#   queries and partials do not cross.
-#
-# For comparison, the upper half of the picture supposes all 16 GPUs on one NVLink.
+# Most messages are sums. The ranks that divide one copy of the weights *add up* their results twice in every layer, by the all-reduce of
+# lesson 14. With 80 layers that makes 160 sums in a step. In TP 8 × CP 2 the 8 ranks of a node add up, over NVLink. In TP 16 + DCP 2 all
+# 16 ranks do, so every sum crosses from node to node.
 
 # %%
-# caches as in TP 8 × CP 2; weights in 16 parts
+# "dcp": weights in 16 parts, caches as in TP 8 × CP 2
 GRIDS["TP 16 + DCP 2"] = {"token_ranks": 2, "head_ranks": 8, "sharing": "dcp"}
+for way in ("TP 8 × CP 2", "TP 16 + DCP 2"):
+    its = partial(server, context=BOOK, **GRIDS[way])
+    sums_s = {users: serve_time(its(sequences=users)).token.tensor_s for users in (1, 16)}
+    print(f"{way:13}: a sum takes {1e6 * sums_s[1] / 160:.0f} µs for one user,", end=" ")
+    print(f"{1e6 * sums_s[16] / 160:.0f} µs for sixteen;", end=" ")
+    print(f"160 sums are then {1e3 * sums_s[16]:.1f} ms")
+
+# %% [markdown]
+# A sum takes hardly longer for sixteen users than for one. Its numbers are few, and nearly all of the time is latency.
+#
+# The other messages are queries and partials. In TP 8 × CP 2 each node has all weights, so both compute the new token, a little work done
+# twice. Then no query has to cross between the nodes, only partials. In TP 16 + DCP 2 the two ranks of a K/V head lie inside a node, so
+# queries and partials do not cross.
+#
+# For comparison, the lower half of the picture supposes all 16 GPUs on one NVLink.
+
+# %%
 sixteen, h100 = partial(server, sequences=16, context=BOOK), hardware("h100")
-machines = {"one NVLink": replace(h100, ranks_per_node=16), "two nodes": h100}
+machines = {"two nodes": h100, "one NVLink": replace(h100, ranks_per_node=16)}
 steps = {f"{place}, {way}": serve_time(sixteen(hardware=machine, **GRIDS[way]))
          for place, machine in machines.items()
          for way in ("TP 8 × CP 2", "TP 16 + DCP 2")}
@@ -464,8 +481,12 @@ drawn = steps, "TP 16 + DCP 2 is faster only on one NVLink", 2
 show(serving_view.step_bars(*drawn), serving_view.describe_step_bars(*drawn))
 
 # %% [markdown]
-# On one NVLink, TP 16 + DCP 2 is faster, although its messages take longer there, too. On two nodes its additional messages take more time
-# than it saves by reading fewer weights.
+# On two nodes TP 8 × CP 2 is faster. With TP 16 + DCP 2 messages take 3.8 ms longer, and it saves only 2.6 ms of reading.
+#
+# And on one NVLink? A sum among sixteen ranks takes longer than among eight there, too, and queries travel as well as partials. But that
+# costs only 1.4 ms, so TP 16 + DCP 2 is faster.
+#
+# ### One node by itself
 #
 # There is one more way. Each node serves eight of the users by itself, with TP 8. A GPU has no more to read than with TP 8 × CP 2, and
 # nothing crosses at all. Is that not the best? We ask for the step, for Ada's prompt, and for memory.
@@ -476,19 +497,22 @@ eight_s = serve_time(node(sequences=8, context=BOOK)).token_s
 print(f"eight users on one node: {1e3 * eight_s:.1f} ms a step")
 for name, way, others in (("one node", node, 7), ("two nodes", server, 15)):
     prompt = serve_time(way(sequences=1, context=2**20, chunk=512))
-    print(f"Ada on {name}: her prompt takes {prompt.first_token_s:.0f} s;", end=" ")
+    print(f"Ada on {name}: her prompt takes {prompt.first_token_s:.0f} s,", end=" ")
+    print(f"and its last chunk {1e3 * prompt.chunks_s[-1]:.0f} ms;", end=" ")
     it = way(sequences=1, context=BOOK)
     filled = it.weight_bytes + it.cache_bytes(2**20, 1) + it.cache_bytes(BOOK, others)
-    print(f"with {others} other users a GPU of {memory / 1e9:.0f} GB needs {filled / 1e9:.0f} GB")
+    print(f"with {others} others a GPU of {memory / 1e9:.0f} GB needs {filled / 1e9:.0f} GB")
 
 # %% [markdown]
-# For sixteen users with a book each, yes: 21.4 ms are less than 22.7. But Ada may come again. On one node her prompt takes twice as long, and so
-# does each chunk for which her neighbours wait. Nor does her cache have room beside seven others, unless some move to the other node. So
-# the server stays as it is, and each of its sixteen users gets 44 tokens a second. A single user got 96.
+# - **The step:** 21.4 ms are less than 22.7. One node is better for sixteen users with a book each.
+# - **Ada's prompt,** if she comes again: on one node it takes twice as long. So does her last chunk, for which her neighbours wait.
+# - **Memory:** on one node her cache has no room beside seven others, unless some of them move to the other node.
+#
+# So the server stays as it is. Ben and each of the others get 44 tokens a second. A single user got 96.
 #
 # All three ways of this section keep each cache once. **With many users, no cache should be kept twice.** Whether to keep the weights twice
 # depends on the network: on two nodes, 3.8 ms more of messages stand against 2.6 ms less of weights. And whether the nodes should divide
-# a text depends on the longest one.
+# a text depends on the longest text that a user may send.
 #
 # ## Recap
 #
@@ -496,7 +520,8 @@ for name, way, others in (("one node", node, 7), ("two nodes", server, 15)):
 # each of her chunks longer than the one before, and later each of their common steps.
 #
 # - A chunk of a prompt attends to its cached prefix, a rectangle, and to itself, a triangle. The attention of equal chunks costs
-#   1 : 3 : 5 : 7. Short chunks let others in, and cost little. Positions go on after the prefix.
+#   1 : 3 : 5 : 7. Short chunks let others in, and by themselves cost Ada 4%. Positions go on after the
+#   prefix.
 # - After a long prefix the cache stays, queries travel, and partials come home: together they are fewer bytes than the cache.
 # - A step reads the weights once for all users, and the cache of each. So the more users there are, the more the caches count.
 # - 16 ranks divide a cache by its 8 heads, and each head's tokens among two. With TP 16 alone, each rank reads twice as much of every cache.

@@ -30,7 +30,7 @@ from ringlab_course import check, corpus, hint
 # ## 19.place · Pieces on ranks
 #
 # An answer grows by a token in every step, and the ranks that cache it should fill evenly. Caches come in pages, so a rank gets a piece of
-# `interleave` tokens at a time. A sequence is cut into such pieces, and piece n lies on rank n mod P, after the pieces that this rank has already. With `interleave` 4 and P = 2, for example, tokens
+# `interleave` tokens at a time. A sequence is cut into such pieces, and piece n lies on rank n mod P. Each rank stores its pieces one after another. With `interleave` 4 and P = 2, for example, tokens
 # 0 to 3 are on rank 0, 4 to 7 on rank 1, and 8 to 11 on rank 0 in its slots 4 to 7. `tokens` (n,), int64, are positions in the sequence.
 # Return `(ranks, slots)`, int64: the rank of each token, and its index among the tokens of this sequence on that rank.
 
@@ -82,14 +82,18 @@ check("19.merge")
 # ## 19.decode · Decode with divided heads
 #
 # One new token. The weights are shared out by heads, so this rank has the queries of its own H/P heads: `q` (B, H/P, 1, D); rank r has
-# heads r·H/P to (r + 1)·H/P − 1. The cache is shared out by tokens: `k` and `v` (B, K, L, D) are all K heads of this rank's L tokens, and the
-# owner's L already counts the new one. L differs from rank to rank, and may be 0. Query head h reads K/V head h // (H // K).
+# heads r·H/P to (r + 1)·H/P − 1. The cache is shared out by tokens: `k` and `v` (B, K, L, D) are all K heads of this rank's L tokens. On the
+# rank that caches the new token, L counts it already. L differs from rank to rank, and may be 0. Query head h reads K/V head h // (H // K).
 # Return out (B, H/P, 1, D) of this rank's heads over the tokens of **all** ranks.
 #
 # - `ring.rank` is this rank, `ring.world_size` is P. `ring.all_gather(x)` returns the list of all ranks' x.
-#   `ring.comm.exchange(send=(x, y), to=a, receive=(room_x, room_y), source=b).wait()` sends two tensors to rank a, and returns the two
-#   that arrive from rank b. In round d = 1 … P − 1, for example, send to rank (r + d) mod P and receive from rank (r − d) mod P.
-#   `room_x` and `room_y` are tensors that the arriving ones are written into, so make them of the same shapes and dtypes, by `torch.empty`.
+#   `ring.comm.exchange` sends two tensors to rank a, and returns the two that arrive from rank b. These are written into `room_x` and
+#   `room_y`, which have their shapes and dtypes:
+#
+#       room_x, room_y = torch.empty_like(x), torch.empty_like(y)
+#       from_b = ring.comm.exchange(send=(x, y), to=a, receive=(room_x, room_y), source=b).wait()
+#
+#   In round d = 1 … P − 1, for example, send to rank (r + d) mod P and receive from rank (r − d) mod P.
 #   A slice of a tensor may have gaps in memory: call `.contiguous()` on what you send.
 # - A rank sends to each other rank its queries and the partials of *that* rank's heads, and nothing else: (P − 1) · H/P · (2D + 1) numbers
 #   for each of the B sequences, however long they are.
@@ -143,7 +147,8 @@ check("19.decode")
 #   `ring.shift(k, v, length=n)` sends k and v to the next rank, and returns the block that *arrives*. n is the number of its tokens. After d
 #   exchanges, the next block to arrive is that of rank o = `ring.origin(d + 1)`, so n = len(cached[o]) + len(positions[o]). Empty blocks are
 #   exchanged, too.
-# - The `attend` above has no mask. Here you need one, which compares positions.
+# - The `attend` above has no mask. Here you need one, which compares positions. Set masked scores to −∞ by `masked_fill`. The other lines of
+#   `attend` then also hold for a query that sees no key of a block.
 # - Blocks differ in length; a rank may hold no token of the prefix, of the chunk, or of both.
 
 
@@ -180,7 +185,7 @@ check("19.prefill")
 #
 # P ranks prefill a chunk of `new` tokens after a `prefix`; P divides both. Either keys and values travel, as in your `prefill`: each rank
 # sends P − 1 blocks, and a block is a rank's part of prefix and chunk. Or queries do: each rank passes on the queries of P − 1 ranks, and
-# returns P − 1 partials, each to the owner of its queries. An element of q, k and v has `itemsize` bytes. A partial is out and lse, in float32,
+# returns the partials of P − 1 blocks, each to the owner of its queries. An element of q, k and v has `itemsize` bytes. A partial is out and lse, in float32,
 # or in float64 if q, k and v are. So each of its numbers has max(`itemsize`, 4) bytes. Return `(keys_and_values, queries)`, two ints: the bytes that a rank sends either way,
 # for one sequence and one layer.
 

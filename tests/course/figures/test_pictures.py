@@ -240,6 +240,7 @@ SAYS = {
     "bytes by prefix": (lambda: (serving_view.bytes_by_prefix(*SENT), serving_view.describe_bytes(*SENT)), ("keys: 0.3 to 268.6 MB", "queries: 1.6 to 1.6 MB", "meet at 5,664 tokens")),
     "turns of two users": (named(serving_view, "turns", *TURNS), ("Long chunks: Ben gets a token between two chunks, and the longest keeps him waiting 8,600 ms", "a token every 16 ms")),
     "steps of users": (named(serving_view, "step_bars", DECODED, "Title"), ("1 in all: weights 5.3, caches 0.8, messages 4.4 ms, 10.5 ms: 96 tokens/s, 96 each", "16 in all: weights 5.3, caches 12.8")),
+    "steps in a group": (named(serving_view, "step_bars", DECODED, "Title", 2), ("1 in all: weights 5.3, caches 0.8, messages 4.4 ms, 10.5 ms: 96 tokens/s each", "22.7 ms (+12.3): 44 tokens/s each")),
     "reading of users": (named(serving_view, "read_bars", DECODED, "Title", 2), ("1 in all: weights 5.3 and caches 0.8, together 6.1 ms", "16 in all: weights 5.3 and caches 12.8, together 18.1 ms")),
     "copies": (named(serving_view, "copies", WAYS), ("heads: two copies of every cache", "rows: two copies of the weights, Each rank reads 17.6 GB of weights and 2.7 GB of each cache", "small: one copy of everything")),
     "survival": (named(scan_view, "survival", [0.5, 0.9, 0.8]), ("token 2 reads 0.36 of the state and 0.72, 0.8, 1 of the writes so far",)),
