@@ -224,7 +224,7 @@ def chunk_masks(chunks: int) -> Figure:
         ax = drawn.subplots()
         for row in range(chunks):
             _draw_chunk(ax, row, row, chunks)
-            halves = f"{2 * row + 1} half of a square" if row == 0 else f"{2 * row + 1} halves"
+            halves = f"{2 * row + 1} half of a square" if row == 0 else f"{2 * row + 1} halves of a square"
             ax.text(chunks + 0.15, row + 0.5, halves, va="center", color=INK)
         ax.set(title="The triangle stays, the rectangle grows", xlim=(0, chunks), ylim=(chunks, 0))
         _name_chunks(ax, chunks)

@@ -217,7 +217,8 @@ print(f"a token's queries and partials are as many bytes as {pairs} pairs of key
 # %% [markdown]
 # So the limit is where prefix and chunk together are 12.0625 chunks long. The prefix alone is then 11.0625 chunks, or 5,664 tokens.
 #
-# Fewer bytes save time only if the ranks wait for bytes. Do they? All 8 pairs of ranks exchange at the same time, each over its own link.
+# Fewer bytes save time only if the ranks wait for bytes. All 8 pairs of ranks exchange at the same time, each over its own link. Do they
+# wait?
 
 # %%
 link = hardware("h100").between
@@ -454,8 +455,8 @@ print("right to 1e-5:", error(shares @ outs, true[0, head, -1]) < 1e-5)
 # "dcp": weights in 16 parts, caches as in TP 8 × CP 2
 GRIDS["TP 16 + DCP 2"] = {"token_ranks": 2, "head_ranks": 8, "sharing": "dcp"}
 for way in ("TP 8 × CP 2", "TP 16 + DCP 2"):
-    its = partial(server, context=BOOK, **GRIDS[way])
-    sums_s = {users: serve_time(its(sequences=users)).token.tensor_s for users in (1, 16)}
+    asked = partial(server, context=BOOK, **GRIDS[way])
+    sums_s = {users: serve_time(asked(sequences=users)).token.tensor_s for users in (1, 16)}
     print(f"{way:13}: a sum takes {1e6 * sums_s[1] / 160:.0f} µs for one user,", end=" ")
     print(f"{1e6 * sums_s[16] / 160:.0f} µs for sixteen;", end=" ")
     print(f"160 sums are then {1e3 * sums_s[16]:.1f} ms")
@@ -498,10 +499,10 @@ print(f"eight users on one node: {1e3 * eight_s:.1f} ms a step")
 for name, way, others in (("one node", node, 7), ("two nodes", server, 15)):
     prompt = serve_time(way(sequences=1, context=2**20, chunk=512))
     print(f"Ada on {name}: her prompt takes {prompt.first_token_s:.0f} s,", end=" ")
-    print(f"and its last chunk {1e3 * prompt.chunks_s[-1]:.0f} ms;", end=" ")
+    print(f"and its last chunk {1e3 * prompt.chunks_s[-1]:.0f} ms")
     it = way(sequences=1, context=BOOK)
     filled = it.weight_bytes + it.cache_bytes(2**20, 1) + it.cache_bytes(BOOK, others)
-    print(f"with {others} others a GPU of {memory / 1e9:.0f} GB needs {filled / 1e9:.0f} GB")
+    print(f"  with {others} others a GPU of {memory / 1e9:.0f} GB needs {filled / 1e9:.0f} GB")
 
 # %% [markdown]
 # - **The step:** 21.4 ms are less than 22.7. One node is better for sixteen users with a book each.
@@ -516,12 +517,11 @@ for name, way, others in (("one node", node, 7), ("two nodes", server, 15)):
 #
 # ## Recap
 #
-# Look once more at the upper half of the first picture, and at the bars of section 4. In both, the orange is the time that caches cost. Ada's cache makes
-# each of her chunks longer than the one before, and later each of their common steps.
+# Look once more at the upper half of the first picture, and at the bars of section 4. In both, the orange is the time that caches cost.
+# Ada's cache makes each of her chunks longer than the one before, and later each step that she shares with Ben.
 #
 # - A chunk of a prompt attends to its cached prefix, a rectangle, and to itself, a triangle. The attention of equal chunks costs
-#   1 : 3 : 5 : 7. Short chunks let others in, and by themselves cost Ada 4%. Positions go on after the
-#   prefix.
+#   1 : 3 : 5 : 7. Short chunks let others in, and by themselves cost Ada 4%. Positions go on after the prefix.
 # - After a long prefix the cache stays, queries travel, and partials come home: together they are fewer bytes than the cache.
 # - A step reads the weights once for all users, and the cache of each. So the more users there are, the more the caches count.
 # - 16 ranks divide a cache by its 8 heads, and each head's tokens among two. With TP 16 alone, each rank reads twice as much of every cache.
