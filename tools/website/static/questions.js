@@ -72,7 +72,7 @@
     const fields = question.choices.length
       ? question.choices.map((choice) => make("label", {}, make("input", { type: "radio", name: id, value: choice, required: "" }), ` ${choice}`))
       : [make("label", {}, make("input", { type: "number", step: "any", name: id, required: "", "aria-label": `Your answer ${question.unit}`.trim() }), ` ${question.unit}`)];
-    question.said = make("p", { "aria-live": "polite" });
+    question.said = make("p", { tabindex: "-1" });
     const skip = make("button", { type: "button", class: "plain" }, "Show it without an answer");
     question.form = make("form", { class: "question" }, make("fieldset", {}, make("legend", {}, `Predict: ${question.text}`), ...fields),
       make("p", {}, make("button", { type: "submit" }, "Compare with what was measured"), " ", skip), question.said);
@@ -81,10 +81,12 @@
       const answer = `${new FormData(question.form).get(id)} ${question.unit}`.trim();
       store.set(question.key, answer);
       show(question, answer);
+      question.said.focus(); // the buttons are gone
     });
     skip.addEventListener("click", () => {
       store.set(question.key, "");
       show(question, "");
+      question.said.focus();
     });
     question.hidden = rest(question.cell);
     question.box.replaceChildren(question.form);
@@ -98,6 +100,7 @@
     store.set(SHOWN, "yes");
     asked.filter((question) => !question.said.textContent).forEach((question) => show(question, ""));
     all.remove();
+    asked[0].said.focus();
   }
 
   asked.forEach(ask);
