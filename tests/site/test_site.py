@@ -273,6 +273,28 @@ def test_a_question_keeps_back_what_was_measured_until_it_is_answered(
 
 
 @pytest.mark.needs_chromium
+def test_a_section_that_a_question_hides_says_so(site: Path, browser: Window) -> None:
+    hidden = """[...document.querySelectorAll("article section:has(> :is(h2, h3) + *)")].filter(section =>
+        [...section.children].filter(part => part.checkVisibility()).length < 2
+    ).map(section => section.id)"""
+    page = browser.page
+    waiting = page.locator(".waiting:visible")
+    found = 0
+    for target in LESSON_PAGES:
+        page.goto((site / f"notebooks/{target.slug}.html").as_uri())
+        assert page.evaluate(hidden) == []
+        if waiting.count():
+            found += 1
+            page.emulate_media(media="print")
+            assert waiting.count() == 0
+            page.emulate_media(media="screen")
+            page.get_by_role("button", name="Show all answers").click()
+            assert waiting.count() == 0
+            page.evaluate("localStorage.clear()")
+    assert found
+
+
+@pytest.mark.needs_chromium
 @pytest.mark.parametrize("name", LOOKED_AT)
 def test_a_phone_need_not_scroll_sideways(site: Path, browser: Window, name: str) -> None:
     resize(browser, 390, 844)

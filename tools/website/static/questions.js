@@ -104,6 +104,10 @@
   }
 
   asked.forEach(ask);
+  for (const heading of document.querySelectorAll("article section > :is(h2, h3):has(+ .kept-back)")) {
+    const others = [...heading.parentElement.children].filter((part) => !part.matches(`${HEADING}, section, span, .kept-back`));
+    if (!others.length) heading.after(make("p", { class: "waiting" }, "Answer the question above to open this section."));
+  }
   const all = make("button", { type: "button", class: "show-all" }, "Show all answers in all lessons");
   all.addEventListener("click", showAll);
   if (!store.get(SHOWN)) asked[0].cell.before(all);
