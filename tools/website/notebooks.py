@@ -21,7 +21,7 @@ NONE_MADE = " (no prediction was made)"
 _HEADING = re.compile(r"^## ", re.MULTILINE)
 _RUN_IT = """\
 {play}:::{{admonition}} Read it here, or run it
-:class: tip
+:class: run-it
 :collapsible: closed
 What the cells print and draw below was recorded; a few pictures have more controls in the notebook. Questions can be answered here,
 before you see what was measured. \
