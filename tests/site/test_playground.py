@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 
 from tests.site.test_site import resize, strangers
 from tools.browser import Window
@@ -231,6 +232,44 @@ def test_time_can_be_played_paused_and_moved(page: Any) -> None:
     page.locator("#play-time").focus()
     page.keyboard.press("End")
     assert page.locator(".play-centre").text_content() == "0 of 8 compute"
+
+
+KEEP = """() => {
+const write = XMLSerializer.prototype.serializeToString;
+XMLSerializer.prototype.serializeToString = function (picture) { window.kept = picture; return write.call(this, picture); };
+}"""
+OUTSIDE = """() => {
+  kept.style.position = "fixed";
+  document.body.append(kept);
+  const { x, y, width, height } = kept.viewBox.baseVal;
+  const outside = [...kept.querySelectorAll("text")].filter((text) => {
+    const box = text.getBBox();
+    return box.x < x || box.y < y || box.x + box.width > x + width || box.y + box.height > y + height;
+  });
+  return outside.map((text) => text.textContent);
+}"""
+
+
+@pytest.mark.parametrize("width", [390, 1400])
+def test_a_saved_picture_has_its_whole_title_and_says_how_to_read_it(
+    browser: Window, page: Any, width: int
+) -> None:
+    resize(browser, width)
+    page.reload()
+    page.get_by_role("button", name="A slow link").click()
+    page.evaluate(KEEP)
+    with page.expect_download() as download:
+        page.get_by_role("button", name="Save picture").click()
+    written = " ".join(page.evaluate("[...kept.querySelectorAll('text')].map(text => text.textContent)"))
+    title = page.locator(".play-headline").text_content()
+    assert f"{title} (simulated)" in written
+    assert "whose keys and values it works on" in written and "hatched" in written and "red" in written
+    assert page.evaluate(OUTSIDE) == []
+    drawn = Image.open(download.value.path())
+    assert list(drawn.size) == page.evaluate(
+        "[kept.viewBox.baseVal.width, kept.viewBox.baseVal.height].map(n => Math.floor(2 * n))"
+    )
+    resize(browser, 1280)
 
 
 SAME_NAMES = {

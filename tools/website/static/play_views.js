@@ -54,6 +54,7 @@ const playViews = (() => {
   // of the page's width that it has on a screen.
   const WIDE = matchMedia("(min-width: 46.01em)");
   const room = (share = 1) => Math.max(320, Math.min(640, document.querySelector(".playground").clientWidth * (WIDE.matches ? share : 1)));
+  const READING = "Each row is a GPU (a rank). A colour shows whose keys and values it works on. The GPU waits where its row is hatched.";
   const BLOCK = 0.62; // the side of a block, as a share of its rank's frame
 
   function svg(width, height, words, ...children) {
@@ -363,19 +364,43 @@ const playViews = (() => {
     return make("div", { class: "play-table", tabindex: 0, role: "region", "aria-label": "Every rank" }, make("table", {}, make("thead", {}, head), make("tbody", {}, ...rows)));
   }
 
-  // Saves a picture with a title as a PNG, in the colours that it has on the page.
+  // Returns the words that say how to read a timeline.
+  function reading(picture) {
+    const lanes = picture.querySelector("rect.play-hidden, rect.play-exposed") ? " Thin lines are messages, red while a rank waits for one." : "";
+    return `${READING}${lanes}`;
+  }
+
+  // Returns lines of the text that are no wider than `most`.
+  function wrapped(text, font, most) {
+    const pen = make("canvas").getContext("2d"), lines = [];
+    pen.font = font;
+    for (const word of text.split(" ")) {
+      const longer = lines.length ? `${lines.at(-1)} ${word}` : word;
+      if (lines.length && pen.measureText(longer).width <= most) lines[lines.length - 1] = longer;
+      else lines.push(word);
+    }
+    return lines;
+  }
+
+  // Saves a timeline as a PNG, in the colours that it has on the page, with a title above and how to read it below.
   function saved(picture, title, name) {
     const copy = picture.cloneNode(true), [, , width, height] = picture.getAttribute("viewBox").split(" ").map(Number), from = [...picture.querySelectorAll("*")];
     [...copy.querySelectorAll("*")].forEach((each, n) => {
       const style = getComputedStyle(from[n]);
       for (const key of ["fill", "stroke", "stroke-width", "stroke-dasharray", "paint-order", "opacity", "fill-opacity", "font", "text-anchor"]) each.style.setProperty(key, style.getPropertyValue(key));
     });
-    const above = 34, tall = height + above;
-    copy.setAttribute("viewBox", `0 ${-above} ${width} ${tall}`);
+    const edge = 8, high = 14, fill = getComputedStyle(picture).color;
+    const [above, below] = [[title, 600], [reading(picture), 400]].map(([text, weight]) => {
+      const font = `${weight} 11px sans-serif`;
+      return wrapped(text, font, width - 2 * edge).map((line) => make("text", { x: edge, style: `font: ${font}; fill: ${fill}` }, line));
+    });
+    const start = -(above.length * high + edge), tall = height - start + below.length * high + edge;
+    above.forEach((line, n) => line.setAttribute("y", start + edge / 2 + (n + 1) * high - 3));
+    below.forEach((line, n) => line.setAttribute("y", height + (n + 1) * high));
+    copy.append(...above, ...below);
+    copy.setAttribute("viewBox", `0 ${start} ${width} ${tall}`);
     copy.setAttribute("width", 2 * width);
     copy.setAttribute("height", 2 * tall);
-    const heading = make("text", { x: 8, y: -14, style: `font: 600 11px sans-serif; fill: ${getComputedStyle(picture).color}` }, title);
-    copy.append(heading);
     const image = new Image();
     image.addEventListener("load", () => {
       const canvas = make("canvas", { width: 2 * width, height: 2 * tall }), pen = canvas.getContext("2d");
