@@ -145,6 +145,8 @@ def test_a_guess_is_kept_until_the_answer_is_seen(page: Any) -> None:
 def test_the_first_page_moves_once_and_ends_on_the_ratio(site: Path, browser: Window) -> None:
     shown = browser.page
     shown.goto((site / "index.html").as_uri())
+    legend = shown.locator(".play-when").inner_text()
+    assert "row is a GPU" in legend and "whose keys" in legend and "hatched" in legend
     assert "50.9 ms (simulated): the GPUs compute 53 % of this time and wait 47 %" in headline(shown)
     shown.wait_for_function("document.querySelector('.play-headline').textContent.endsWith('same bytes.')")
     assert "27.2 ms instead of 50.9 ms (simulated): 47 % less, or 1.87 times as fast." in headline(shown)
@@ -364,6 +366,8 @@ def test_a_phone_shows_the_switch_then_the_timeline_then_the_ring(
     parts = (".play-now-set", ".play-headline", ".play-when", ".play-where")
     tops = [browser.page.locator(part).bounding_box()["y"] for part in parts]  # type: ignore[index]
     assert tops == sorted(tops)
+    if name == "index.html":
+        assert browser.page.locator(".door.first").bounding_box()["y"] < tops[0]  # type: ignore[index]
     if name == "play.html":  # an example brings its text, its control and the timeline into view
         browser.page.get_by_role("button", name="A slow link").click()
         browser.page.wait_for_function("scrollY > 100")

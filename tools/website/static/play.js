@@ -365,7 +365,7 @@
   };
   const [caption, dealt] = [0, 1].map(() => make("p", { class: "play-caption" }));
   const LANES = [["play-hidden", "message"], ["play-exposed", "its rank waits for it"]];
-  const legend = make("p", { class: "play-caption play-lanes" }, ...LANES.map(([name, text]) => make("span", {}, make("i", { class: name }), text)));
+  const legend = brief ? make("p", { class: "play-caption" }, playViews.READING) : make("p", { class: "play-caption play-lanes" }, ...LANES.map(([name, text]) => make("span", {}, make("i", { class: name }), text)));
   const controls = Object.fromEntries(CONTROLS.filter((each) => !brief || IN_BRIEF.includes(each.key)).map((each) => [each.key, control(each)]));
   const first = make("div", { class: "play-controls play-first" });
   const others = make("div", { class: "play-controls" });

@@ -412,5 +412,5 @@ const playViews = (() => {
     image.src = `data:image/svg+xml;charset=utf-8,${encodeURIComponent(new XMLSerializer().serializeToString(copy))}`;
   }
 
-  return { bytes, colour, commands, figures, fitting, idle, make, memoryView, ringView, saved, speed, svg, table, time, timeline, tokens, tokensView, pairsView, room, unbroken };
+  return { READING, bytes, colour, commands, figures, fitting, idle, make, memoryView, ringView, saved, speed, svg, table, time, timeline, tokens, tokensView, pairsView, room, unbroken };
 })();
