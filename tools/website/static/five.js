@@ -164,14 +164,14 @@ const fiveMinutes = (() => {
       inputs[layout].checked = true;
       const busy = Math.round(100 * found.busyFraction), times = (first.makespan / found.makespan).toFixed(2);
       said.textContent = unbroken(before
-        ? `${time(found.makespan)}: nobody waits, so it takes ${percent(1 - found.makespan / first.makespan)} less time and is ${times} times as fast, with the same GPUs and the same bytes.`
+        ? `${time(found.makespan)}: nobody waits, so it takes ${percent(1 - found.makespan / first.makespan)} less time and is ${times} times as fast, on the same GPUs.`
         : `In order, it takes ${time(first.makespan)}. The GPUs compute ${busy} % of this time and wait ${100 - busy} %.`);
-      if (before) question.replaceChildren(make("p", { "aria-live": "polite" }, `How many times as fast is zig-zag? ${times} times.${guess === null ? "" : ` You guessed ${guess}.`}`));
+      if (before) question.replaceChildren(make("p", { "aria-live": "polite" }, unbroken(`Does zig-zag send more bytes? No. The GPUs send ${bytes(first.bytesSent)} in order and ${bytes(found.bytesSent)} in zig-zag, because the blocks are as large and make as many hops.${guess === null ? "" : ` You guessed: ${guess}.`}`)));
     };
-    question.append(make("p", {}, "Guess first: how many times as fast is zig-zag?"), ...[1.2, 1.9, 4, 8].map((times) => {
-      const button = make("button", { type: "button" }, String(times));
+    question.append(make("p", {}, "Guess first: does zig-zag send more bytes?"), ...["fewer", "the same", "more"].map((amount) => {
+      const button = make("button", { type: "button" }, amount);
       button.addEventListener("click", () => {
-        guess = times;
+        guess = amount;
         choose("zigzag");
         inputs.zigzag.focus();
       });

@@ -19,8 +19,8 @@
       name: "Why zig-zag?", moves: ["layout"],
       state: { layout: "contiguous", mask: "causal", schedule: "ring", P: 8, S: 17, H: 32, K: 8, machine: "h100", speed: 0 },
       text: "Dealt out in order, the first rank's tokens see almost nothing, and the last rank's see everything. All ranks wait for the last one. Zig-zag gives each rank one early and one late piece.",
-      asks: "How many times as fast is zig-zag?", guesses: [1.2, 1.9, 4, 8], unit: "times", then: "Now choose zig-zag.",
-      asked: () => seconds({}) / seconds({ layout: "zigzag" }), reached: () => state.layout === "zigzag",
+      asks: "How many times the memory does a rank need with zig-zag?", guesses: [0.5, 1, 1.9, 4], unit: "times", then: "Now choose zig-zag.",
+      asked: () => ranWith({ layout: "zigzag" }).peak / ranWith({}).peak, reached: () => state.layout === "zigzag",
     },
     {
       name: "A slow link", moves: ["S"],
@@ -282,7 +282,7 @@
     const before = previous(), now = time(ran.makespan);
     if (before === null) return `${tokens(s.S)} tokens on ${s.P} GPUs take ${now} (simulated): the GPUs compute ${Math.round(100 * ran.busyFraction)} % of this time and wait ${100 - Math.round(100 * ran.busyFraction)} %.`;
     const was = before.run.makespan;
-    return `${now} instead of ${time(was)} (simulated): ${Math.round(100 * (1 - ran.makespan / was))} % less, or ${(was / ran.makespan).toFixed(2)} times as fast. Same GPUs, same bytes.`;
+    return `${now} instead of ${time(was)} (simulated): ${Math.round(100 * (1 - ran.makespan / was))} % less, or ${(was / ran.makespan).toFixed(2)} times as fast, on the same GPUs.`;
   }
 
   function draw(s) {
