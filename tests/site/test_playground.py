@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -217,6 +218,18 @@ def test_it_is_moved_by_keys(page: Any) -> None:
     page.locator("#play-layout-contiguous").focus()
     page.keyboard.press("ArrowRight")
     assert page.locator("#play-layout-striped").is_checked()
+
+
+@pytest.mark.parametrize("P", [8, 12, 16, 24, 64])
+def test_marks_stay_readable_with_many_ranks(site: Path, page: Any, P: int) -> None:
+    opened(site, page, f"#P={P}")
+    fills = page.locator(".play-row").evaluate_all("all => all.map(each => getComputedStyle(each).fill)")
+    assert len(fills) == P and {"url" in fill for fill in fills} == {P <= 16}
+    rows = "all => all.map(each => each.getBoundingClientRect()).map(box => [box.top, box.bottom])"
+    # a box of text is a little higher than its digits
+    for picture in (".play-pairs", ".play-timeline"):
+        boxes = page.locator(f"{picture} .play-row-name").evaluate_all(rows)
+        assert all(below[0] > above[1] - 2 for above, below in pairwise(boxes)), picture
 
 
 @pytest.mark.parametrize("name", ["Why zig-zag?", "Two nodes"])

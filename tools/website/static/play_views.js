@@ -178,7 +178,7 @@ const playViews = (() => {
     const picture = svg(width, height, words + compared);
     for (let rank = 0; rank < s.P; rank += 1) {
       const y = top + rank * (row + thin + gap), group = make("g", { "data-rank": rank });
-      group.append(make("rect", { x: left, y, width: found.makespan * scale, height: row, fill: `url(#${HATCH})`, class: "play-row" }));
+      group.append(make("rect", { x: left, y, width: found.makespan * scale, height: row, fill: `url(#${HATCH})`, class: s.P > 16 ? "play-row play-flat" : "play-row" }));
       found.begins[rank].forEach((begin, step) => {
         const seconds = found.compute[rank][step];
         if (seconds * scale < 0.05) return;
@@ -249,7 +249,7 @@ const playViews = (() => {
       for (let n = 0; n < N; n += 1) picture.append(make("rect", { x: left, y: top + (n * size) / N, width: (size * (s.causal ? n + 1 : N)) / N, height: size / N + 0.2, class: "play-pairs" }));
       for (let rank = 0; rank < s.P; rank += 1) {
         picture.append(make("rect", { x: beside, y: top + rank * bar, height: Math.max(1, bar - (bar > 5 ? 2 : 0)), width: 0, fill: colour(rank, s.P), class: "play-sum", "data-rank": rank }));
-        if (s.P <= 16) picture.append(make("text", { x: beside - 5, y: top + (rank + 0.5) * bar + 3, class: "play-row-name" }, s.P <= 8 ? `rank ${rank}` : String(rank)));
+        if (s.P <= 16 && rank % (s.P > 12 ? 2 : 1) === 0) picture.append(make("text", { x: beside - 5, y: top + (rank + 0.5) * bar + 3, class: "play-row-name" }, s.P <= 8 ? `rank ${rank}` : String(rank)));
       }
     }
     picture.setAttribute("aria-label", words);
@@ -367,7 +367,7 @@ const playViews = (() => {
   // Returns the words that say how to read a timeline.
   function reading(picture) {
     const lanes = picture.querySelector("rect.play-hidden, rect.play-exposed") ? " Thin lines are messages, red while a rank waits for one." : "";
-    return `${READING}${lanes}`;
+    return `${picture.querySelector(".play-flat") ? READING.replace("hatched", "grey") : READING}${lanes}`;
   }
 
   // Returns lines of the text that are no wider than `most`.
