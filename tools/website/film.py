@@ -20,7 +20,7 @@ from tools.browser import window
 
 from . import playground
 
-WIDTH, HEIGHT = 760, 660
+WIDTH, HEIGHT = 760, 610
 FRAME_MS, HOLD_MS = 160, 1600
 """The time of a frame, and that of the last one of each layout."""
 FRAMES = {"contiguous": 18, "zigzag": 10}
@@ -40,7 +40,7 @@ def page(folder: Path) -> Path:
     for name in re.findall(r"_static/([\w.]+)", figure):
         shutil.copy(STATIC / name, folder / "_static" / name)
     colours = "".join(f"--{name}:{value};" for name, value in COLOURS.items())
-    style = f":root{{{colours}}} body{{font:16px sans-serif;margin:12px;color:#1f2933}} .play-player,.play-lanes,.play-caption{{display:none!important}}"
+    style = f":root{{{colours}}} body{{font:16px sans-serif;margin:12px;color:#1f2933}} .play-player,.play-caption:not(.play-when *){{display:none!important}}"
     path = folder / "figure.html"
     path.write_text(
         f"<!doctype html><meta charset=utf-8><style>{style}</style><body>{figure}", encoding="utf-8"
