@@ -151,7 +151,7 @@ def test_the_first_page_moves_once_and_ends_on_the_ratio(site: Path, browser: Wi
     assert "50.9 ms (simulated): the GPUs compute 53 % of this time and wait 47 %" in headline(shown)
     shown.wait_for_function("document.querySelector('.play-headline').textContent.endsWith('same GPUs.')")
     assert (
-        "27.2 ms instead of 50.9 ms (simulated): 47 % less, or 1.87 times as fast, on the same GPUs."
+        "27.2 ms instead of 50.9 ms (simulated): 47 % less, or 1.87 times as fast. Same GPUs, same bytes."
         in headline(shown)
     )
     assert "layout=zigzag" in shown.locator('.door[href^="play.html"]').get_attribute("href")

@@ -282,7 +282,7 @@
     const before = previous(), now = time(ran.makespan);
     if (before === null) return `${tokens(s.S)} tokens on ${s.P} GPUs take ${now} (simulated): the GPUs compute ${Math.round(100 * ran.busyFraction)} % of this time and wait ${100 - Math.round(100 * ran.busyFraction)} %.`;
     const was = before.run.makespan;
-    return `${now} instead of ${time(was)} (simulated): ${Math.round(100 * (1 - ran.makespan / was))} % less, or ${(was / ran.makespan).toFixed(2)} times as fast, on the same GPUs.`;
+    return `${now} instead of ${time(was)} (simulated): ${Math.round(100 * (1 - ran.makespan / was))} % less, or ${(was / ran.makespan).toFixed(2)} times as fast. Same GPUs, same bytes.`;
   }
 
   function draw(s) {
