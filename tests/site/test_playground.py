@@ -149,7 +149,7 @@ def test_the_first_page_moves_once_and_ends_on_the_ratio(site: Path, browser: Wi
     legend = shown.locator(".play-when").inner_text()
     assert "row is a GPU" in legend and "whose keys" in legend and "hatched" in legend
     assert "50.9 ms (simulated): the GPUs compute 53 % of this time and wait 47 %" in headline(shown)
-    shown.wait_for_function("document.querySelector('.play-headline').textContent.endsWith('same GPUs.')")
+    shown.wait_for_function("document.querySelector('.play-headline').textContent.endsWith('same bytes.')")
     assert (
         "27.2 ms instead of 50.9 ms (simulated): 47 % less, or 1.87 times as fast. Same GPUs, same bytes."
         in headline(shown)
