@@ -1,4 +1,4 @@
-"""The bytes that masks save on the wire, over every transport; tests/substrates checks the values."""
+"""Masks save the predicted bytes of messages over every transport; tests/substrates checks the values."""
 
 from __future__ import annotations
 

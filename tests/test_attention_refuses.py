@@ -1,4 +1,4 @@
-"""The calls that `ring_attention` refuses with a clear error on every rank, before data moves, without a hang."""
+"""`ring_attention` refuses wrong calls with a clear error on every rank, before data moves and without a hang."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Edits: `apply` turns a text into the other text of its `diff`, and files of entries are read as written."""
+"""`apply` turns a text into the other text of their `diff`, and files of entries are read as written."""
 
 from __future__ import annotations
 

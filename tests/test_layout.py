@@ -1,4 +1,4 @@
-"""Layouts worked out by hand, arguments that they refuse, and behaviour that tests/laws does not cover.
+"""Layouts equal those worked out by hand, refuse arguments that do not fit, and are known by name everywhere.
 
 All layouts with a name are in one table, and each layout in the table can be used everywhere.
 """

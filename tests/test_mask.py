@@ -1,4 +1,4 @@
-"""The arguments that a mask refuses, masks made from document ids, and masks that equal the causal flag."""
+"""Masks refuse arguments that do not fit, and read document ids, cu_seqlens and the causal flag correctly."""
 
 from __future__ import annotations
 

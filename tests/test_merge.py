@@ -1,4 +1,4 @@
-"""Merging compared with numbers worked out by hand, in place, and in mixed precision."""
+"""Merging gives numbers worked out by hand, also in place and in mixed precision."""
 
 from __future__ import annotations
 

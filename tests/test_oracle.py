@@ -1,4 +1,4 @@
-"""The oracle on known numbers, its inputs of every kind, its refusals, and its memory."""
+"""The oracle gives known numbers for inputs of every kind, refuses wrong ones, and needs little memory."""
 
 from __future__ import annotations
 

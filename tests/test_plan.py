@@ -1,4 +1,4 @@
-"""The launches and the work of plans, compared with numbers worked out by hand."""
+"""The launches and the work of plans equal numbers worked out by hand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The time that a command takes: whole processes are timed, and an output without an answer is rejected."""
+"""The time of a command is that of a whole process, and an output without an answer is rejected."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calibration: measured times become a hardware description, whose predictions are compared with runs."""
+"""Calibration makes a hardware description from measured times, and compares its predictions with runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pictures of measured results, and of made-up results for hardware that this project's machines lack."""
+"""Every result is drawn with words and units, including made-up results of GPUs that this project lacks."""
 
 from __future__ import annotations
 

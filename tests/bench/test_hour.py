@@ -1,4 +1,4 @@
-"""`ringlab bench hour`: order, limits, continuation, GPUs and the figures beside which results are printed."""
+"""`ringlab bench hour` runs steps within their limits, continues a run, and prints results beside known figures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The timer of all benchmarks (order, counted runs, statistics), and two benchmarks of the ring on a CPU."""
+"""The timer of all benchmarks runs contenders in turn, and compares equal work by the median of the rounds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A profiler's trace read as lanes: covered time, exposed time, and which events belong to a lane."""
+"""Lanes read from a profiler's trace have the right events, covered time and exposed time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The benchmarks of kernels, on the CPU: before timing, results on memory full of NaN must be correct."""
+"""A benchmark of kernels times only kernels whose results, on memory full of NaN, are correct."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Published packages compared with ringlab's ring: their correctness, their times, and the printed report."""
+"""A published package is reported as wrong if a row of its results is missing, not finite or wrong."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The choice of configurations by timing: the races of candidates run on the CPU, in Triton's interpreter."""
+"""Tuning chooses the fastest configuration whose results are right and which keeps its budgets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The choice of a block backend, its refusals, empty tiles, and traps of torch's own operators.
+"""Block backends are chosen and refused rightly, and compute empty tiles and rows that see no key.
 
 The tables of launch configurations are complete and explained, and survive being written and read.
 """

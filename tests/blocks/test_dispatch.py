@@ -1,4 +1,4 @@
-"""Triton compiles seven kernels for a head dim, whatever the lengths and strides: its own dispatch says so on a CPU."""
+"""For each head dim, Triton's own dispatch compiles seven kernels, whatever the lengths and strides."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""FlexAttention as a block: its tables, its gradients from the final lse, its limits, and how often torch compiles it.
+"""FlexAttention is right as a block; its tables have just the squares with a visible pair, and it is rarely compiled.
 
 The definition of FlexAttention runs on the CPU. Its backward runs there too, after torch's refusal is taken away.
 """

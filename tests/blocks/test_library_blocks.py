@@ -1,4 +1,4 @@
-"""The limits of blocks whose kernels belong to a library, their choice, and the shapes that torch's operators promise."""
+"""Blocks whose kernels belong to a library accept just the tensors that the library's operators support."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The number of programs on an SM, by the vendor's arithmetic, and laws of the model of configurations."""
+"""The number of programs on an SM is that of the vendor's arithmetic, and the model of configurations obeys laws."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Compiling without a GPU: the figures are read correctly, and a kernel beyond a budget is recognised."""
+"""Compilation without a GPU gives correct figures, and recognises a kernel that exceeds a budget."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Properties of the Triton block beyond the case table: strides, signs, refusals, NaN and wrong kernels."""
+"""Beyond the case table, the Triton block is right for any scale, strides, head dims and NaN, or refuses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lesson 05 in JupyterLab in a browser, used by a learner without a mouse."""
+"""Lesson 05 works in JupyterLab for a learner without a mouse, and requests nothing from other machines."""
 
 from __future__ import annotations
 

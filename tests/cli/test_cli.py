@@ -1,4 +1,4 @@
-"""The command line: one JSON object on stdout, exit statuses, and errors that help."""
+"""Commands print one JSON object on stdout, exit with the right status, and report errors with a remedy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`ringlab kernels` and `ringlab tune`: lists for programs, tables for people, and exit statuses."""
+"""`ringlab kernels` and `ringlab tune` print lists for programs and tables for people, with right statuses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`ringlab plan`: the answer comes first, JSON is complete, bad input is explained, no heavy import."""
+"""`ringlab plan` prints its answer first, writes complete JSON, explains bad input, and imports no torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`ringlab simulate`: JSON, pictures and refusals."""
+"""`ringlab simulate` gives JSON, pictures and tables, and refuses what is impossible before it simulates."""
 
 from __future__ import annotations
 

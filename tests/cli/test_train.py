@@ -1,4 +1,4 @@
-"""`ringlab train`: its files, its defaults, resumption on other ranks, torchrun, and errors that help."""
+"""`ringlab train` trains as `train` does, resumes on other ranks, runs under torchrun, and explains errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Background transfers, messages that are cut into pieces, and the way `launch` ends its ranks.
+"""Background transfers and pieces of messages keep their order, and `launch` stops only ranks that hear nothing.
 
 After each failure, the ranks that have not yet noticed it get a new time limit.
 """

@@ -1,4 +1,4 @@
-"""The GPU that each process takes under torchrun, SLURM and other launchers, and refused set-ups.
+"""Under every launcher each process takes a GPU of its own, or is refused.
 
 No GPU is needed: the tests replace the answers of torch.cuda and the environment.
 """

@@ -1,4 +1,4 @@
-"""The commands that a GPU would get over NCCL: the communicator, stream, order and duration of each message.
+"""Over NCCL every message would have the right communicator, stream and order.
 
 Every schedule runs forward and backward on a stand-in for NCCL, which gets the same commands and checks the
 rules of streams; see fake_nccl. The results must be those of the virtual cluster, bit by bit.

@@ -1,4 +1,4 @@
-"""Rings, subgroups, the memory meter, and tensors in transfer: properties that all transports have in common.
+"""Subgroups stay among their ranks, the memory meter counts live bytes, and tensors in transfer are protected.
 
 A subgroup is a transport like any other: its rings, collectives, traces and errors are tested. The memory
 meter counts live bytes, their peak and the largest tensor of each rank. The tests of tensors in transfer

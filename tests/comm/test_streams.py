@@ -1,4 +1,4 @@
-"""The stream of each launch, and the order in which launches wait for each other; no GPU is needed.
+"""A GPU would get each launch on the right stream, and launches would wait for the right other launches.
 
 A stand-in for torch.cuda records which launch waits for which other launch, and nothing is computed. The
 tests show only that a GPU would get the right commands in the right order, not that the GPU obeys them.

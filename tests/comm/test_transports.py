@@ -1,4 +1,4 @@
-"""The transports that a machine has, and the messages about transports that it lacks.
+"""A machine's transports are known, and an error about a transport that it lacks names another one.
 
 The parent of a launch gets every event while the ranks run, once, in order, and complete.
 """

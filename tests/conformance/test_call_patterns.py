@@ -1,4 +1,4 @@
-"""The checks of ways to call a ring, of forms of its inputs, and of failures that a target may announce."""
+"""The checks of ways to call a ring, and of forms of its inputs, pass right rings and find wrong ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the suite compares before and after each call: the caller's arguments, and the state of the process."""
+"""The suite notes every change that a call makes to its arguments or to the state of the process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The counterexample: the places of wrong values, in words, and a run as small as the claims allow."""
+"""A counterexample names the places of wrong values, in a run as small as the claims allow."""
 
 from __future__ import annotations
 

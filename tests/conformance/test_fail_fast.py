@@ -1,4 +1,4 @@
-"""A report that ends at its first fault: `ringlab check --fail-fast`."""
+"""With `ringlab check --fail-fast` a report ends at its first fault."""
 
 from __future__ import annotations
 

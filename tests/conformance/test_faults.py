@@ -1,4 +1,4 @@
-"""Targets that return, hang or report an error when a neighbour dies, and rings that send nothing."""
+"""When a neighbour dies, a target must report an error: one that hangs or returns a result fails."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The report as an HTML page: texts are escaped, the page loads nothing, and its pictures show the fault."""
+"""A report's HTML page escapes its texts, loads nothing, and shows the fault in pictures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Of the longest shards, some rows are compared; a target may refuse them, or be too slow for them."""
+"""In runs with the longest shards only some rows are compared, and a target may refuse such shards."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Published packages as targets.
+"""Published packages are checked as targets, and their known faults are found.
 
 Some tests need no published package. The others need the package that they check, and show the faults that
 the suite finds in it without a hint.

@@ -1,4 +1,4 @@
-"""Shards that only positions can say give the oracle's results or are refused, and each token has one owner."""
+"""Shards that only positions can describe give the oracle's results or are refused; each token has one owner."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reports as JSON, Markdown and JUnit XML, the exit status of `ringlab check`, and the pytest plugin."""
+"""A report names faults and known remedies, and has its verdict in JSON, Markdown, JUnit XML and pytest."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How the suite calls a function, reads its claims, and cuts and joins shards."""
+"""The suite calls a function by its own parameters, reads its claims from them, and joins its shards."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`ringlab check` under torchrun, over gloo: the processes are the ranks, and rank 0 reports for all."""
+"""Under torchrun, the processes are the ranks of `ringlab check`, and rank 0 reports for all."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The choice of a schedule: its bytes, memory and seconds agree with formulas and simulations."""
+"""A schedule is chosen by bytes, memory and seconds that agree with formulas and simulations."""
 
 from __future__ import annotations
 

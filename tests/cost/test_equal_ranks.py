@@ -1,4 +1,4 @@
-"""Ranks that repeat other ranks' operations get the operations and times that they would have if they ran.
+"""A rank that repeats another rank's operations gets the operations and times that it would have by itself.
 
 Some ranks repeat the operations of another rank (`equal_ranks.models_of`). In `Lockstep`, rank 0 is the model
 of all ranks.

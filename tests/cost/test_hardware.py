@@ -1,4 +1,4 @@
-"""Hardware tables: values have sources; users' files are read, written back, or refused with the line."""
+"""Hardware tables give a source for each value; users' files are read, written back, or refused with the line."""
 
 from __future__ import annotations
 

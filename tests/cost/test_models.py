@@ -1,4 +1,4 @@
-"""Models: published numbers of weights follow from the sizes; users' files; refusals."""
+"""Published numbers of weights follow from models' sizes; users' files are read, or refused with the line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pipeline stages: the formulas of bubble and memory agree with a schedule that is followed task by task."""
+"""The formulas for a pipeline's bubble and memory agree with a schedule that is followed task by task."""
 
 from __future__ import annotations
 

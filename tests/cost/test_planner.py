@@ -1,4 +1,4 @@
-"""Plans: figures worked out by hand, and agreement between the parts of a plan."""
+"""A plan's figures equal those worked out by hand, and its parts agree with each other."""
 
 from __future__ import annotations
 

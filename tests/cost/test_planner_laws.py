@@ -1,4 +1,4 @@
-"""Laws of plans: possible effects of more GPUs, more tokens, faster links and fewer K/V heads."""
+"""Plans obey laws: more tokens never shorten a step, and faster links never lengthen it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Common mistakes of planners are made on purpose, and the checks of this file must notice every mistake."""
+"""The checks of this file notice every common mistake of planners, each made on purpose."""
 
 from __future__ import annotations
 

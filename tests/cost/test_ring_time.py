@@ -1,4 +1,4 @@
-"""The planner's fast makespans of a ring, compared with the simulator, which runs the ring program itself."""
+"""The planner's fast makespans of a ring equal those of the simulator, which runs the ring program itself."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests of contracts, the comparison of answers, the names of misconceptions, errors in learners' code."""
+"""A check gives a right answer its points, names the mistake of a wrong one, and shows the line of a crash."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The committed kill matrix: each check can fail and is worth having, and each mistake has its own message.
+"""In the committed kill matrix each check fails on some answer and has a reason, and each mistake has its message.
 
 tests/course/test_submissions.py runs each check that an entry names on one of these answers. The tests here run
 the other checks, each on one answer that it found.

@@ -1,4 +1,4 @@
-"""The learner's record of committed guesses, hints and checks loses nothing and raises no error."""
+"""The record of a learner's committed guesses, hints and checks loses nothing and raises no error."""
 
 from __future__ import annotations
 

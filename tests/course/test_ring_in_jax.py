@@ -1,4 +1,4 @@
-"""Tests of exercise 17: expected values, programs that are not run, and workers' reports about programs."""
+"""Exercise 17 finds programs that are no ring, and shows no text that a worker sends."""
 
 from __future__ import annotations
 

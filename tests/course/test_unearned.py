@@ -1,4 +1,4 @@
-"""Points without work: a lesson's code pasted into its exercise, and answers that are looked up."""
+"""Neither a lesson's code nor answers that are looked up earn the points of an exercise."""
 
 from __future__ import annotations
 

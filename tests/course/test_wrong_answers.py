@@ -1,4 +1,4 @@
-"""Tests of wrong_answers.md, files with edits of right answers and texts for learners: format and effects."""
+"""Each entry of a wrong_answers.md makes its wrong answer from the right one, and its text is what learners read."""
 
 from __future__ import annotations
 

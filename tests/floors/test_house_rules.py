@@ -1,4 +1,4 @@
-"""The project's own rules about its files, which are checked automatically."""
+"""Every file of the project and every test run keeps the project's own rules."""
 
 from __future__ import annotations
 

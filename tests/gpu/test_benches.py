@@ -1,4 +1,4 @@
-"""The parts that the GPU benchmarks rely on: the clock, the memory and the poison of a GPU."""
+"""The clock, the peak of memory and the poison, on which the GPU benchmarks rely, are right on a GPU."""
 
 from __future__ import annotations
 

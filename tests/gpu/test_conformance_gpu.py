@@ -1,4 +1,4 @@
-"""The conformance suite on a GPU: ringlab's ring passes, a wrong one is found, results stay on the GPU."""
+"""On a GPU the conformance suite passes ringlab's ring and finds a wrong one; results stay on the GPU."""
 
 from __future__ import annotations
 

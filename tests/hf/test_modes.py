@@ -1,4 +1,4 @@
-"""A transformers model runs over a ring under autocast, and generate() is refused inside the context."""
+"""A transformers model over a ring is right under autocast, and generate() is refused inside the context."""
 
 from __future__ import annotations
 

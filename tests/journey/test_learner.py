@@ -1,4 +1,4 @@
-"""The course's main task, end to end, as a learner does it: lesson 05, its exercise, grade and processes."""
+"""A learner can do the course's main task end to end: lesson 05, its exercise, its grade and real processes."""
 
 from __future__ import annotations
 

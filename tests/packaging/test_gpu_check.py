@@ -1,4 +1,4 @@
-"""`make gpu`, tested without a GPU: it runs the right command, and names the packages that it needs."""
+"""`make gpu` runs the right command, and names the packages that it needs; no GPU is needed here."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The wheel, installed without extras: the reference works, and other commands name the extra that they need."""
+"""With the wheel installed without extras, the reference works, and other commands name the extra they need."""
 
 from __future__ import annotations
 

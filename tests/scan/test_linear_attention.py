@@ -1,4 +1,4 @@
-"""Linear attention over ranks is the oracle's, for the cases of one table and for any layout, scan, kind and documents."""
+"""Linear attention over ranks equals the oracle's for any layout, scan, kind and documents."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The oracle of linear attention: gradients by finite differences, and results in known cases."""
+"""The oracle of linear attention gives the results of known cases, and gradients equal to finite differences."""
 
 from __future__ import annotations
 

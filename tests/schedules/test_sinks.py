@@ -1,6 +1,6 @@
-"""The cost of attention sinks. (tests/schedules/test_exact.py compares their results with the oracle.)
+"""Attention sinks are added exactly once, and add no bytes to messages and almost no memory.
 
-Sinks are added exactly once, however many ranks and blocks there are. They add no bytes to messages, and almost no memory.
+tests/schedules/test_exact.py compares their results with the oracle.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The playground in a browser: its controls, its pictures, its links and its commands."""
+"""In a browser, the playground's controls, pictures, links and commands agree with each other."""
 
 from __future__ import annotations
 

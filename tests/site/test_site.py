@@ -1,4 +1,4 @@
-"""The built pages: complete, linked, without foreign requests, and readable on a phone and in the dark."""
+"""The built pages are complete, linked and readable on a phone and in the dark, and request nothing elsewhere."""
 
 from __future__ import annotations
 

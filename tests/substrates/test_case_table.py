@@ -1,4 +1,4 @@
-"""One case table × block backends × schedules × kinds of score rules and losses × transports, against the oracle.
+"""All cases of one table equal the oracle for every block backend, schedule, score rule, loss and transport.
 
 Under every layout, mask, schedule and number of ranks, dropout drops the pairs that the independent code in
 tests/philox.py drops. New memory is NaN, so numbers that nobody wrote are noticed.

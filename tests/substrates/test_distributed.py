@@ -1,4 +1,4 @@
-"""The transport over torch.distributed: torchrun, mismatches, and bytes on the wire."""
+"""Over torch.distributed a mismatch is an error on all ranks, torchrun works, and the counted bytes are sent."""
 
 from __future__ import annotations
 

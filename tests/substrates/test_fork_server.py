@@ -1,4 +1,4 @@
-"""The fork server behind `launch`: one server for many launches, and the launch's environment for each rank.
+"""One fork server serves many launches, and gives each rank the environment of its launch.
 
 The server survives failing forks and unwanted ranks, and ends with its parent, even if a fork of the parent
 lives on.

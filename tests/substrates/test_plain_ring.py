@@ -1,4 +1,4 @@
-"""The plain ring × every layout × every substrate, forward and backward, against the oracle; its traffic."""
+"""The plain ring equals the oracle, forward and backward, under every layout and on every substrate."""
 
 from __future__ import annotations
 

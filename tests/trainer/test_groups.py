@@ -1,4 +1,4 @@
-"""Rings over a program's own process groups and meshes, and DDP and FSDP2 around a model over such rings."""
+"""Rings work over a program's own process groups and meshes, also inside DDP and FSDP2."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A Gantt chart that grows while its ranks run."""
+"""A live Gantt chart grows in one place while its ranks run, and ends as the whole chart."""
 
 from __future__ import annotations
 

@@ -1,3 +1,5 @@
+"""The benchmark of the judge measures real submissions, and refuses a judge that gives wrong points."""
+
 from __future__ import annotations
 
 import json

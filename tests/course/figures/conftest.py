@@ -1,4 +1,4 @@
-"""A fixture that records the outputs of cells without a notebook."""
+"""A fixture that records what a figure displays, without a notebook."""
 
 from __future__ import annotations
 

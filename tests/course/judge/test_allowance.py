@@ -1,4 +1,4 @@
-"""Each tier has a limit of processor time, and if one tier uses it up, the others still run.
+"""Each tier has its own limit of processor time, so one tier that uses up its limit leaves the others theirs.
 
 Each rank's work is counted as well: as multiplications in the notebook, and as processor time by the judge.
 """

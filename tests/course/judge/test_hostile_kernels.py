@@ -1,3 +1,5 @@
+"""Hostile Triton kernels earn no points, and a right kernel graded after them earns all."""
+
 from __future__ import annotations
 
 import time

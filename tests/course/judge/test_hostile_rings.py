@@ -1,3 +1,5 @@
+"""Hostile ring programs earn only what they do honestly, and a right ring graded after them earns everything."""
+
 from __future__ import annotations
 
 import contextlib

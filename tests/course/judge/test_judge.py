@@ -1,3 +1,5 @@
+"""The judge gives honest submissions their points, explains visible checks, and hides the hidden probes."""
+
 from __future__ import annotations
 
 from dataclasses import replace

@@ -1,3 +1,5 @@
+"""A run on the judge's network has the results, trace and errors of the virtual cluster."""
+
 from __future__ import annotations
 
 import pytest

@@ -1,3 +1,5 @@
+"""Every value survives the protocol between judge and worker, and malformed frames are refused."""
+
 from __future__ import annotations
 
 import json

@@ -1,3 +1,5 @@
+"""A worker's sandbox has no rights, network, other processes or files, and ends with its judge."""
+
 from __future__ import annotations
 
 import os

@@ -1,4 +1,4 @@
-"""Lab L1's clock of a GPU, with made-up events: it times the call alone, and keeps the GPU busy before it."""
+"""Lab L1's clock of a GPU times the call alone, and keeps the GPU busy before it; the events are made up."""
 
 from __future__ import annotations
 

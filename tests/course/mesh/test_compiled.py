@@ -1,4 +1,4 @@
-"""Messages of compiled programs are counted, including those in loops, branches, collectives, and to oneself."""
+"""Messages of compiled programs are counted, also in loops, branches and collectives, and from a device to itself."""
 
 from __future__ import annotations
 
