@@ -137,8 +137,8 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Mark the cases of a sweep that only `make test-all` runs, and skip tests that cannot run on this machine.
 
-    The name of a case decides whether the case is marked. Its place in the table could not decide, because
-    the table has a regular order, so every n-th case would be of one kind. RINGLAB_REQUIRE_ALL=1 forbids
+    The name of a case decides whether the case is marked. Its place in the table would be a bad rule: the
+    table has a regular order, so every n-th case would be of one kind. RINGLAB_REQUIRE_ALL=1 forbids
     skips, except for hardware that no package can bring.
     """
     for item in items:

@@ -38,7 +38,10 @@ HOPPER = "NVIDIA H200"
 
 
 def python(name: str, code: str, minutes: float = 1.0, wave: int = 1, gpus: int = 1) -> Step:
-    """Return a step that runs `code`, on all GPUs if it needs several; in it, `out` is the file of its results."""
+    """Return a step that runs `code`, in which `out` is the path of its result file.
+
+    A step that needs several GPUs takes all of them.
+    """
     return Step(name, ("-c", f"out = '{{out}}'\n{code}"), minutes, wave, gpus, 1 if gpus == 1 else None)
 
 
@@ -156,7 +159,7 @@ def test_tests_run_at_once_only_where_they_may(
 
 @pytest.mark.parametrize("step", [step for step in STEPS if step.is_test], ids=lambda step: step.name)
 def test_timings_and_tests_of_several_gpus_have_their_gpus_for_themselves(step: Step) -> None:
-    """Beside other tests, times would be longer, and groups of NCCL would share GPUs."""
+    """Timings and tests of several GPUs run alone: other steps would slow them down, or share GPUs with their groups."""
     (file,) = (word for word in step.words if word.endswith(".py"))
     times = "from ringlab.bench" in (Path(__file__).parents[2] / file).read_text()
     assert step.at_once == (step.gpus == 1 and not times)
@@ -189,9 +192,9 @@ def test_without_a_gpu_it_is_refused(tmp_path: Path) -> None:
 def dry_run(
     folder: Path, monkeypatch: pytest.MonkeyPatch, steps: Sequence[Step], gpus: int
 ) -> tuple[float, dict[str, Any], dict[str, tuple[float, tuple[str, ...]]]]:
-    """Run a plan whose steps take all of their limits, by a clock that sleeping moves.
+    """Run a plan whose steps take all of their limits, on a clock that only `sleep` advances.
 
-    Return the minutes of the whole, the result file, and for each step when it began and the GPUs that it took.
+    Return the total minutes, the result file, and for each step the minute at which it began and its GPUs.
     """
     now, began = 0.0, {}
 
@@ -223,7 +226,7 @@ def dry_run(
 def test_every_machine_has_an_hour_that_fits(
     gpus: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """If every step takes all of its limit, 60 minutes do on one GPU, and 30 on eight."""
+    """60 minutes are enough even if every step takes all of its limit; on eight GPUs 30 minutes are enough."""
     minutes, found, began = dry_run(tmp_path, monkeypatch, STEPS, gpus)
     assert minutes <= {1: 60, 8: 30}.get(gpus, 60)
     can, others = available(gpus)

@@ -37,7 +37,7 @@ def compiler(jobs: Sequence[Job], processes: int) -> list[Compiled]:
 
 
 def race_of(times: Mapping[Config, float], wrong: Sequence[Config] = ()) -> Race:
-    """Return a race in which each configuration takes its time in `times`, or else 1 s; it omits those in `wrong`."""
+    """Return a race in which a configuration takes its time in `times`, or 1 s; those in `wrong` get no time."""
     return lambda slot, listed, rounds: {each: times.get(each, 1.0) for each in listed if each not in wrong}
 
 
@@ -58,7 +58,7 @@ def test_of_equals_the_one_with_less_shared_memory_is_chosen() -> None:
 
 
 def test_where_nothing_is_right_the_old_row_stays() -> None:
-    """If no candidate is right, the table keeps its row, and only likely candidates and that row are run."""
+    """If no candidate is right, the table keeps its row; only the `most` likeliest candidates and that row are run."""
     tuned = tune(SLOT, "sm_90", race_of({}, wrong=candidates(SLOT, "sm_90")), compiler=compiler, most=6)
     assert tuned.row is None and tuned.right == 0 and tuned.raced in (6, 7)
     assert merged(table("sm_90"), [tuned]) == list(table("sm_90"))

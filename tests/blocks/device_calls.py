@@ -96,7 +96,7 @@ def _rules_of_tensors(heads: int, own_value_dims: bool) -> Rules:
 
 
 def _forward_rules(heads: int = 1, own_value_dims: bool = False, shortest: int = 1) -> Rules:
-    """Return the rules of a library's forward. heads: the axis of heads, 1 or 2; tokens have the other."""
+    """Return the rules of a library's forward. heads: the axis of heads, 1 or 2; tokens are on the other one."""
     tokens = 3 - heads
     return {
         "four axes, none of them empty": lambda c: all(x.ndim == 4 and x.numel() for x in _each(c)),
@@ -206,7 +206,10 @@ def _tables(call: Call) -> list[tuple[Tensor, tuple[int, ...]]]:
 
 
 def _within(call: Call) -> bool:
-    """Return whether programs own existing rows (dkv: keys) and segments are within the other axis."""
+    """Return whether all programs own existing rows and all their segments have existing keys.
+
+    For dkv, programs own keys and segments have rows.
+    """
     owned, walked = call["Q"].shape[2], call["K"].shape[2]
     if "DK" in call:
         owned, walked = walked, owned
@@ -395,7 +398,7 @@ def flash_operators(tell: Told = check) -> Iterator[None]:
 
 @contextmanager
 def as_on_a_gpu(capability: tuple[int, int] = (9, 0)) -> Iterator[None]:
-    """Have blocks of libraries take CPU tensors for tensors on a GPU of this compute capability."""
+    """Make blocks of libraries treat CPU tensors as tensors on a GPU of this compute capability."""
     with (
         mock.patch.object(library, "on_cuda", lambda x: True),
         mock.patch.object(torch.cuda, "get_device_capability", lambda device=None: capability),
@@ -413,7 +416,7 @@ def _cpu_forward(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) ->
 
 
 def _cpu_backward(call: Call, causal: bool, scale: float) -> tuple[Tensor, ...]:
-    """Return dq, dk and dv by torch's CPU operator, as `_cpu_forward`."""
+    """Return dq, dk and dv by torch's CPU operator, where v may have another head dim than q."""
     tensors = [call[name] for name in _ROWS]
     wide = max(x.shape[-1] for x in tensors)
     padded = (F.pad(x, (0, wide - x.shape[-1])) for x in tensors)
@@ -652,7 +655,7 @@ def flash_attn_packages(
 
 @contextmanager
 def flex_gradients() -> Iterator[None]:
-    """Let FlexAttention differentiate on the CPU: torch has the backward of its definition, but refuses to run it."""
+    """Let FlexAttention differentiate on the CPU, where torch has its backward but refuses to run it."""
     with (
         mock.patch("torch.nn.attention.flex_attention._validate_device", lambda *tensors: None),
         mock.patch.object(flex, "has_backward", lambda q: True),

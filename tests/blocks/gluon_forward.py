@@ -23,7 +23,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 @gluon.jit
 def _turn(number, STAGES: gl.constexpr):
-    """Return the place of a tile, and the phase in which its barriers are."""
+    """Return the place of a tile in the buffers, and the phase of its barriers."""
     return number % STAGES, (number // STAGES) & 1
 
 
@@ -44,7 +44,7 @@ def _copy(tiles, barriers, begin, end, BLOCK_N: gl.constexpr, STAGES: gl.constex
 
 @gluon.jit
 def _weigh(scores, m, total, rows, key, end, shift, scale, MASKED: gl.constexpr):
-    """Return the weights of a tile, the factor of older ones, and the new m and total. As in `kernels._attend`."""
+    """Return a tile's weights, the factor for earlier weights, and the new m and total, as `kernels._attend` does."""
     layout: gl.constexpr = scores.type.layout
     if MASKED:
         keys = key + gl.arange(0, scores.shape[1], gl.SliceLayout(0, layout))
@@ -74,7 +74,7 @@ def _walk(
     acc, weights, m, total, number, q, tiles, barriers, rows, first, last, end, shift, scale,
     MASKED: gl.constexpr, LAYOUT: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
-    """Return the state after the tiles first … last. `weights` are those of the tile before, not yet in acc."""
+    """Return the state after the tiles first … last. `weights` belong to the previous tile, and are not yet in acc."""
     _, _, k_tiles, v_tiles = tiles
     k_here, v_here, k_free, v_free = barriers
     for key in range(first, last, BLOCK_N):

@@ -117,7 +117,7 @@ def right(task: Task) -> None:
 
 
 def causal_ring() -> None:
-    """Two ranks of 45 tokens give right results with head dims that need padding; v's is smaller."""
+    """Two ranks of 45 tokens are right with head dims that need padding, and a smaller head dim of v."""
     right(Task(S=90, D=24, Dv=12, H=1, K=1, P=2))
 
 

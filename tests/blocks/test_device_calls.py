@@ -111,7 +111,7 @@ def wrong(block: str, case: Case, schedule: str = "ring", view: str = "dense") -
 
 
 def wrong_in_a_tile(name: str) -> set[str]:
-    """Return the names of the results of a causal tile that differ from those of blockwise, in float64, by 3 %."""
+    """Return the names of a causal tile's results that differ by more than 3 % from blockwise's in float64."""
     given = torch.randn(4, 2, 4, 24, 32, generator=torch.Generator().manual_seed(0)).to(torch.bfloat16)
     q, k, v, dout = given[0], given[1, :, :2], given[2, :, :2], given[3, :1].expand(2, 4, 24, 32)
     found = []
@@ -307,7 +307,7 @@ BLOCKS = (STEP, STEP[1:3], STEP[:1])
 
 
 def of_a_step(block: Block, dtype: torch.dtype, Dv: int, B: int) -> dict[str, Tensor]:
-    """Return the results of the K/V blocks with the tiles of `BLOCKS`."""
+    """Return the results of three K/V blocks, whose tiles are `BLOCKS`."""
     generator = torch.Generator().manual_seed(0)
     shapes = (4, LENGTH, 32), (2, KEYS, 32), (2, KEYS, Dv), (4, LENGTH, Dv)
     q, k, v, dout = (
@@ -328,7 +328,7 @@ def of_a_step(block: Block, dtype: torch.dtype, Dv: int, B: int) -> dict[str, Te
 
 
 def wrong_in_a_step(name: str, Dv: int = 32, B: int = 2) -> set[str]:
-    """Return the names of the results of `STEP` that differ from those of blockwise, in float64, by 3 %."""
+    """Return the names of the results of `of_a_step` that differ by more than 3 % from blockwise's in float64."""
     block = get_block(name.partition("-")[0], torch.empty(1, 1, 1, 32, dtype=torch.bfloat16))
     found, true = of_a_step(block, torch.bfloat16, Dv, B), of_a_step(Blockwise(), torch.float64, Dv, B)
     return {x for x in NAMES if not (found[x] - true[x]).norm() <= 0.03 * true[x].norm()}

@@ -111,7 +111,7 @@ def test_a_tile_with_the_final_lse_and_any_delta() -> None:
 def test_the_graphs_pass_through_autograds_compiler(
     softcap: float | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On a GPU torch derives the backward when it compiles. On a CPU these graphs give equal results."""
+    """The compiler that derives the backward on a GPU changes no result when it is used on the CPU."""
     found = []
     for compiler in ("eager", "aot_eager"):
         monkeypatch.setitem(flex.COMPILERS, "cpu", compiler)
@@ -128,7 +128,7 @@ def test_the_graphs_pass_through_autograds_compiler(
 
 
 def test_each_scale_and_cap_is_a_constant_of_its_graph() -> None:
-    """torch would turn a number that varies into an input of the graph, which FlexAttention refuses."""
+    """Scales and caps are constants: torch makes a graph input of a varying number, and FlexAttention refuses it."""
     q, k, v, _ = tensors(Shape(1, 2, 1, 4, 4, 8), 0)
     for number in (0.3, 0.5, 0.7):
         rules = ScoreRules(softcap=10 * number).of_tile(np.arange(0), np.arange(0))
@@ -192,7 +192,10 @@ def test_tables_show_the_keys_of_the_tiles(problem: tuple[Layout, Mask]) -> None
     "mask", [Mask(), Mask(causal=False), Mask(window=70), Mask(documents=(200, 440))], ids=str
 )
 def test_flex_attention_computes_the_squares_that_hold_a_visible_pair(mask: Mask) -> None:
-    """FlexAttention skips the squares that are in neither list, and does not call the mask for whole squares."""
+    """The tables list each square with a visible pair once: in one list if the square is whole, else in the other.
+
+    FlexAttention computes the listed squares only, and does not call the mask for whole squares.
+    """
     layout = zigzag(640, 1)
     found = block_tables(plan(layout, mask).of_rank(0)[0], 640, 640, torch.device("cpu")).mask
     seen = mask.visible(np.arange(640), np.arange(640)).reshape(5, 128, 5, 128).sum((1, 3))

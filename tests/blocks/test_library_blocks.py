@@ -80,7 +80,7 @@ def test_a_build_of_torch_without_a_new_cudnn_is_refused(
 @pytest.mark.parametrize("Dv", [16, 8])
 @pytest.mark.parametrize("part", [slice(0, 6), slice(2, 6)], ids=["all rows", "some rows"])
 def test_cudnns_backward_finds_its_plan_by_the_strides_of_q(Dv: int, part: slice) -> None:
-    """torch finds its plan by q, k and v, so dout and out have the strides for which the plan was made."""
+    """torch finds cuDNN's plan by q, k and v alone, so the block gives out and dout the strides of that plan."""
     layouts = (lambda x: x, lambda x: x.transpose(1, 2).contiguous().transpose(1, 2))
     q, out, dout = (torch.randn(1, 4, 6, D, dtype=torch.bfloat16) for D in (16, Dv, Dv))
     k, v = q[:, :2, part], out[:, :2, part]

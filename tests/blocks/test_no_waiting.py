@@ -172,7 +172,8 @@ def waited_for(
 ) -> list[str]:
     """Return what Python would wait for in a forward and a backward of one of P ranks.
 
-    rules: the soft cap, dropout and seed. of: the results that have a gradient, "out" and "lse", of a call that returns both; by default only out is returned.
+    rules: the soft cap, dropout and seed.
+    of: which of "out" and "lse" have a gradient. The call returns lse only if `of` is given.
     """
     with fake_gpu(block) as waits:
         layout, ring = zigzag(S, P), Ring(Alone(1, P))
@@ -224,7 +225,7 @@ def test_dropout_waits_for_nothing(block: str) -> None:
 
 
 class Silent(Alone):
-    """A rank whose messages may go one way."""
+    """A rank that may send without receiving, or receive without sending."""
 
     def exchange(self, *, receive: Any = (), **how: Any) -> Any:
         return _Done(tuple(receive))
@@ -281,7 +282,7 @@ def test_no_other_part_of_a_model_waits(program: str) -> None:
     assert waited_for_in(program) == []
 
 
-WAITING = [  # the code as it was, and what shows it
+WAITING = [  # the code of today, the code that waited, and the call that shows it
     (flash, "_bounds", "upload(np.array([0, *accumulate(lengths)], np.int32), device)",
      "torch.tensor([0, *accumulate(lengths)], dtype=torch.int32).to(device)",
      lambda: waited_for("flash", "ring", MASKS["documents"])),

@@ -83,7 +83,7 @@ def test_the_budgets_hold(shipped: dict[Job, Compiled], arch: str) -> None:
 
 
 def test_softcaps_and_dropout_are_compiled_everywhere(shipped: dict[Job, Compiled]) -> None:
-    """Softcaps and dropout have compiled kernels everywhere, and none of them spills registers."""
+    """Every kernel is compiled for every architecture with soft caps and dropout, and none spills registers."""
     scored = [job for job in shipped if job.scores]
     assert {(job.arch, job.kernel, job.head_dim, job.scores) for job in scored} == set(
         itertools.product(COMPILED, KERNELS, (64, 128), ("softcap", "dropout", "softcap dropout"))
@@ -92,7 +92,7 @@ def test_softcaps_and_dropout_are_compiled_everywhere(shipped: dict[Job, Compile
 
 
 def test_windows_are_compiled_everywhere(shipped: dict[Job, Compiled]) -> None:
-    """Windows have compiled kernels everywhere, and none of them spills registers."""
+    """Every kernel is compiled for every architecture with windows, and none spills registers."""
     windows = [job for job in shipped if job.window]
     assert {(job.arch, job.kernel, job.head_dim) for job in windows} == set(
         itertools.product(COMPILED, KERNELS, (64, 128))
@@ -101,7 +101,7 @@ def test_windows_are_compiled_everywhere(shipped: dict[Job, Compiled]) -> None:
 
 
 def test_head_dims_between_the_rows_load_16_bytes_at_once(shipped: dict[Job, Compiled]) -> None:
-    """Head dims that are multiples of 8 are compiled, for all kernels, and no load is of 2 bytes."""
+    """All kernels are compiled for multiples of 8 that have no row, without loads of 2 bytes and without spills."""
     between = {job: found for job, found in shipped.items() if job.head_dim in BETWEEN}
     assert {(job.arch, job.kernel, job.head_dim) for job in between} == set(
         itertools.product(COMPILED, KERNELS, BETWEEN)
@@ -123,7 +123,7 @@ def test_strides_without_their_factor_break_the_budgets() -> None:
 
 @pytest.mark.parametrize("head_dim", [20, 33])
 def test_other_head_dims_compile(head_dim: int) -> None:
-    """A head dim not divisible by 8 loads as many bytes at once as divide it: 8 for 20, and 2 for 33."""
+    """A head dim that 8 does not divide has narrower loads, which divide a row: 8 bytes for 20, and 2 bytes for 33."""
     config = choose("forward_step", "sm_80", head_dim, "bfloat16")
     (found,) = compile_all([Job("forward_step", "sm_80", head_dim, "bfloat16", config)])
     assert not found.error and (found.narrow_loads == 0) == (head_dim == 20)

@@ -116,7 +116,7 @@ def test_few_programs_and_full_ones(
 
 
 def test_tiles_that_all_rows_see_are_not_masked() -> None:
-    """Two of eight tiles of 64 keys touch the diagonal of 128 rows; zig-zag's full tiles have no mask."""
+    """For rows 384 to 511 only the last two of eight tiles of 64 keys are masked; zig-zag's full tiles have no mask."""
     made = {p.start: p for p in row_programs((Tile(0, 512, 0, 512, True),), 512, 128, 64, every_row=True)}
     assert made[384].segments == ((0, 384, 512, 0, -ALL),)
     assert made[0].segments == ((0, 0, 128, 0, -ALL),)
@@ -160,7 +160,7 @@ def test_tables_on_a_device_are_made_once() -> None:
 
 
 def test_each_stream_has_tables_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A kernel of another stream would not wait for the copy that fills the tables."""
+    """Each stream has its own tables, because a kernel of another stream would not wait until they are filled."""
     plan, on = (Tile(0, 8, 0, 8, True),), SimpleNamespace(cuda_stream=1)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: on)
     monkeypatch.setattr(visits, "upload", lambda table, device: torch.from_numpy(table))

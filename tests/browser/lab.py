@@ -88,7 +88,7 @@ def _printed_url(process: subprocess.Popen[bytes], log: Path) -> str:
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:
-    """End the server and its kernels as `kill` would, and by force if it does not react."""
+    """End the server by SIGTERM; if it runs on for 30 s, end it and its kernels by SIGKILL."""
     process.terminate()
     try:
         process.wait(timeout=30)

@@ -125,7 +125,7 @@ def test_tuning_without_a_gpu_says_so_with_the_remedy(monkeypatch) -> None:
 
 
 def test_the_short_form_says_how_much_it_compiles_and_compiles_that(monkeypatch, tmp_path: Path) -> None:
-    """`ringlab tune --short` announces and makes the compilations of three rows, and runs at most 13 of each row."""
+    """`ringlab tune --short` makes as many compilations as it announces, for three rows, and runs at most 13 for each."""
     compiled, raced = [], []
 
     class Gpu:

@@ -180,7 +180,7 @@ def test_a_long_simulation_is_announced(monkeypatch: pytest.MonkeyPatch) -> None
 
 @pytest.mark.parametrize(("busy", "mark"), [(0.0, "·"), (0.01, "·"), (0.3, "▒"), (0.7, "█"), (1.0, "█")])
 def test_the_mark_of_a_cell_by_how_much_of_it_computes(busy: float, mark: str) -> None:
-    """A cell's mark depends on its busy share. Here each cell has ten pairs of computation and wait."""
+    """A cell's mark shows which share of its time is computation. Here each cell has ten pairs of computation and wait."""
 
     class Pairs:
         makespan_s = 4.0

@@ -193,7 +193,7 @@ def under_torchrun(processes: int, *arguments: object) -> subprocess.CompletedPr
 
 @pytest.mark.thorough
 def test_torchrun_goes_on_with_a_run_of_other_ranks(tmp_path: Path) -> None:
-    """A run of two virtual ranks goes on on three processes that torchrun starts."""
+    """A run of two virtual ranks is continued by three processes that torchrun starts."""
     first = trained(*SMALL, "--ranks", 2, "--folder", tmp_path, "--until", 4)
     done = under_torchrun(3, "--resume", "--folder", tmp_path)
     assert done.returncode == 0, done.stderr

@@ -44,7 +44,7 @@ class BrokenRule(Exception):
 
 
 class Group(dist.ProcessGroup):
-    """A communicator. way: the name of the way that opened it. ranks: its ranks in the whole."""
+    """A communicator. way: the name of the way that opened it. ranks: its ranks, numbered as in the whole."""
 
     def __init__(self, way: str, ranks: tuple[int, ...]) -> None:
         super().__init__(0, len(ranks))
@@ -173,7 +173,7 @@ class Nccl:
         return results
 
     def arrive(self, batch: Batch) -> None:
-        """Move the messages of a batch for which a rank's computations wait, and check that its tensors are untouched."""
+        """Deliver the messages of a batch when a rank's computations wait for it; check that its tensors are untouched."""
         if batch.done:
             return
         batch.done = True
@@ -324,7 +324,7 @@ class Nccl:
 
 
 class _Reads(TorchDispatchMode):
-    """Notes the operators for which a host would wait until a GPU has computed a value."""
+    """Records the operators that would make a host wait until a GPU has computed a value."""
 
     WAIT = ("aten::_local_scalar_dense", "aten::equal", "aten::nonzero", "aten::masked_select")
 

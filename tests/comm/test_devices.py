@@ -30,7 +30,7 @@ NCCL_OPTIONS = SimpleNamespace(
 
 
 class Taken(Exception):
-    """Raised to end a test where the process would open its group. device: the GPU that it has taken, if any."""
+    """Raised in place of opening the group, so that the call ends. device: the GPU that the process has taken, if any."""
 
     def __init__(self, device: int | None, options: Any = None) -> None:
         super().__init__(device)
@@ -156,7 +156,7 @@ def test_each_mistake_is_noticed(
 
 
 def gpus_compared(ring: Ring, gpu_of_rank: str) -> str:
-    """Compare the GPUs of the ranks. Each rank has the GPU at its place in `gpu_of_rank`."""
+    """Return the error about ranks that share a GPU, or "". Rank r has the GPU called `gpu_of_rank[r]`."""
     torch.cuda.current_device = lambda: ring.rank
     torch.cuda.get_device_properties = lambda device: SimpleNamespace(uuid=f"{gpu_of_rank[device]}-id")
     try:

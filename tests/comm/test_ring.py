@@ -133,7 +133,7 @@ def test_each_rank_is_accounted_on_its_own() -> None:
 
 
 def test_a_materialised_score_matrix_is_seen() -> None:
-    """The meter finds the mutant for which it exists, which keeps S × S scores; a ring needs far fewer numbers."""
+    """The meter counts the S × S scores of a program that keeps them all, which a ring must not do."""
 
     def program(ring, q):
         return (q @ q.mT).softmax(-1) @ q

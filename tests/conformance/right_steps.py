@@ -100,7 +100,7 @@ def trained(
 def lengths_of(
     row: int, attention_mask: Tensor | None, position_ids: Tensor | None, S: int
 ) -> tuple[int, ...]:
-    """Return the lengths of the documents in a row, where each token of padding in front is one."""
+    """Return the lengths of the documents in a row. Each token of padding in front counts as a document."""
     starts = torch.zeros(S, dtype=torch.bool)
     if position_ids is not None:
         starts = position_ids[row] == 0
@@ -112,7 +112,7 @@ def lengths_of(
 
 
 def counted(tokens: Tensor, rank: int, steps: int = 1, checkpoint: str | None = None) -> float:
-    """Return the number of steps, if every rank finds that of the call before in the folder for checkpoints."""
+    """Return the number of steps, or −1 if the folder for checkpoints does not have that of the previous call."""
     saved = Path(checkpoint, "steps") if checkpoint else None
     done = int(saved.read_text()) if saved is not None and saved.exists() else 0
     dist.barrier()

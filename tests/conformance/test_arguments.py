@@ -91,7 +91,7 @@ def test_wrong_slopes_of_each_sequence_fail_only_a_target_that_claims_them() -> 
 
 
 def test_segment_ids_differ_by_one_and_by_what_a_conversion_cuts_off() -> None:
-    """In each set, some ids are the same after a conversion to each narrower dtype that the set is about."""
+    """Each set has ids that become equal when they are converted to any of the dtypes for which the set is made."""
     for numbers, dtypes in {
         "above 2²⁴": (torch.float32, torch.bfloat16, torch.int8, torch.int16),
         "above 2³¹": (torch.float32, torch.int32),
@@ -482,7 +482,7 @@ class _Gathered(torch.autograd.Function):
 def over_all(ring, q, k, v, visible, *, causal=False, bias=None, changed=None, sinks=None) -> Tensor:
     """Attend to the keys of all ranks, whose shards are contiguous and equal.
 
-    visible, changed: functions of the positions of rows and keys, and of the scores first.
+    visible: a function of the positions of rows and keys. changed: a function of the scores and these positions.
     """
     rows = (torch.arange(q.shape[2]) + ring.rank * q.shape[2])[:, None]
     k, v = (_Gathered.apply(ring, x).repeat_interleave(q.shape[1] // x.shape[1], 1).double() for x in (k, v))
@@ -501,7 +501,7 @@ def everything(rows: Tensor, keys: Tensor) -> Tensor:
 
 
 def asked(attend: Any, *only: str, **claims: Any) -> Any:
-    """Return the report of some checks about a target that gathers the keys of all ranks, by default of two."""
+    """Return the report of the checks `only` about a target that gathers the keys of all ranks, two by default."""
     usual: dict[str, Any] = {"layouts": ("contiguous",), "schedule": "any", "ragged": False, "ranks": (2,)}
     return quick(Target(attend, **{**usual, **claims}), only=only)
 
@@ -532,7 +532,7 @@ def test_slopes_of_alibi_are_asked_with_two_values() -> None:
 
 
 def by_sequence(wrong: bool) -> Any:
-    """Return a target that takes the documents of each sequence, (B, L)."""
+    """Return a target that takes segment ids (B, L). wrong: it uses those of the first sequence for all."""
 
     def attend(q, k, v, *, ring, causal, segment_ids=None):
         ids = None if segment_ids is None else torch.cat(ring.all_gather(segment_ids), dim=1)
@@ -600,7 +600,7 @@ def test_a_bias_of_each_score_is_asked_with_both_masks(wrong: bool) -> None:
 
 
 def window(sides: str) -> Any:
-    """Return a target with a window of two sides, of which one kind of value may be wrong."""
+    """Return a target with a window of two sides. sides: the values that it reads wrongly, or "" for none."""
 
     def attend(q, k, v, *, ring, causal, window_size=None):
         left, right = (-1, -1) if window_size is None else window_size
@@ -640,7 +640,7 @@ def test_padding_is_asked_where_it_differs_between_sequences(wrong: bool) -> Non
 
 @pytest.mark.parametrize("wrong", [False, True])
 def test_padding_is_asked_beyond_a_shard(wrong: bool) -> None:
-    """A rank whose shard is padding alone says so in its number of padding tokens, or says that it has none."""
+    """A shard may be padding alone. The wrong target takes such a shard for one without padding."""
 
     def attend(q, k, v, *, ring, causal, key_padding_mask=None):
         mine = torch.zeros(q.shape[0], q.shape[2], dtype=torch.bool)
@@ -671,7 +671,7 @@ def test_documents_are_asked_with_other_keys_than_queries(wrong: bool) -> None:
 
 
 def chunked(shift: Any, **claims: Any) -> Any:
-    """Return the finding about a causal mask over more keys than queries, shifted by a function of their numbers."""
+    """Return the finding about cross-attention whose causal mask is shifted by `shift(queries, keys)` tokens."""
 
     def attend(q, k, v, *, ring, causal):
         later = shift(ring.world_size * q.shape[2], ring.world_size * k.shape[2])
@@ -695,7 +695,10 @@ def test_more_keys_than_queries_are_asked_under_a_causal_mask_by_either_alignmen
 
 
 def learned(argument: str, how: str) -> Any:
-    """Return a target that gives an argument its gradient, half of it or none, on every rank or the first; or refuses."""
+    """Return a target that treats the gradient of an argument as `how` says.
+
+    how: "right"; "half" or "none" of it; "first rank", so that other ranks give none; or "refused".
+    """
 
     def seen(x: Tensor, rank: int) -> Tensor:
         if how == "refused" and x.requires_grad:
@@ -751,7 +754,7 @@ def test_a_scale_that_is_a_number_is_not_trained() -> None:
 
 
 def windowed(q, k, v, *, ring, causal, window=None, by="both"):
-    """Attend through a window of one number, which without a causal mask has one of three meanings, or another one."""
+    """Attend through a window of one number. Without a causal mask, all values of `by` but "twice" are usual meanings."""
 
     def seen(rows: Tensor, keys: Tensor) -> Tensor:
         later = {"both": window, "left": 10_000, "past": 1, "twice": 2 * (window or 0)}[by]
@@ -762,7 +765,7 @@ def windowed(q, k, v, *, ring, causal, window=None, by="both"):
 
 @pytest.mark.parametrize("by", ["both", "left", "past", "twice"])
 def test_a_window_of_one_number_may_have_each_of_its_meanings(by: str) -> None:
-    """Without a claim, each meaning passes, in combinations too; with a claim, only that one does."""
+    """Without a claim, each of three meanings passes, also in combinations. With a claim, only that meaning passes."""
     report = asked(partial(windowed, by=by), "window", "pairs")
     assert report.failed == ([] if by != "twice" else ["window", "pairs"])
     assert ("one number limits" in evidence(report, "window")) == (by in ("left", "past"))
@@ -774,7 +777,7 @@ def test_a_window_of_one_number_may_have_each_of_its_meanings(by: str) -> None:
 
 @pytest.mark.parametrize("guarded", [False, True])
 def test_a_ring_for_self_attention_alone_is_not_wrong(guarded: bool) -> None:
-    """It does not compute keys of another number. If it does not refuse them either, the report says so at its end."""
+    """A ring that cannot compute more keys than queries passes. If it does not refuse them, the report ends with that."""
 
     def attend(q, k, v, *, ring, causal):
         if guarded and k.shape != q.shape:
@@ -790,7 +793,7 @@ def test_a_ring_for_self_attention_alone_is_not_wrong(guarded: bool) -> None:
 
 
 def flexible(by: str, wrong: bool) -> Any:
-    """Return a target that takes one of FlexAttention's functions, and may call it with indices of its own rows."""
+    """Return a target that takes one of FlexAttention's functions. wrong: it counts rows from the start of its shard."""
 
     def attend(ring, q, k, v, mask_mod, score_mod):
         batch, head = torch.zeros((), dtype=torch.int64), torch.arange(q.shape[1])[:, None, None]
@@ -840,7 +843,7 @@ def test_unequal_shards_have_a_place_in_pairs() -> None:
 
 
 def test_dropout_has_a_place_in_pairs() -> None:
-    """Under no_grad, kept weights are not scaled by 1/(1 − p)."""
+    """`pairs` finds a target that does not scale kept weights by 1/(1 − p) under no_grad."""
 
     def attend(q, k, v, *, ring, layout, causal, dropout=0.0, seed=0, wrong=False):
         out, lse = ring_attention(
@@ -887,7 +890,7 @@ def test_a_refusal_on_one_rank_alone_names_the_numbers_of_ranks() -> None:
 def one_at_a_time(
     q, k, v, *, ring, layout, causal, window=None, softcap=None, prefix=0, cu_seqlens=None, lost=True
 ):
-    """Run ringlab's ring with one argument at most; a window is lost on 4 ranks, if `lost`."""
+    """Run ringlab's ring with one argument at most. If `lost`, a window has no effect on 4 ranks."""
     if sum(map(bool, (window, softcap, prefix, cu_seqlens is not None))) > 1:
         raise NotImplementedError("one argument at a time")
     documents = () if cu_seqlens is None else tuple(cu_seqlens.diff().tolist())
@@ -922,7 +925,7 @@ def test_a_pair_that_is_refused_for_one_value_is_named_by_its_values() -> None:
 
 
 def test_a_table_leaves_out_what_no_row_can_contain() -> None:
-    """A value that fits to two others, but to no third axis beside both, ends no table."""
+    """A table leaves out a pair of values that fits, but leaves no value for a third axis."""
     axes = {"a": (None, 1), "b": (None, 1), "c": (0, 1)}
 
     def fits(chosen: Any) -> bool:
@@ -935,7 +938,7 @@ def test_a_table_leaves_out_what_no_row_can_contain() -> None:
 
 @pytest.mark.parametrize("argument", ["softcap", "sinks", "v"])
 def test_a_fast_path_on_one_rank_is_asked_with_each_argument_alone(argument: str) -> None:
-    """The fast path is right without arguments, and forgets one of them."""
+    """A fast path that ignores one argument is found, although it is right without arguments."""
 
     def attend(q, k, v, *, ring, layout, causal, softcap=None, sinks=None):
         kept = {"softcap": softcap, "sinks": sinks}

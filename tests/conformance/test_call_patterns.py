@@ -213,7 +213,7 @@ def test_lengths_divide_by_twice_the_ranks_unless_others_are_claimed(
 
 
 def test_lengths_that_may_show_growth_are_those_of_no_other_run() -> None:
-    """What other runs have left in the process for a length does not grow again, so it would hide a leak."""
+    """What a run keeps for a length grows only once, so lengths of other runs would hide a leak."""
     plan = Plan(as_target(plain_ring.attend).claims(), quick=True, seed=0)
     every = [run for each in checks.CHECKS if not each.needs(plan) for run in each.runs(plan)]
     growing = {
@@ -311,7 +311,7 @@ def test_second_derivatives_may_be_right() -> None:
 
 
 def test_a_ring_that_an_error_leaves_half_changed_is_found() -> None:
-    """After an error the ring drops what it kept for backward, or counts a call that has not ended."""
+    """Two rings are found: after an error one loses what it kept for backward, the other counts a call that failed."""
     mark, begun = [0], [0]
 
     def forgets(q, k, v, *, ring, positions, causal):
@@ -335,7 +335,7 @@ def test_a_ring_that_an_error_leaves_half_changed_is_found() -> None:
 
 @pytest.mark.parametrize(("room", "ok", "runs"), [(8, True, 2), (64, True, 3), (None, False, 3)])
 def test_a_cache_by_length_with_a_limit_passes(room: int | None, ok: bool, runs: int) -> None:
-    """A cache that is full after 64 lengths is told from one without a limit by many more lengths."""
+    """A cache of up to 64 lengths passes; one without a limit is found, since many more lengths are tried."""
 
     @lru_cache(maxsize=room)
     def angles(length: int) -> Tensor:
@@ -353,7 +353,7 @@ def test_a_cache_by_length_with_a_limit_passes(room: int | None, ok: bool, runs:
 
 @pytest.mark.parametrize(("room", "every", "grows"), [(32, 1, False), (128, 1, False), (None, 6, True)])
 def test_a_pool_of_buffers_with_a_limit_passes(room: int | None, every: int, grows: bool) -> None:
-    """A pool that is full after up to 128 calls is told from a buffer that each sixth call leaves behind."""
+    """A pool that is full after up to 128 calls passes; a buffer that each sixth call leaves behind is found."""
     pools: dict[int, deque[Tensor]] = {}
     calls: Counter[int] = Counter()
 

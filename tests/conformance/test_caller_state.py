@@ -17,7 +17,7 @@ from ringlab.conformance.run.run import Run
 
 
 def noted(change: Callable[[dict[str, Any]], Any]) -> list[str]:
-    """Return what is noted of a change that a call makes to its arguments or to the process."""
+    """Return the notes about a change that a call makes to its arguments or to the process."""
     numbers = torch.arange(4.0)
     given = {
         "q": numbers[1:],

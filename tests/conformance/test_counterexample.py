@@ -199,7 +199,7 @@ def test_runs_whose_lengths_are_given_are_not_made_smaller() -> None:
 
 
 def test_smaller_runs_stay_within_the_claims() -> None:
-    """Smaller runs keep the claimed ranks, whole zig-zag halves if not ragged, and all heads if split."""
+    """Smaller runs keep to the claimed ranks, to whole zig-zag pieces if not ragged, and to all heads if they are split."""
     run = Run(4, 24, "zigzag", True, H=4, K=4)
     some = smaller_runs(run, as_target(plain_ring.attend, ranks=(2, 4), ragged=False).claims())
     assert {each.P for each in some} == {2} and all(each.S % 4 == 0 for each in some)

@@ -179,7 +179,7 @@ KEPT: dict[int, Tensor] = {}
 def converted_once(
     ring: Any, q: Tensor, k: Tensor, v: Tensor, length: int, lengths: list[int], positions: Tensor
 ) -> Tensor:
-    """Keep the keys of earlier calls in float32, and convert the slots behind the last length alone."""
+    """Keep the keys of earlier calls in float32, and convert only the slots after the last length."""
     kept = KEPT.get(k.data_ptr(), k[:, :, :0].float())
     if kept.shape[2] <= length and kept.shape[0] == len(k):
         kept = torch.cat([kept, k[:, :, kept.shape[2] : length].float()], dim=2)
@@ -219,7 +219,7 @@ BUFFERS: dict[Any, Tensor] = {}
 def in_a_kept_buffer(
     ring: Any, q: Tensor, k: Tensor, v: Tensor, length: int, lengths: list[int], positions: Tensor
 ) -> Tensor:
-    """Send partials from a buffer of the rank that is made once."""
+    """Send partials from a buffer that each rank makes once."""
     out, lse = local(q, k[:, :, :length], v[:, :, :length], sum(lengths), positions)
     partial = torch.cat([out, lse[..., None]], dim=-1)
     buffer = BUFFERS.setdefault((ring.rank, partial.shape, partial.dtype), torch.empty_like(partial))
@@ -281,7 +281,7 @@ def sends_the_partial_of_each_tile(
 def passes_all_partials_on(
     ring: Any, q: Tensor, k: Tensor, v: Tensor, length: int, lengths: list[int], positions: Tensor
 ) -> Tensor:
-    """Gather the partials of all ranks, and then what each of them has gathered, as if it were its own."""
+    """Gather the partials of all ranks, and then gather from each rank all the partials that it has gathered."""
     out, lse = local(q, k[:, :, :length], v[:, :, :length], sum(lengths), positions)
     outs, lses = (ring.all_gather(torch.stack(ring.all_gather(x)))[0] for x in (out, lse))
     return by_softmax(outs, lses).to(q.dtype)
@@ -356,7 +356,7 @@ def test_plain_calls_do_not_show_what_is_wrong_with_an_argument(name: str) -> No
 
 
 def test_every_call_must_leave_the_callers_state_alone() -> None:
-    """The seed is set in half dtypes only, which the calls of the check alone do not use."""
+    """A seed that is set in half dtypes only is found in the calls of another check, `dtypes`."""
     assert check_decode(sets_a_seed, only=["side effects"]).failed == []
     found = failed(check_decode(sets_a_seed, only=["dtypes", "side effects"]))
     assert found.keys() == {"side effects"} and "torch's random numbers was changed" in found["side effects"]
@@ -417,7 +417,7 @@ def test_the_evidence_names_what_the_fault_needs(name: str, says: str) -> None:
 
 
 def attends(window: Callable[[int], int]) -> Callable[..., Any]:
-    """Return the full decode with another function of its window."""
+    """Return the full decode, which uses `window` of the window that it is given."""
 
     def decode(
         ring: Any, q: Tensor, k: Tensor, v: Tensor, positions: Tensor, cache_seqlens: Tensor, seq_lens: Tensor,

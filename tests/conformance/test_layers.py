@@ -390,7 +390,7 @@ def fails(ring: Ring, tokens: Tensor) -> None:
     torch.manual_seed(0)
     x = nn.Embedding(32, 4)(contiguous(tokens.shape[1], ring.world_size).shard(tokens, ring.rank, 1))
     nn.Linear(4, 4)(x[..., ring.rank :])
-    ring.all_reduce(torch.ones(1))  # on which rank 0 waits
+    ring.all_reduce(torch.ones(1))  # rank 0 waits here, because rank 1 has failed
 
 
 def shares_rows(ring: Ring, tokens: Tensor) -> None:

@@ -42,9 +42,9 @@ def one_by_one(products: Tensor) -> Tensor:
 def by_hand(
     whole: Whole, mask: Mask, of_delta: Callable[[Tensor], Tensor] = Tensor.clone, digits: int = 24
 ) -> Results:
-    """Return attention in the state's dtype, with delta summed from the stored out and dO·v in reverse order.
+    """Return attention in the state's dtype. delta comes from the stored out; dO·v is summed in reverse order.
 
-    `of_delta` may spoil delta, and v is rounded to `digits` binary digits for dO·v.
+    of_delta: a function that may spoil delta. digits: the binary digits to which v is rounded for dO·v.
     """
     q, k, v, dout = (x.to(torch.promote_types(x.dtype, torch.float32)) for x in whole)
     groups, S, scale = k.shape[1], q.shape[-2], q.shape[-1] ** -0.5
@@ -94,8 +94,8 @@ RIGHT: dict[str, Attention] = {"by hand": by_hand} | {
 def law_is_within_bounds(attention: Attention, whole: Whole, mask: Mask) -> None:
     true = truth(*whole, mask=mask)
     allowed, measured = bounds(*whole, mask=mask, true=true), errors(attention(whole, mask), true)
-    # dv is not compared, because dv is not zero, and a search would find inputs whose dv is exact by luck in
-    # the plainest implementation.
+    # dv is not compared: it is not zero, and a search would find inputs for which the plainest implementation
+    # is exact by luck.
     beyond = {n: (measured[n], allowed[n]) for n in ("dq", "dk") if not measured[n] <= allowed[n]}
     assert not beyond, f"(error, allowed) {beyond}"
 

@@ -71,7 +71,7 @@ def test_the_stand_in_is_attention(kernel: Kernel, causal: bool, dtype: torch.dt
 
 @pytest.mark.parametrize(("rows", "keys"), [(3, 7), (7, 3)])
 def test_a_causal_mask_is_aligned_to_the_bottom_right(kernel: Kernel, rows: int, keys: int) -> None:
-    """The last row sees all keys; if rows outnumber keys, first rows have out 0, lse +∞ and no gradient."""
+    """The last row sees all keys. First rows that see no key have out 0, lse +∞ and no gradient."""
     random = torch.Generator().manual_seed(rows)
     q, dout = torch.randn(2, 1, 1, rows, 8, generator=random)
     k, v = torch.randn(2, 1, 1, keys, 8, generator=random)
@@ -280,7 +280,7 @@ def needs(name: str) -> pytest.MarkDecorator:
 
 
 def report(name: str, **claims: Any) -> Report:
-    """Return the report of the most informative checks, on two processes."""
+    """Return the report about a peer on two processes, by checks of forward, gradients and precision."""
     only = ("forward", "dq", "dk", "dv", "precision")
     return check(f"peer:{name}", quick=True, limit=60.0, ranks=(2,), only=only, **claims)
 

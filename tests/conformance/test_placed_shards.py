@@ -73,7 +73,7 @@ def test_an_argument_that_other_orders_refuse_is_named() -> None:
 
 
 def gathered(q: Tensor, k: Tensor, v: Tensor, ring: Any, mask: Tensor) -> Tensor:
-    """Return the rows' results over the gathered keys that the mask shows."""
+    """Return attention of this rank's rows over the gathered keys that the mask shows."""
     k, v = (
         torch.cat(list(ring.all_gather(x)), 2).repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v)
     )

@@ -129,7 +129,10 @@ def test_a_mean_over_sequences_is_named_as_such() -> None:
 
 
 def mean_of_sequences(of: str) -> Callable[..., Any]:
-    """Return a step whose loss is the mean over sequences, or documents, of their own means or sums."""
+    """Return a step whose loss is a mean over sequences, or over documents if they are packed.
+
+    of: whether a sequence's own loss is a sum over its labels ("sums") or, otherwise, a mean.
+    """
 
     def loss(ring: Any, tokens: Tensor, labels: Tensor, cu_seqlens: Tensor | None = None) -> float:
         rows = [(tokens[[row]], labels[[row]]) for row in range(len(tokens))]

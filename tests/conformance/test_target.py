@@ -320,7 +320,7 @@ def test_a_call_that_cannot_be_made_is_refused_before_any_run(target: Any, got: 
 
 
 def test_a_call_that_python_refuses_ends_the_check_with_one_error() -> None:
-    """A call that Python refuses is reported once; functools.wraps shows a parameter that is missing."""
+    """A call that Python refuses is reported once. Here functools.wraps promises a parameter that is missing."""
 
     def attend(ring: Ring, q: Tensor, k: Tensor, v: Tensor, *, causal: bool) -> Tensor:
         return q

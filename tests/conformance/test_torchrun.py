@@ -30,7 +30,7 @@ GUARD = 400
 
 
 def torchrun(processes: int, *arguments: str) -> tuple[int, dict[str, Any]]:
-    """Return torchrun's status, and the only output of its processes: rank 0's report."""
+    """Return torchrun's exit status and rank 0's report, which is the only output of its processes."""
     status, out = run_under_torchrun(processes, "-m", "ringlab", "check", *arguments, "--json")
     return status, json.loads(out)
 
@@ -152,7 +152,7 @@ REFUSED = {
 @pytest.mark.thorough
 @pytest.mark.slow
 def test_commands_one_after_the_other_end_all_ranks_with_the_status_of_rank_0(tmp_path: Path) -> None:
-    """Commands that torchrun cannot run end with status 2; then a ring passes, and a merge on rank 0."""
+    """Three commands that cannot run under torchrun end with status 2. Then a ring passes, and on rank 0 a merge."""
     path = tmp_path / "report.md"
     ring = "ringlab.plain_ring:attend", *only("dq", "bytes", "two rings"), "--markdown", str(path)
     merge = "tests.conformance.test_merging:in_pairs", "--kind", "merge"

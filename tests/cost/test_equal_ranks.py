@@ -86,7 +86,7 @@ def test_repeated_operations_are_those_of_ranks_that_run_themselves(run: dict[st
 
 
 def test_a_rank_whose_blocks_have_other_lengths_runs_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ranks with shards of other lengths run themselves; a mutant that treats all as equal is noticed."""
+    """A rank whose shard has another length runs itself; a mutant that treats all ranks as equal is noticed."""
     run = {"layout": get_layout("contiguous", 11, 4), "mask": Mask(), "schedule": "ring", "backward": False}
     run["sizes"] = Attention(H=1, K=1, D=4)
     assert len(set(equal_ranks.models_of(run["layout"], "ring", run["mask"], False))) == 4

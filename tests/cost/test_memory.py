@@ -148,7 +148,7 @@ def test_shares_add_up(it: Model, fsdp: int) -> None:
 
 
 def parts_of(it: Layer) -> list[tuple[int, int]]:
-    """Return the matrices of a layer but experts', each with the number of its parts that ranks share and the size of a part."""
+    """Return (parts, size) of each matrix outside of experts: the parts that ranks can share, and the size of a part."""
     d, plain = it.d_model, 0 if it.experts else it.d_ff
     found = [(1, d * (it.experts or 0)), (plain or 1, it.ffn_matrices * d * bool(plain))]
     found += [(it.shared_d_ff, it.ffn_matrices * d)] if it.shared_d_ff else []

@@ -54,7 +54,7 @@ KINDS = {  # billions of weights in all and for each token, and their source
 
 
 def near(published: float) -> float:
-    """Return the allowed difference: that of PRINTED, or a unit of the last printed digit if it is more."""
+    """Return the allowed difference: the share PRINTED, or one unit of the last printed digit if that is larger."""
     decimals = len(f"{published:g}".partition(".")[2])
     return max(10.0**-decimals, PRINTED * published)
 
@@ -92,7 +92,7 @@ def test_one_layer_of_each_kind_by_hand() -> None:
 def test_every_model_has_a_source_and_sizes_that_fit(name: str) -> None:
     it = model(name)
     assert it.name == name and it.title and len(it.source) > 10
-    # The heads of Qwen3, and of models with several kinds of layers, are together not as wide as the model.
+    # In Qwen3, and in models with several kinds of layers, all heads together may have another width than the model.
     assert it.H * it.D == it.d_model or name.startswith("qwen3") or it.kind
     assert sum(kind.layers for kind in it.kinds) == it.layers
     sizes = it.attention(B=2, dtype="float32", causal=False)

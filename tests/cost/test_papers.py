@@ -74,7 +74,7 @@ CONTEXTS = {  # arXiv 2310.01889, table 3, thousands of tokens by ARCHITECTURES;
     ("8x A100", "ring-13b", 8, 80e9): (2, 4, 16, 128),
     ("32x A100", "ring-7b", 32, 80e9): (4, 64, 128, 4096),
     ("32x A100", "ring-13b", 32, 80e9): (4, 32, 64, 2048),
-    # TPU names have the number of cores, two on a chip. The memory is that of table 2.
+    # A TPU's name has its number of cores: two on a chip, but one on a v5e. The memory is that of table 2.
     ("TPUv3-512", "ring-7b", 256, 16e9): (1, 4, 8, 2048),
     ("TPUv3-512", "ring-13b", 256, 16e9): (1, 2, 8, 1024),
     ("TPUv4-1024", "ring-3b", 512, 32e9): (8, 16, 32, 16384),

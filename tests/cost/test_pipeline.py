@@ -60,7 +60,7 @@ def before_it(task: Task, stage: int, pp: int, interleave: int) -> tuple[int, Ta
 def followed(
     pp: int, interleave: int, micro_batches: int, forward: int, backward: int
 ) -> tuple[int, list[int]]:
-    """Return the makespan, and the most chunks held by each stage, if all chunks take equally long."""
+    """Return the makespan, and the largest number of chunks that each stage holds. All chunks take equally long."""
     queues = [list(order(stage, pp, interleave, micro_batches)) for stage in range(pp)]
     done: dict[tuple[int, Task], int] = {}
     now, held, most = [0] * pp, [0] * pp, [0] * pp

@@ -417,7 +417,7 @@ def test_rounds_of_a_single_sequence_are_said_so() -> None:
 
 
 def test_of_a_given_ulysses_degree_only_splits_whose_heads_can_be_shared_are_weighed() -> None:
-    """If the Ulysses degree is fixed at 8, only tp degrees up to 4 are weighed, which divide 32 heads."""
+    """If the Ulysses degree is fixed at 8, the tp degrees are 1, 2 and 4, because tp × 8 has to divide 32 heads."""
     found = candidates(Request("llama3-8b", 131072, "h100", nodes=8, ulysses=8))
     assert {each.tp for each in found} == {1, 2, 4}
 
@@ -425,7 +425,7 @@ def test_of_a_given_ulysses_degree_only_splits_whose_heads_can_be_shared_are_wei
 def test_a_rank_fetches_only_its_own_experts_from_the_host() -> None:
     """With 8-fold expert parallelism and no FSDP, a rank fetches an eighth of the experts and all other weights.
 
-    Of these, tp 2 divides neither the router nor the matrices that make latents.
+    With tp 2 it fetches half of each matrix, but the whole router and the whole matrices that make latents.
     """
     layer = model("deepseek-v3").kinds[1]
     host = SimpleNamespace(latency_s=0.0, bytes_per_s=1.0)

@@ -105,7 +105,7 @@ PIPE = Request(
 
 
 def check_whole_heads() -> None:
-    """Of 8 K/V heads, each of 16 ranks holds one: its projections, its gradients and its cache."""
+    """If 16 ranks share 8 K/V heads, each rank holds a whole head: its projections, gradients and cache."""
     node = ideal(ranks_per_node=16, memory_bytes=1e13)
     asked = {"dp": 1, "tp": 16, "ring": 1, "ulysses": 1, "fsdp": 1}
     it = Request(small_model(H=32, K=8, layers=4), 2**14, node, batch=1, **asked)  # type: ignore[arg-type]
@@ -118,7 +118,10 @@ def check_whole_heads() -> None:
 
 
 def check_heads_of_a_latent() -> None:
-    """Where K and V of all heads travel, a hop and the cache are 128·(192 + 128) / 576 = 71 times as large, and may be dealt out."""
+    """If K and V of all heads travel, a hop and the cache are 128·(192 + 128) / 576 = 71 times a latent's.
+
+    The heads, unlike a latent, may be shared out.
+    """
     asked = {"dp": 1, "tp": 1, "ring": 8, "ulysses": 1, "fsdp": 8, "ep": 8}
     latent = Request("deepseek-v3", 2**17, ideal(memory_bytes=1e13), purpose="prefill", **asked)  # type: ignore[arg-type]
     heads = latent.but(model="deepseek-v3-heads")
@@ -258,7 +261,7 @@ def check_states() -> None:
 
 
 def check_experts_read() -> None:
-    """Of 128 experts with 8 for a token, 16 tokens read 128·(1 − (15/16)^16), and a token computes with 8."""
+    """If each token has 8 of 128 experts, 16 tokens read 128·(1 − (15/16)^16) experts, and each computes with 8."""
     asked = Request("qwen3-30b-a3b", 2**12, ideal(), purpose="decode", batch=16, dp=1, tp=4, cp=2)
     time = best(asked).time
     it, experts = model("qwen3-30b-a3b"), 48 * 128 * 3 * 2048 * 768

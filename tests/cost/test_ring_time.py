@@ -26,7 +26,7 @@ from tests.cost.planner_cases import forget, ideal, small_model
 
 
 def seen_by_step(layout: str, S: int, P: int, causal: bool, tile: tuple[int, int], window: int) -> np.ndarray:
-    """Return the elements by (rank, step) of all tiles with a visible pair, laid over each pair of pieces."""
+    """Return, by (rank, step), the elements of all tiles with a visible pair. Each pair of pieces has its own tiles."""
     visible = Mask(causal=causal, window=window).visible(np.arange(S), np.arange(S))
     dealt, found = get_layout(layout, S, P), np.zeros((P, P), dtype=np.int64)
     length = S // (2 * P) if layout == "zigzag" and P > 1 else S // P
@@ -61,7 +61,7 @@ def test_work_in_a_window_is_that_of_the_tiles_with_a_visible_pair(
 
 
 def test_work_in_a_window_where_tokens_are_dealt_one_by_one() -> None:
-    """Under striped, each rank has every P-th token of a window, to within one token a row."""
+    """Under striped, the work in a window is that of every P-th token, to within one element a row."""
     S, P, window = 4096, 4, 256
     dealt, mask = get_layout("striped", S, P), Mask(window=window)
     exact = [mask.visible(dealt.positions(1), dealt.positions(origin)).sum() for origin in (1, 0, 3, 2)]
@@ -127,7 +127,7 @@ def test_measured_blocks_take_as_long_as_in_the_simulation(
 
 
 def test_the_short_cut_and_the_bound_for_large_rings(monkeypatch) -> None:
-    """The short cut gives the same times as following all ranks, and the bound is never below them."""
+    """The short cut for equal ranks gives the times of following every rank, and the bound is never below them."""
     rng = np.random.default_rng(5)
     P = 12
     slow = np.where(np.arange(P) % 4 == 3, 0.9, 0.1)

@@ -159,7 +159,7 @@ def test_so_many_sequences_that_computing_takes_longer_than_reading() -> None:
 
 
 def test_what_the_sender_of_most_sends() -> None:
-    """The closed form, which asks only the last two ranks, finds the most bytes that any rank sends."""
+    """The closed form considers only the last two ranks, and finds the most bytes that any rank sends."""
     for P, prefix, new, travels in product((2, 4, 8), (0, 9, 64, 1001), (1, 9, 21, 64), ("kv", "q")):
         request = replace(BASE, head_ranks=1, token_ranks=P)
         layout, cached = contiguous(new, P), contiguous(prefix, P).lengths

@@ -149,7 +149,7 @@ def test_prefill_sends_what_the_formula_says(sizes: Attention, travels: str) -> 
 
 @lru_cache(maxsize=16)
 def peak(P: int, travels: str, cached: int, new: int) -> int:
-    """Return the largest peak of a rank without its cache, q, k and v, if all ranks have equal tokens."""
+    """Return the largest peak of a rank without its cache, q, k and v. All ranks must have equally many tokens."""
     outcome = run_prefill(GQA, P, (cached, new), travels)
     capacity = -(-(cached + new) // P) + 4
     return max(r.peak_bytes for r in outcome.memory) - capacity * GQA.block_bytes_per_token
