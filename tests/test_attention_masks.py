@@ -54,7 +54,7 @@ def program(
 
 
 def hops(w: int, S: int, P: int) -> int:
-    """Return the hops of K and V: the number of blocks in which the w − 1 keys before a rank's first row lie."""
+    """Return the hops of K and V: the number of other ranks that have some of the w − 1 keys before a rank's first row."""
     return min(P - 1, math.ceil((w - 1) / (S // P)))
 
 
@@ -86,7 +86,7 @@ def test_the_plan_makes_as_many_hops_as_the_closed_form(P: int, length: int, w: 
 
 
 def test_a_window_under_zigzag_needs_two_blocks_of_seven() -> None:
-    """The neighbours of a rank's chunks are on the next rank and the previous one, P − 1 ranks ahead."""
+    """The keys before a rank's two chunks are on the previous rank and on the next one, which is P − 1 hops away."""
     layout, mask = zigzag(64, 8), Mask(window=2)
     assert plan.plan(layout, mask).offsets == (0, 1, 7)
     for schedule in ("ring", "allgather"):

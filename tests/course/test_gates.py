@@ -92,7 +92,7 @@ def test_right_values_that_cost_too_much_earn_nothing_for_speed():
 
 @pytest.mark.parametrize("exercise_id", exercise_ids())
 def test_what_is_no_question_of_values_is_no_check_of_correctness(exercise_id):
-    """Checks of correctness do not fail a right but costly answer, since their messages would then be false."""
+    """No check of correctness is about costs: it would tell a learner that a right but costly answer is wrong."""
     words = ("byte", "exchange", "memory", "exposed", "hidden tiles", "launch", "never touched")
     for stage in load_exercise(exercise_id).stages:
         for check in stage.checks:

@@ -31,7 +31,7 @@ def not_run():
 
 
 def unnamed():
-    """Return, for each check that is named by no wrong answer, the first wrong answer that the check finds.
+    """Return the checks that no wrong answer names, each with the first wrong answer that it finds.
 
     If runs are missing, the result is empty, and
     `test_what_was_run_is_every_wrong_answer_and_contract_as_they_are` fails.
@@ -124,7 +124,7 @@ def test_every_check_can_fail(exercise_id):
 
 @pytest.mark.parametrize("exercise_id", exercise_ids())
 def test_every_check_is_worth_having(exercise_id):
-    """Every check finds a wrong answer that no other finds, or first shows or names a mistake, or has a reason."""
+    """Every check alone finds a wrong answer, or there is another reason to have it (`tools.website.kill_matrix.worth`)."""
     for stage in load_exercise(exercise_id).stages:
         for check, names in kill_matrix.alone(stage).items():
             assert names or kill_matrix.worth(stage, check), (

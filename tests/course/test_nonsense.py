@@ -45,8 +45,8 @@ NONSENSE = {
 def test_a_check_can_read_whatever_comes_back(exercise_id, monkeypatch):
     """Every check of values reads all nonsense, and every check of cost a fifth of it.
 
-    One check of values, another one each time, looks for the mistake behind it. That takes much longer than
-    reading, because all wrong answers to the stage run on the check's inputs.
+    For each nonsense only one check of values, each time another one, also looks for the mistake behind it. That
+    takes much longer than reading, because all wrong answers to the stage run on the check's inputs.
     """
     looked_for = []
 

@@ -128,7 +128,7 @@ def outputs(model: nn.Module, **given: Any) -> dict[str, Tensor]:
 
 
 def floats(x: Any) -> bool:
-    """Return whether `x` was computed: a model may also return the labels that it got."""
+    """Return whether `x` is a tensor of floats: a model may also return the labels that it got."""
     return isinstance(x, Tensor) and x.is_floating_point()
 
 
@@ -178,9 +178,9 @@ def classes(name: str) -> Iterator[type[PreTrainedModel]]:
 
 
 def trials(name: str) -> Iterator[tuple[type[PreTrainedModel], bool, tuple[str, ...], dict[str, Tensor]]]:
-    """Yield the classes of a family that can be built, with labels if they take any, and without.
+    """Yield (class, whether labels are given, options left out, output on one process) for a family.
 
-    Each comes with what `alone` returns about it.
+    A class that takes labels comes with labels and without.
     """
     for kind in dict.fromkeys(classes(name)):
         if (plain := alone(kind, False)) is None:

@@ -37,7 +37,7 @@ def law_every_token_has_one_owner(make: Maker, lengths: Lengths, P: int) -> None
 
 
 def law_equal_shares_of_each_document(make: Maker, lengths: Lengths, P: int) -> None:
-    """All ranks have equally many tokens and scores of each document, apart from its first few tokens."""
+    """All ranks have equally many tokens and scores of each document, apart from its first `length % (2 * P)` tokens."""
     layout, mask = make(lengths, P), Mask(documents=lengths)
     shares = []
     for rank in range(P):

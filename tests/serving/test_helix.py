@@ -154,7 +154,7 @@ def made_again(ring: Ring, grid: HelixGrid) -> Ring:
 
 
 def attended_with(ring: Ring, make: Callable[[Ring, HelixGrid], Ring | None], wrong: tuple[int, ...]) -> Any:
-    """Return the result on a 2 × 2 grid where the ranks in `wrong` have their caches on the ring of `make`."""
+    """Return a rank's result or error on a 2 × 2 grid. The caches of ranks in `wrong` are on the ring of `make`."""
     grid = HelixGrid(ring, token_ranks=2, head_ranks=2)
     on = make(ring, grid) if ring.rank in wrong else grid.tokens
     cache = None if on is None else ShardedCache(on, batch=1, kv_heads=1, head_dim=8)

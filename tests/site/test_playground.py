@@ -101,7 +101,7 @@ def test_the_run_before_stays_as_an_outline_on_the_same_axis(page: Any) -> None:
 
 
 def test_messages_are_red_while_their_rank_waits(site: Path, page: Any) -> None:
-    """In a slow ring, ranks wait as long as messages to them are on their way while they do not compute.
+    """In a slow ring, a rank waits while it computes nothing and a message to it is on its way.
 
     A rank that has computed its last block does not wait for the blocks that still pass through it.
     """

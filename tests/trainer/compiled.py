@@ -400,7 +400,11 @@ def alive(kind: type) -> int:
 
 
 def lives(ring: Ring) -> dict[str, int]:
-    """Return how many calls are kept: before, in flight, after one backward, when dropped, and without gradients."""
+    """Return how many calls are kept at five times.
+
+    They are: before three calls, after them, after one backward, after all results are dropped, and after a call
+    without gradients.
+    """
     call, kind = compiled_call(ring), attention._Kept
     found = {"before": alive(kind)}
     outs = [call(*leaves_of(ring)) for _ in range(3)]

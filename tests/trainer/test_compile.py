@@ -25,7 +25,7 @@ ONE_GRAPH = Compared(same=True, off=0.0, graphs=1, breaks=0)
 
 
 def few(found: list[tuple[bool, int]]) -> bool:
-    """Return whether all bits are the same, and at most two graphs were made, the second for all sizes."""
+    """Return whether all results have the same bits, and at most two graphs were made for all sizes together."""
     same, graphs = zip(*found, strict=True)
     return all(same) and graphs[-1] <= 2
 
@@ -59,7 +59,7 @@ def test_the_same_bits_from_one_graph(name: str, ranks: list[dict[str, Any]]) ->
 
 
 def exact(found: list[tuple[float, float]]) -> bool:
-    """Return whether each error is at most twice that of eager, and a unit of last place for storing the result."""
+    """Return whether each error is at most twice that of eager plus a unit of last place, for storing the result."""
     return all(error <= 2 * of_eager + torch.finfo(torch.float32).eps for error, of_eager in found)
 
 
@@ -243,7 +243,7 @@ def test_a_call_keeps_no_memory_of_the_graphs_tensors(schedule: Any) -> None:
 def test_a_graph_saves_the_tensors_that_backward_needs(
     schedule: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of the tensors that a forward keeps, only lse is not saved by the graph: an alias may be written over."""
+    """The graph saves all tensors that a forward keeps, except lse, because the compiler may overwrite their aliases."""
     kept: list[Any] = []
     monkeypatch.setattr(attention, "ticket_of", lambda each: kept.append(each.saved) or ticket_of(each))
 

@@ -287,7 +287,7 @@ def test_the_decision_map_shows_the_least_exposed_schedule_of_those_that_fit(ask
 
 
 def test_rows_win_where_a_ring_of_them_hides() -> None:
-    """Rows have more work beside a hop than a plain ring. At 0.6 of the ring's threshold they hide it, and win."""
+    """A ring of rows has more work to hide a hop than a plain ring: it is best at 0.6 of the plain ring's threshold."""
     grouped = Attention(H=64, K=8)
     asked = question(grouped, "h100", 16, hybrids=True)
     at = asked.threshold(50e9)

@@ -276,7 +276,7 @@ def test_whatever_the_notebooks_and_their_sliders_offer_can_be_read(name):
 
 
 def bars(spans: list[Span], look: str) -> list[float]:
-    """Return the seconds of each bar of a look that rank 0 has in the picture of its lanes, drawn in milliseconds."""
+    """Return the seconds of each bar with this look in the picture of rank 0's lanes, which is drawn in milliseconds."""
     drawn = profiler_lanes.figure({"one": spans}, rank=0)
     found = [each for ax in drawn.axes for each in ax.collections if each.get_gid() == f"{look} 0"]
     return [np.ptp(path.vertices[:, 0]) / 1e3 for each in found for path in each.get_paths()]

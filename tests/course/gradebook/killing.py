@@ -2,10 +2,10 @@
 
     python -m tests.course.gradebook.killing FOLDER SUBMISSIONS {grade,regrade}
 
-A moment is the number of lines of Python that the run has executed. The program kills a run at every moment. It
-is a process of its own because it forks. It prints JSON: the number of moments, the moments after which the resumed gradebook differs from
-that of an undisturbed run (`wrong`), and the moments after which the gradebook lacked a result that the run
-had reported as done (`lost`).
+A moment is a number of lines of Python that the run has executed. The program kills a run at every moment. It is
+a process of its own because it forks. It prints JSON: the number of moments, the moments after which the resumed
+gradebook differs from that of an undisturbed run (`wrong`), and the moments after which the gradebook lacked a
+result that the run had reported as done (`lost`).
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def run(
     trace: Countdown | None = None,
     told: Path | None = None,
 ) -> None:
-    """Grade `folder` into the book at `path`, under `trace`; append a byte to `told` for each submission done."""
+    """Grade `folder` into the book at `path`, under `trace`; for each result, append a byte to the file `told`."""
     watch = Watch()
     if told is not None:
         descriptor = os.open(told, os.O_WRONLY | os.O_CREAT | os.O_APPEND)

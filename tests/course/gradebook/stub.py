@@ -62,7 +62,10 @@ def submissions(folder: Path) -> list[HandedIn]:
 
 
 def data(**changes: Any) -> dict[str, Any]:
-    """Return the arguments of `Gradebook.record` for one result; with the reference's helpers it has `again` points."""
+    """Return the arguments of `Gradebook.record` for one result.
+
+    earned: its points. again: its points with the reference's helpers, if not 0.
+    """
     arguments = {
         "learner": "ada", "exercise": "05", "path": "ada/05.ipynb", "digest": "d", "contract": "c",
         "submitted_at": "2026-11-01T12:00:00.000000+00:00",

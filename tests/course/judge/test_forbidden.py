@@ -261,7 +261,7 @@ MAY_USE = [each for each in exercise_ids() if load_exercise(each).may_use]
 @pytest.mark.sweep(3)
 @pytest.mark.parametrize("exercise_id", MAY_USE)
 def test_what_an_allowed_module_imports_is_allowed(exercise_id: str) -> None:
-    """The notebook of a solution loads in the judge without a note; the first check of each stage is graded."""
+    """A solution's notebook loads in the judge without a note, and passes the first check of each stage."""
     contract = load_exercise(exercise_id)
     stages = tuple(replace(stage, checks=stage.checks[:1]) for stage in contract.stages)
     (target,) = targets(find_checkout(), (f"solutions/{exercise_id}",))

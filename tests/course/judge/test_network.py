@@ -283,7 +283,7 @@ def test_a_ring_exercise_is_graded(tmp_path) -> None:
 
 
 def test_ranks_that_are_broken_off_take_the_next_call(session, patient) -> None:
-    """Workers survive a run that is broken off, even if some of them have posted exchanges without an answer."""
+    """Workers survive a run that is broken off, even if they have posted exchanges that no rank answered."""
     before = [worker.pid for worker in session.workers(4)]
     shapes = [torch.zeros(8), torch.zeros(8), torch.zeros(4), torch.zeros(8)]
     with pytest.raises(Crashed, match="MismatchError"):

@@ -82,7 +82,7 @@ def test_turned_inputs_have_turned_results(seed: int, H: int, S: int, D: int) ->
 def test_an_entrant_whose_module_ends_the_program_is_refused_like_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Otherwise the entrants after it would not have their turn."""
+    """The error is a LabError, after which the other entrants still have their turn."""
     (tmp_path / "leaves.py").write_text("raise SystemExit(3)\n")
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(LabError, match="SystemExit"):
@@ -90,14 +90,14 @@ def test_an_entrant_whose_module_ends_the_program_is_refused_like_others(
 
 
 def test_ranks_that_a_measurement_leaves_out_hear_of_every_call() -> None:
-    """Otherwise a measurement that takes longer than a message may would count as a hang."""
+    """A rank that is left out gets a message for every call, so that it does not take a long measurement for a hang."""
     settings = l2.L2(S=32, c=16, H=1, D=8, ranks=(2,), layouts=("zigzag",), rounds=3)
     outcome = VirtualCluster(3).run(lambda ring: list(l2.cases(ring, settings, CPU)))
     assert [len(found) for found in outcome.results] == [4, 4, 0]
-    calls = 2 * (3 + WARM_UP) * len(("zigzag", l2.PERFECT))  # of both passes
+    calls = 2 * (3 + WARM_UP) * len(("zigzag", l2.PERFECT))  # two passes
     heard = [
         each
         for each in outcome.trace.exchanges(rank=2, control=True)
         if each.source == 0 and each.tag == l2.TURN
     ]
-    assert len(heard) == 2 * (calls + 1)  # strong and weak, and the end of each
+    assert len(heard) == 2 * (calls + 1)  # strong and weak scaling; one more message ends each

@@ -191,7 +191,7 @@ def test_figures_that_cannot_be_right_are_marked(run: dict[str, Any], marked: st
 
 
 def test_each_run_is_named_by_its_file_and_by_the_doubts_of_preflight() -> None:
-    """The runs of four groups differ in nothing else."""
+    """The page shows both, because the runs of several groups may differ in nothing else."""
     doubt = {"name": "nobody else", "told": f"load 9.0 on 2 cores of {'node' * 20}", "doubtful": True}
     doubted = {**overlapped(1.0), "preflight": [*HEADER["preflight"], doubt]}
     page, _ = report(
@@ -203,7 +203,7 @@ def test_each_run_is_named_by_its_file_and_by_the_doubts_of_preflight() -> None:
 
 
 def test_the_words_of_every_plot_can_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No word overlaps another one, in the plots of recorded runs and at the lengths of a GPU, which are the ticks."""
+    """No word overlaps another one in the plots of recorded runs, nor in plots whose ticks are a GPU's longer lengths."""
     drawn: list[Figure] = []
 
     def noted(figure: Figure, *words: str) -> Markup:

@@ -34,7 +34,7 @@ SHEET = (CHECKOUT / "docs/labs.md").read_text(encoding="utf-8")
 
 
 def commands(page: str) -> list[str]:
-    """Return the lines of the shell's blocks of a page."""
+    """Return the lines of all blocks of shell commands of a page."""
     return [
         line for block in re.findall(r"^```sh\n(.*?)^```", page, re.M | re.S) for line in block.splitlines()
     ]
@@ -63,7 +63,7 @@ def read_by_the_command_line(words: list[str]) -> None:
 @pytest.mark.parametrize("line", LINES)
 def test_each_line_can_be_typed(line: str) -> None:
     words = shlex.split(line)
-    if "--wrap" in words:  # of sbatch: the command of a job as one word
+    if "--wrap" in words:  # an option of sbatch: the job's command as one word
         words = shlex.split(words[words.index("--wrap") + 1])
     script = next((n for n, word in enumerate(words) if word.endswith(".sh")), None)
     if script is not None:
@@ -95,14 +95,14 @@ def test_the_minutes_of_slides_and_sheet_add_up_to_90_for_each_lab() -> None:
 
 
 def gpu_seconds(settings: L2, P: int, flops_per_s: float) -> float:
-    """Return how long the calls of L2 take on `P` GPUs that compute at this rate while nothing else costs time."""
+    """Return the seconds that the calls of L2 take on `P` GPUs with this rate, if only computation takes time."""
     total = 0.0
     for p in settings.numbers(P):
         for S in (settings.S, settings.c * p):
             problem = Problem(settings.H, S, settings.D, True, settings.dtype)
             whole = sum(map(problem.flops, PASSES)) / flops_per_s
             share = sum((2 * p - 1) / p if name == "contiguous" else 1.0 for name in settings.layouts) / p
-            # A ring has an untimed call more than the perfect split.
+            # A ring has one more untimed call than the perfect split.
             total += whole * ((settings.rounds + WARM_UP + 1) * share + settings.rounds + WARM_UP)
     return total
 
@@ -364,7 +364,7 @@ def test_without_a_gpu_or_ringlab_the_groups_are_told_what_to_do(tmp_path: Path)
 
 
 def test_groups_start_with_the_gpus_and_files_of_their_own(tools: dict[str, str], tmp_path: Path) -> None:
-    """Also entrants of L3, and a second time without losing what the first run said."""
+    """Each group of a run of L3 has its own GPUs and files, and a second run keeps the output of the first."""
     ringlab = Path(tools["PATH"].split(":")[0]) / "ringlab"
     ringlab.write_text('#!/bin/bash\necho "$CUDA_VISIBLE_DEVICES $*" | tee -a "$CALLS"\n')
     ringlab.chmod(0o755)

@@ -76,7 +76,10 @@ def test_without_nbgrader_the_extra_is_named(tmp_path: Path, monkeypatch: pytest
 def test_a_check_that_nbgrader_runs_itself_raises_as_silence_is_full_marks(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Without the settings everybody gets zero points and the reason; nbgrader gives a silent check full marks."""
+    """Without ringlab's settings a check raises an error that names them: everybody gets zero points and the reason.
+
+    nbgrader gives full marks to a check that raises no error.
+    """
     monkeypatch.setenv("NBGRADER_EXECUTION", "autograde")
     with pytest.raises(CourseError, match="ringlab nbgrader config"):
         check("02.merge", {})
