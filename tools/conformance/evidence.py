@@ -131,7 +131,7 @@ def _with_seed(
 
 
 def _share(finding: Finding) -> float:
-    """Return the ratio of error to bound for the error closest to its bound, from the evidence's digits."""
+    """Return the largest ratio of an error to its bound, read from the digits in the evidence."""
     found = _CLOSEST.search(finding.evidence)
     return float(found[1]) / float(found[2]) if found and float(found[2]) else 0.0
 
@@ -139,8 +139,7 @@ def _share(finding: Finding) -> float:
 def rows(path: Path, names: Sequence[str] = ()) -> Mapping[str, Row]:
     """Return a row for each wrong ring.
 
-    The rows and columns of `names` are computed again, or all of them if there are no names. The others are read
-    from `path`. Raises: SystemExit for an unknown name.
+    If `names` are given, only their rows and columns are computed, and all others are read from `path`. Raises: SystemExit for an unknown name.
     """
     unknown = [name for name in names if name not in MUTANTS and name not in checks.names()]
     if unknown:

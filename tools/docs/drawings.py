@@ -150,7 +150,7 @@ def ring_of(x: float, y: float, sent: Counter[tuple[int, int]]) -> Iterator[str]
         (x1, y1), (x2, y2) = at(source), at(to)
         long = math.hypot(x2 - x1, y2 - y1)
         dx, dy = (x2 - x1) / long, (y2 - y1) / long
-        side = 2.5  # so that a message back does not hide one there
+        side = 2.5  # so that the arrows between two ranks, one each way, do not hide each other
         points = x1 + 11 * dx - side * dy, y1 + 11 * dy + side * dx, x2 - 14 * dx - side * dy, y2 - 14 * dy + side * dx  # fmt: skip
         a, b, c, d = (f"{each:.1f}" for each in points)
         yield f'<line x1="{a}" y1="{b}" x2="{c}" y2="{d}" stroke="{INK}" stroke-width="{0.5 + 1.3 * count / most:.1f}" marker-end="url(#tip)"/>'

@@ -98,7 +98,7 @@ class Published:
 
     @property
     def ratio(self) -> float:
-        """How much slower, or larger in memory, the published run was than the plan says, as a factor."""
+        """The factor by which the published run was slower, or needed more memory, than planned."""
         over = self.figure / self.planned
         return over if self.measure.slower_is_more else 1 / over
 
@@ -335,7 +335,7 @@ PRIME_SOURCE = "PrimeIntellect-ai/prime-rl pull request 2418"
 
 @dataclass(frozen=True)
 class Pair:
-    """Two published splits of one run on the same GPUs: how many times as long the first took as the second."""
+    """Two published splits of one run on the same GPUs. times: the time of the first, in times of the second."""
 
     what: str
     times: float
@@ -345,13 +345,13 @@ class Pair:
 
     @property
     def planned(self) -> float:
-        """How many times as long the first takes as the second, for each sequence, according to their plans."""
+        """The planned time of the first for a sequence, in times of the second."""
         first, second = (_step_s(each) / each.batch for each in (self.first, self.second))
         return first / second
 
     @property
     def factor(self) -> float:
-        """By which factor the plans' ratio is off, at least 1."""
+        """The factor, at least 1, by which the planned ratio differs from the published one."""
         return max(self.times / self.planned, self.planned / self.times)
 
 
@@ -389,7 +389,7 @@ PAIRS = (
 
 
 def compared() -> float:
-    """Return the largest factor by which the plans' ratio of two splits is off from a published one."""
+    """Return the largest factor by which a planned ratio of two splits differs from the published one."""
     return max(pair.factor for pair in PAIRS)
 
 

@@ -24,7 +24,7 @@ exclude_patterns = ["_build", "downloads"]
 myst_enable_extensions = ["amsmath", "attrs_inline", "colon_fence", "deflist", "dollarmath", "strikethrough"]
 myst_heading_anchors = 4
 myst_dmath_double_inline = True
-suppress_warnings = ["myst.strikethrough"]  # it warns that only HTML has it
+suppress_warnings = ["myst.strikethrough"]  # a warning that only HTML has strikethrough
 
 nb_execution_mode = "off"
 # widgets are shown as pictures, because their code would be loaded from a CDN

@@ -76,7 +76,7 @@ def _fold_imports(cell: NotebookNode) -> None:
 
 
 def _fold_descriptions(cell: NotebookNode) -> None:
-    """Show an ellipsis for a picture's description in the code that shows the picture, which has it as its alt text."""
+    """Replace a picture's description by an ellipsis in the code of the page, since the picture has it as alt text."""
     if cell.cell_type != "code" or "show(" not in cell.source:
         return
     lines = [line.encode() for line in cell.source.splitlines(keepends=True)]  # ast counts in bytes
