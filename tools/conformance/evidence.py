@@ -139,7 +139,8 @@ def _share(finding: Finding) -> float:
 def rows(path: Path, names: Sequence[str] = ()) -> Mapping[str, Row]:
     """Return a row for each wrong ring.
 
-    If `names` are given, only their rows and columns are computed, and all others are read from `path`. Raises: SystemExit for an unknown name.
+    If `names` are given, only their rows and columns are computed, and all others are read from `path`.
+    Raises: SystemExit for an unknown name.
     """
     unknown = [name for name in names if name not in MUTANTS and name not in checks.names()]
     if unknown:
