@@ -288,17 +288,12 @@ def describe_states(
 def transitions(tokens: Sequence[Token], pairs: Sequence[tuple[Matrix, Matrix]]) -> Figure:
     """Return a picture of the tokens, and below each rank the A and the B of its transition."""
     each = len(tokens) / len(pairs)
-    names = "A: what is left\nof the old rows", "B: what is left\nof its own writes"
+    names = "A", "B: what is left\nof its own writes"
     rows = {
         name: [((rank + 0.5) * each, "", matrix) for rank, matrix in enumerate(matrices)]
         for name, matrices in zip(names, zip(*pairs, strict=True), strict=True)
     }
-    empty = [str(rank) for rank, (A, _) in enumerate(pairs) if _is_zero(A)]
-    title = (
-        f"Ranks {' and '.join(empty)} leave nothing of the old state"
-        if len(empty) > 1
-        else "What each rank's tokens do to any state: A S + B"
-    )
+    title = "A: what each rank leaves of the old rows"
     return belt(tokens, len(pairs), rows, title, of_old=names[0])
 
 
@@ -516,7 +511,7 @@ def kinds(models: Mapping[str, Sequence[str]], D: int = 6) -> Figure:
     with styled():
         drawn = new_figure((8.0, 3.3))
         drawn.suptitle(
-            "What of A travels, for each head", x=0.01, ha="left", fontweight="bold", fontsize=11.5
+            "How much of A must travel, for each head", x=0.01, ha="left", fontweight="bold", fontsize=11.5
         )
         for ax, (kind, names) in zip(drawn.subplots(1, len(KINDS)), models.items(), strict=True):
             for row in range(D):
@@ -541,7 +536,7 @@ def kinds(models: Mapping[str, Sequence[str]], D: int = 6) -> Figure:
                         0.92,
                         facecolor="none",
                         edgecolor=INK if travels else RULE,
-                        linewidth=1.3 if travels else 0.6,
+                        linewidth=2.2 if travels else 0.6,
                     )
             ax.set(xlim=(-0.2, D + 0.1), ylim=(-1.6, D + 1.1), aspect="equal")
             ax.text(D / 2, D + 0.5, KINDS[kind], **_MIDDLE, fontweight="bold", fontsize=10)
@@ -719,7 +714,12 @@ def survival(alphas: Sequence[float]) -> Figure:
             )
         ax.text(-0.2, C + 0.75, "state S′ that leaves", ha="right", va="center", color=INK, fontsize=8.5)
         state, writes, above, below = 0.47, 1.67 + C / 2, -1.1, C + 1.55  # the places of the letters
-        letters = (state, above, "e"), (writes, above, "E"), (state, below, "$e_C$"), (writes, below, "f")
+        letters = (
+            (state, above, "e"),
+            (writes, above, "E"),
+            (state, below, f"$e_{{{C - 1}}}$"),
+            (writes, below, "f"),
+        )
         for x, y, letter in letters:
             ax.text(x, y, letter, ha="center", va="center", color=INK, fontsize=12, fontweight="bold")
         ax.set(xlim=(-2.9, C + 1.75), ylim=(C + 1.85, -1.35))

@@ -12,6 +12,8 @@
 # | 20.scan | `enter` | the entering state on any number of ranks, in ⌈log₂ P⌉ rounds of one message |
 # | 20.layer | `ring_linear` | values on stretches of any lengths, and bytes that do not grow with them |
 #
+# 20.chunk needs section 10 of the lesson. The other three stages need only sections 1 to 7, and you may begin with them.
+#
 # As in the lesson, S is the state. Shapes are (H, L, D) here: heads, tokens, head dim, without a batch. All numbers are float64. `check` runs the visible checks
 # in seconds.
 #
@@ -31,8 +33,9 @@ from ringlab_course import check, corpus, hint
 # (H, L, D), `v` (H, L, Dv), and `state` (H, D, Dv) enters. `decay` (H, L) holds logarithms $g_t \le 0$: the lesson's factor is
 # $\alpha_t = e^{g_t}$. Return `(out, state)`: the outputs (H, L, Dv), and the state after the last token. D and Dv differ.
 #
-# - A loop over tokens is right, but slow. Try the lesson's matrix E, which has shape (H, L, L) here: $E_{ij} = e^{g_{j+1} + \dots + g_i}$,
-#   and 0 for j > i. A loop that only builds E is fine.
+# - A loop over tokens is right, but slow. Try the lesson's matrix E, which has shape (H, L, L) here. To get a row, multiply the row above by
+#   the token's own α, and append a 1. So $E_{ij} = e^{g_{j+1} + \dots + g_i}$, and 0 for j > i. A loop that only builds E is fine.
+# - The lesson's e includes the token's own decay: $e_i = e^{g_1 + \dots + g_i}$.
 # - Do not divide, and do not subtract running sums $G_i = g_1 + \dots + g_i$. $E_{ij}$ is also the quotient of $e^{G_i}$ and $e^{G_j}$, but
 #   a decay may erase the past: two decays with logarithm −400 make $e^{-800}$, which is 0 in float64, and dividing by it gives an infinity
 #   or NaN. $e^{G_i - G_j}$ fails where a logarithm is −∞: −∞ − (−∞) is NaN.
@@ -75,7 +78,7 @@ check("20.chunk")
 #
 # The lesson found A by a run from the unit matrix, which left A + B. Here D and Dv differ, so the unit matrix does not have the shape of a
 # state. But a run from the unit matrix, with zeros of shape (H, L, D) for values, writes nothing and leaves A.
-# 20.layer shows the products for all heads at once.
+# The function `recurrence`, given in 20.layer, shows the products for all heads at once.
 
 # %% grade="20.transition"
 def transition(k, v, decay, beta):
@@ -105,7 +108,7 @@ check("20.transition")
 # (H, D, Dv) that **enters** this rank: what the tokens of ranks 0 to r − 1 make of zeros. Rank 0 returns zeros.
 #
 # - The messages take ⌈log₂ P⌉ **rounds**: on a clock on which a message takes ½ s, the last one arrives after ⌈log₂ P⌉ · ½ s.
-#   So a scan that includes the rank itself, followed by one shift, is a round too many. P is any number, not only a power of two.
+#   P is any number, not only a power of two.
 # - In each round a rank sends one A and one B at most. You may always send both, although the lesson's ranks sometimes send B
 #   alone. A hidden check counts them.
 # - In each round the first ranks have nobody to hear from, and the last ranks have nobody to send to.
