@@ -464,7 +464,8 @@ table = {"linear attention": (queue, alone, extra + scan + outputs),
 print(f"{'':17}{'queue':>8}{'one GPU':>10}{'scan':>8}   (ms)")
 for name, times in table.items():
     print(f"{name:17}{times[0] * 1e3:8.1f}{times[1] * 1e3:10.1f}{times[2] * 1e3:8.1f}")
-print(f"the pass for A and B takes {extra * 1e3:.2f} ms, and the scan {scan * 1e3:.2f} ms")
+print(f"the pass for outputs takes {outputs * 1e3:.2f} ms, that for A and B {extra * 1e3:.2f} ms,")
+print(f"and the scan {scan * 1e3:.2f} ms")
 
 # %% [markdown]
 # The puzzle is solved. For the linear attention of a single layer, a queue of eight GPUs is slower than one GPU, at real size as on our
@@ -517,7 +518,7 @@ show(scan_view.survival(alphas), scan_view.describe_survival(alphas))
 # the last token can still read: the last number of e, here $e_3$, and the last row of E, which we call **f** (bottom row).
 #
 # Let our first four tokens forget like this, and let a state enter that has a 1 in every place. Token 1 asks for a. Of
-# the state 0.45 is left, and 0.9 of a ← (7, 5). Its own write lies under b, so a query a hears nothing of it. So token 1 hears
+# the state 0.45 is left, and 0.9 of a ← (7, 5). Its own write lies under b, so a query a hears nothing of it. Token 1 hears
 # 0.45 · (1, 1) + 0.9 · (7, 5) = (6.75, 4.95).
 #
 # For a whole chunk of C tokens this is one line of matrices. A second line is the state that leaves:
@@ -527,7 +528,7 @@ show(scan_view.survival(alphas), scan_view.describe_survival(alphas))
 # $$S' = e_{C-1}\, S + (f \odot K)^\top V .$$
 #
 # Here ⊙ multiplies number by number, and e ⊙ and f ⊙ multiply row i by $e_i$ or $f_i$. So a chunk is a few products of matrices. The second
-# line is A S + B once more, and A is one number.
+# line is A S + B once more, and A is one number, as in Mamba-2.
 
 # %%
 e = torch.tensor([0.5, 0.45, 0.36, 0.18])  # e and E as in the picture
@@ -640,7 +641,7 @@ for name, ranks in right.items():
 compare("20.reverse", {0: "on none", 1: "on the last", 4: "on all"}[len(right["v"])])
 
 # %% [markdown]
-# Nobody comes after the last rank, so there dS is zero indeed. And the gradients of q need only the state that enters.
+# Nobody comes after the last rank, so its dS is zero. And the gradients of q need only the state that enters.
 #
 # Another mistake is to leave out A: each rank takes the sum of all later G for dS, as in section 5 it added up all earlier B.
 
@@ -649,7 +650,7 @@ right, _ = backward([sum(G[rank + 1 :], nothing) for rank in range(4)])
 print("the gradients of v are right on ranks", right["v"])
 
 # %% [markdown]
-# Now the last **two** ranks are right: the rank before the last needs the last rank's G, and no A. So a test with two ranks would once more
+# Now the last **two** ranks are right: the rank before the last needs the last rank's G, and no A. Once more a test with two ranks would
 # find nothing.
 #
 # Remember both symptoms. If gradients of k, v, g and β are right on the last rank alone, dS is missing or G is wrong. (In
