@@ -144,7 +144,8 @@ def test_a_lesson_shows_what_it_drew_and_printed(site: Path, slug: str) -> None:
     folded = re.findall("<img ", "".join(output.get("data", {}).get("text/html", "") for output in outputs))
     drawn = [*stills, *folded, *(picture for player in players for picture in player)]
     page = site / f"notebooks/{slug}.html"
-    pictures = re.findall(r"<img [^>]*>", page.read_text(encoding="utf-8").split("<article", 1)[1])
+    article = page.read_text(encoding="utf-8").split("<article", 1)[1]
+    pictures = re.findall(r"<img [^>]*>", re.sub(r'<p class="opening">.*?</p>', "", article))
     text = text_of(page)
     assert len(pictures) == len(drawn) and all(re.search(r'alt="[^"]{20}', tag) for tag in pictures)
     printed = [output.text.replace(NONE_MADE, "") for output in outputs if output.output_type == "stream"]
@@ -270,6 +271,20 @@ def test_a_question_keeps_back_what_was_measured_until_it_is_answered(
     page.get_by_role("button", name="Show all answers").press("Enter")
     assert forms.first.locator(":focus").inner_text() == "Not answered."
     page.evaluate("localStorage.clear()")
+
+
+@pytest.mark.needs_chromium
+def test_a_lesson_begins_with_a_picture(site: Path, browser: Window) -> None:
+    """No picture counts that waits for an answer or begins below the first screen."""
+    seen = """[...document.querySelectorAll("article :is(img, svg)")].filter(picture => picture.checkVisibility())
+        .map(picture => picture.getBoundingClientRect()).filter(box => box.top < 900 && box.width > 200).length"""
+    tall = "[...document.querySelectorAll('.opening img')].filter(picture => picture.height > 300).length"
+    resize(browser, 1400)
+    for target in LESSON_PAGES:
+        browser.page.goto((site / f"notebooks/{target.slug}.html").as_uri())
+        assert browser.page.evaluate(seen), target.slug
+        assert not browser.page.evaluate(tall), target.slug
+    resize(browser, 1280)
 
 
 @pytest.mark.needs_chromium

@@ -15,6 +15,7 @@ from ringlab.viz.frontend import FRAMES
 from ringlab_course.builder.sources import Target, prepare
 from ringlab_course.notebook.predictions import ROOM
 
+from . import opening
 from .links import slug
 
 NONE_MADE = " (no prediction was made)"
@@ -47,6 +48,7 @@ DOWNLOADS = "downloads"
 def lesson_page(target: Target, exercise: str | None) -> NotebookNode:
     """Return the lesson with its outputs in the checkout; `exercise` is the slug of its exercise."""
     notebook = nbformat.read(target.path, as_version=4)
+    opening.add(notebook, target.slug[:2])
     for cell in notebook.cells:
         _describe_pictures(cell, target.path)
         _play(cell)
