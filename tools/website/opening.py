@@ -54,6 +54,8 @@ def add(notebook: NotebookNode, number: str) -> None:
     texts = [cell.source for cell in notebook.cells[:place] if cell.cell_type == "markdown"]
     heading = re.findall(r"^#+ (.+)$", "\n".join(texts), re.MULTILINE)[-1]
     anchor = slug(heading).lstrip("0123456789-")
+    if edges != _WHOLE:  # the description may tell what the part leaves out
+        alt = f"Part of a picture of the section “{heading}”."
     shown = f'<img alt="{html.escape(alt)}" src="data:image/png;base64,{_part(png, edges)}">'
     name, _, rest = notebook.cells[0].source.partition("\n")
     notebook.cells[0].source = f'{name}\n\n<p class="opening"><a href="#{anchor}">{shown}</a></p>\n{rest}'
