@@ -69,7 +69,8 @@ def _pictures(notebook: NotebookNode) -> Iterator[tuple[int, str, str]]:
             for alt, png in _FRAME.findall("".join(data.get(FRAMES, {}).get("pictures", []))):
                 yield place, html.unescape(alt), png
             if "image/png" in data:
-                yield place, " ".join(output.metadata["image/png"]["alt"].split()), data["image/png"]
+                alt = output.metadata.get("image/png", {}).get("alt", "")
+                yield place, " ".join(alt.split()), data["image/png"]
 
 
 def _part(png: str, edges: tuple[float, float, float, float]) -> str:
