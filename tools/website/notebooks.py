@@ -48,9 +48,10 @@ DOWNLOADS = "downloads"
 def lesson_page(target: Target, exercise: str | None) -> NotebookNode:
     """Return the lesson with its outputs in the checkout; `exercise` is the slug of its exercise."""
     notebook = nbformat.read(target.path, as_version=4)
-    opening.add(notebook, target.slug[:2])
     for cell in notebook.cells:
         _describe_pictures(cell, target.path)
+    opening.add(notebook, target.slug[:2])
+    for cell in notebook.cells:
         _play(cell)
         _ask(cell)
         _mark_answer(cell)

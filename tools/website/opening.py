@@ -45,12 +45,17 @@ _FRAME = re.compile(r'<img alt="([^"]*)" src="data:image/png;base64,([^"]*)"')
 def add(notebook: NotebookNode, number: str) -> None:
     """Show the lesson's picture below its title, as a link to the section that has the picture.
 
-    Raises: StopIteration if no picture has the description.
+    Raises: ValueError if no picture has the description.
     """
     if number not in _CHOSEN:
         return
     words, edges = _CHOSEN[number]
-    place, alt, png = next(found for found in _pictures(notebook) if words in found[1])
+    found = [each for each in _pictures(notebook) if words in each[1]]
+    if not found:
+        raise ValueError(
+            f"needed: a picture of lesson {number} described by {words!r}, as opening.py says\n   got: none"
+        )
+    place, alt, png = found[0]
     texts = [cell.source for cell in notebook.cells[:place] if cell.cell_type == "markdown"]
     heading = re.findall(r"^#+ (.+)$", "\n".join(texts), re.MULTILINE)[-1]
     anchor = slug(heading).lstrip("0123456789-")
