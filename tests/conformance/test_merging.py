@@ -84,6 +84,16 @@ def dense(x: Tensor) -> Tensor:
     return torch.as_strided(x, x.shape, torch.empty(x.shape).stride())
 
 
+def a_tree_with_even_levels(outs: Tensor, lses: Tensor) -> Merged:
+    """Merge in pairs; a left-over partial joins the last pair on the first level, and is lost on later ones."""
+    first, *parts = each_of(outs, lses)
+    if len(parts) % 2:
+        parts[-1] = merge(first if len(parts) == 1 else parts.pop(), parts[-1])
+    while len(parts) > 1:
+        parts = [merge(parts[i], parts[i + 1]) for i in range(0, len(parts) - 1, 2)]
+    return parts[0].out.to(outs.dtype), parts[0].lse
+
+
 def without_a_maximum(outs: Tensor, lses: Tensor) -> Tensor:
     return shared(torch.exp(lses) / torch.exp(lses).sum(0), outs)
 
@@ -109,6 +119,7 @@ RIGHT = (in_one_go, in_pairs, by_differences, in_float64, refuses_nan)
 WRONG: dict[str, tuple[str, str, Callable[[Tensor, Tensor], Any]]] = {
     "the mean of the ranks": ("values", "out is", lambda outs, lses: outs.mean(0)),
     "base 2 taken for e (sglang 40903)": ("values", "out is", lambda outs, lses: shared(softmax(lses * math.log(2)), outs)),
+    "a tree loses a partial of six": ("values", "P=6", a_tree_with_even_levels),
     "changes lse in place": ("values", "changed in place", in_place),
     "lse as an array": ("values", "ndarray", lambda outs, lses: (in_one_go(outs, lses)[0], lses[0].numpy())),
     "sums in the half dtype": ("dtypes", "out is", sums_in_the_half_dtype),
